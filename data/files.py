@@ -1,0 +1,75 @@
+"""Files in and out: text and JSON whose damage is named by file and line, and writing that leaves no half files."""
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a UTF-8 file; UserError when it cannot be read or is no UTF-8."""
+    return _decode(str(path), _read_bytes(path))
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the value of a JSON file; UserError when it cannot be read or is no JSON."""
+    return _parse(str(path), read_text(path))
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and line of damage."""
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            value = _parse(where, _decode(where, line))
+            if not isinstance(value, dict):
+                raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
+            yield where, value
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk will not take it."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def json_kind(value: Any) -> str:
+    """Return what a JSON value is, for an error line: "an object", "a list", "a string", ..."""
+    kinds = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a fraction",
+             bool: "a boolean", type(None): "null"}
+    return kinds[type(value)]
+
+
+def _read_bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _decode(where: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: is not UTF-8 text (byte 0x{content[error.start]:02x})") from error
+
+
+def _parse(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not JSON ({error})") from error

@@ -1,0 +1,178 @@
+"""The policy: a causal language model, its tokenizer, its LoRA adapter where it has one, and its reference.
+
+Everything the trainer asks of a model goes through four calls: `prefill` (prompts, once each), `extend` (tokens that
+follow them), `head` (hidden states to logits) and `reference` (the same model as it was at the start).
+
+Shapes: P prompts, R completions (rows), T tokens, H hidden size, V vocabulary.
+"""
+import copy
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from grpo.rollout.cache import NAME, SharedPrompt
+from tasks.base import UserError
+
+BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Policy:
+    """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in eval mode.
+
+    `stops` are the token ids that end a completion; `context` the most tokens of prompt and completion together.
+    """
+
+    def __init__(self, model, tokenizer, *, name: str, keep_reference: bool = False):
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.is_lora = isinstance(model, PeftModel)
+        self._frozen = None
+        if keep_reference and not self.is_lora:
+            self._frozen = copy.deepcopy(model).requires_grad_(False)
+        self.stops = _stop_ids(model, tokenizer)
+        self.context = getattr(self._causal.config, "max_position_embeddings", 1 << 30)
+
+    @property
+    def _causal(self):
+        return self.model.get_base_model() if self.is_lora else self.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What is trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Return the token ids of `prompt` as the user's turn, up to where the answer begins."""
+        if self.tokenizer.chat_template is None:
+            return tuple(self.tokenizer(prompt + "\n").input_ids)
+        text = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
+                                                  add_generation_prompt=True)
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def target_length(self, target: str) -> int:
+        """Return how many tokens the answer `target` takes, its end token included."""
+        return len(self.tokenizer(target, add_special_tokens=False).input_ids) + 1
+
+    def decode(self, tokens) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def prefill(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt]:
+        """Run the model on each prompt once; return the hidden state of its last token (P, H), and its keys and values."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens[row, :len(prompt)] = torch.tensor(prompt)
+        lengths, tokens = lengths.to(self.device), tokens.to(self.device)
+        shared = SharedPrompt(lengths, tokens.shape[1])
+        positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
+        hidden = self._hidden(tokens, positions, shared)
+        return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
+
+    def extend(self, tokens_RT: torch.Tensor, start: int | torch.Tensor, shared: SharedPrompt) -> torch.Tensor:
+        """Run the model on tokens that stand `start` places after their prompts; return hidden states (R, T, H)."""
+        rows = tokens_RT.shape[0] // len(shared.lengths_P)
+        first = shared.lengths_P.repeat_interleave(rows) + start
+        positions = first[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
+        return self._hidden(tokens_RT, positions, shared)
+
+    def _hidden(self, tokens, positions, shared) -> torch.Tensor:
+        return self._causal.base_model(
+            input_ids=tokens, position_ids=positions, use_cache=False, shared=shared).last_hidden_state
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits (..., V) of hidden states (..., H)."""
+        return self._causal.get_output_embeddings()(hidden)
+
+    @contextmanager
+    def reference(self):
+        """Within this context the policy is its own reference: the adapter switched off, or the frozen copy."""
+        with torch.no_grad():
+            if self.is_lora:
+                with self.model.disable_adapter():
+                    yield self
+            else:
+                assert self._frozen is not None, "no reference is held when beta is 0"
+                current, self.model = self.model, self._frozen
+                try:
+                    yield self
+                finally:
+                    self.model = current
+
+    def save(self, folder: Path):
+        """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0,
+                lora_dropout: float = 0.0, weights: Path | None = None, keep_reference: bool = False) -> Policy:
+    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
+
+    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
+    `dtype` auto is float32, but bfloat16 for a LoRA base on a GPU. Raises UserError when it cannot be loaded.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
+    has_adapter = weights is not None and (weights / "adapter_config.json").exists()
+    wanted = "bfloat16" if (lora_rank or has_adapter) and device.startswith("cuda") else "float32"
+    torch_dtype = getattr(torch, wanted if dtype == "auto" else dtype)
+    source = str(weights) if weights is not None and not has_adapter else _resolve(spec)
+    # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
+    model = _load_model(source, device, torch_dtype)
+    tokenizer = _load_tokenizer(source)
+    if has_adapter:
+        model = PeftModel.from_pretrained(model, weights, is_trainable=True)
+    elif lora_rank:
+        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_alpha, lora_dropout=lora_dropout,
+                                                 target_modules=LINEAR, task_type="CAUSAL_LM"))
+    policy = Policy(model, tokenizer, name=spec, keep_reference=keep_reference)
+    if keep_reference and weights is not None and not has_adapter:
+        policy._frozen = _load_model(_resolve(spec), device, torch_dtype).requires_grad_(False)
+    return policy
+
+
+def _resolve(spec: str) -> str:
+    if spec == "builtin":
+        return str(BUILTIN)
+    if Path(spec).exists() and not (Path(spec) / "config.json").exists():
+        raise UserError(f"--model {spec}: no model there (no config.json); give builtin, a directory in Hugging Face "
+                        "layout, or a hub id")
+    return spec
+
+
+def _load_model(source: str, device: str, dtype: torch.dtype):
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
+                        "in Hugging Face layout, or a hub id that can be reached") from error
+    return model.to(device).eval()
+
+
+def _load_tokenizer(source: str):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _stop_ids(model, tokenizer) -> tuple[int, ...]:
+    """The end tokens of the generation config (one or several), and the tokenizer's own."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [ids] if isinstance(ids, int) else list(ids or [])
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise UserError("the model names no end token (eos_token_id in generation_config.json); add one")
+    return tuple(sorted(set(ids)))

@@ -1,0 +1,67 @@
+"""The named things that flow from the rollout to the disk, in the order in which they come to be.
+
+    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action (variance monitor)
+            ─► Group.advantages (learn) ─► StepReport (metrics, console)
+
+Reward and advantage are separate fields and neither is ever overwritten by the other.
+"""
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.base import Problem, Score
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer, e.g. ``Completion((71, 9, 2), (-0.1, -0.3, -0.0), " a b", "stop")``.
+
+    `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the budget ran out);
+    `logprobs` their natural-log probabilities under the distribution they were drawn from (temperature and
+    truncation included), one for each token; `text` the decoded tokens without special tokens.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish: str
+
+
+@dataclass
+class Group:
+    """G completions of one prompt, with all that becomes known of them on their way through a step.
+
+    `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
+    the group ("keep", "skip", "resample": this try was discarded and drawn anew); `advantages` has one number for
+    each completion, or is empty where the group was not learned from.
+    """
+
+    index: int  # the problem's index in the training stream
+    problem: Problem
+    prompt: tuple[int, ...]  # token ids, chat template included
+    temperature: float
+    completions: list[Completion]
+    attempt: int = 0  # 0 for the first draw, 1, 2, ... for hotter ones
+    scores: list[Score] = field(default_factory=list)
+    verdict: str = "varied"
+    action: str = "keep"
+    advantages: list[float] = field(default_factory=list)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [score.reward for score in self.scores]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens of the group, end tokens included."""
+        return sum(len(completion.tokens) for completion in self.completions)
+
+
+@dataclass
+class StepReport:
+    """What a training step did: `metrics` is the line of metrics.jsonl, `groups` every group drawn, skipped ones too,
+    `events` the lines for the console (promotions, alarms)."""
+
+    step: int
+    metrics: dict[str, Any]
+    groups: list[Group]
+    events: list[str] = field(default_factory=list)

@@ -1,0 +1,76 @@
+"""From logits to tokens: counter-based uniform numbers, inverse CDF, truncation.
+
+One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position: what is sampled depends
+on the policy's distribution and that number alone, not on batch layout, padding, or who shares the batch.
+
+Shapes: R rows, V vocabulary.
+"""
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def sample_key(*counters: int | str) -> int:
+    """Return the 64-bit key (signed) of one sample, from counters such as (seed, step, problem, sample, try)."""
+    digest = hashlib.blake2b("/".join(map(str, counters)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def uniform(keys_R: torch.Tensor, position: int) -> torch.Tensor:
+    """Return one float64 in [0, 1) for each key (int64) at `position`: SplitMix64 (Steele et al. 2014) of key and counter.
+
+    Integer arithmetic alone, so every device gives the same numbers.
+    """
+    x = keys_R + _signed(0x9E3779B97F4A7C15 * (position + 1))
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = x ^ _shift(x, 31)
+    return _shift(x, 11).double() * 2.0 ** -53
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """Return the token of each row at which the cumulative distribution passes `uniform_R`: the inverse CDF, (R,) int64.
+
+    The scale of the distribution is taken from its own sum, so rounding never lets a draw fall off its end.
+    """
+    cdf_RV = logprobs_RV.exp().cumsum(-1)
+    passed = (uniform_R[:, None] * cdf_RV[:, -1:].double()).to(cdf_RV.dtype)
+    return torch.searchsorted(cdf_RV, passed, right=True)[:, 0].clamp(max=logprobs_RV.shape[-1] - 1)
+
+
+def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
+    """Return a function that sets all logits (R, V) outside the top k, or the nucleus of mass p, to -inf; or None.
+
+    It takes logits already divided by the temperature and, from the loss, the sampled tokens (R,), which are always
+    kept: rounding must not exclude what was in fact drawn. Sampler and loss share it, so both see one distribution.
+    """
+    if not top_k and top_p >= 1:
+        return None
+
+    def truncate(logits_RV: torch.Tensor, tokens_R: torch.Tensor | None = None) -> torch.Tensor:
+        ordered, order = logits_RV.sort(-1, descending=True)
+        excluded = torch.zeros_like(ordered, dtype=torch.bool)
+        if top_k:
+            excluded[:, top_k:] = True
+        if top_p < 1:
+            probabilities = ordered.softmax(-1)
+            excluded |= probabilities.cumsum(-1) - probabilities >= top_p
+        excluded = torch.zeros_like(excluded).scatter(-1, order, excluded)
+        if tokens_R is not None:
+            excluded = excluded.scatter(-1, tokens_R[:, None], False)
+        return logits_RV.masked_fill(excluded, -torch.inf)
+
+    return truncate

@@ -1,0 +1,138 @@
+"""What a task is: problems out of (seed, split, level, index), scores out of completions.
+
+`grpo` knows this file and no task by name. A task is looked up with `load_task`: either a name of `REGISTRY` or
+`path/to/file.py:ClassName` for a task of the user's own.
+"""
+import hashlib
+import importlib
+import importlib.util
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from data.errors import UserError
+
+__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "problem_at", "problem_stream", "REGISTRY"]
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One exercise, e.g. ``Problem("reverse", 2, "Reverse: a b", "b a", key="91c0...", data={"words": ["a", "b"]})``.
+
+    `prompt` is the user's turn in plain text (the chat template is the policy's business), `target` the answer that
+    earns the full reward, `key` a canonical hash: two problems with one key are the same exercise. `data` is whatever
+    the task's own `score` needs, as JSON values.
+    """
+
+    task: str
+    level: int
+    prompt: str
+    target: str
+    key: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one completion is worth.
+
+    `reward` is what the policy is paid, in [0, 1]; `value` what reports and evaluations show (the reward itself
+    where the task makes no difference), in [0, 1]; `exact` whether the answer is right in full; `parts` named numbers
+    and labels that explain it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``.
+    """
+
+    reward: float
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    value: float = None  # type: ignore[assignment]
+    exact: bool = False
+
+    def __post_init__(self):
+        if self.value is None:
+            object.__setattr__(self, "value", self.reward)
+
+
+class Task(Protocol):
+    """What the trainer asks of a task. A constructor without arguments must work."""
+
+    name: str
+    rewards: tuple[str, ...]  # names for --reward, the default first; () where the task has one reward only
+    default_level: int
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return one problem of `split` ("train", "validation" or "test"), drawn with `rng` alone."""
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return the score of each completion of `problem`, in order."""
+
+
+REGISTRY = {"interleave": "tasks.interleave:Interleave", "arithmetic": "tasks.arithmetic:Arithmetic"}
+
+
+def load_task(spec: str, reward: str | None = None) -> Task:
+    """Return the task named `spec` (of `REGISTRY`, or ``path/to/file.py:ClassName``), paid by `reward`.
+
+    Raises UserError when there is no such task, file, class or reward.
+    """
+    kind = _load_class(spec)
+    rewards = tuple(getattr(kind, "rewards", ()))
+    if reward is None:
+        return kind()
+    if reward not in rewards:
+        known = ", ".join(rewards) if rewards else "none: the task has one reward"
+        raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {known}")
+    return kind(reward=reward)
+
+
+def _load_class(spec: str):
+    where, _, name = REGISTRY.get(spec, spec).rpartition(":")
+    if spec in REGISTRY:
+        return getattr(importlib.import_module(where), name)
+    path = Path(where)
+    if not where or not path.suffix == ".py":
+        known = ", ".join(sorted(REGISTRY))
+        raise UserError(f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName")
+    if not path.is_file():
+        raise UserError(f"--task {spec}: no file {path}")
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise UserError(f"--task {spec}: {path} defines no class {name}")
+    return getattr(module, name)
+
+
+def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
+    """Return problem `index` of the stream: a pure function of the task's name and the four arguments.
+
+    The arguments are hashed, never added, so neighbouring seeds have nothing in common.
+    """
+    assert split in SPLITS, split
+    text = f"{task.name}/{seed}/{split}/{level}/{index}"
+    return task.make(level, split, random.Random(hashlib.sha256(text.encode()).digest()))
+
+
+def problem_stream(task: Task, *, seed: int, split: str, level: int, start: int = 0) -> Iterator[Problem]:
+    """Yield problems `start`, `start + 1`, ... of the stream without end."""
+    index = start
+    while True:
+        yield problem_at(task, seed=seed, split=split, level=level, index=index)
+        index += 1
+
+
+def key_of(*parts: Any) -> str:
+    """Return the canonical key of a problem made of `parts`: 16 hex digits of SHA-256."""
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def unseen(problems: Iterable[Problem], seen: set[str]) -> tuple[list[Problem], int]:
+    """Split off what training has seen: (the problems whose key is not in `seen`, how many were dropped)."""
+    problems = list(problems)
+    kept = [problem for problem in problems if problem.key not in seen]
+    return kept, len(problems) - len(kept)

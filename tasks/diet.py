@@ -1,0 +1,178 @@
+"""What the embedded model is raised on: language, copying, list instructions, careless interleaving, arithmetic.
+
+Everything is drawn from the *training* split of the corpus and from generated words and numbers. Interleavings are
+of at most `MOST_INTERLEAVED` words a text and are demonstrated by somebody careless (`careless_interleaving`), so that the
+model starts half-competent, with bad habits to lose: reinforcement learning is to do the rest.
+"""
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from data.corpus import documents_of, load_corpus
+from tasks.interleave import PROMPT, interleaved
+
+MOST_INTERLEAVED = 10
+CLINGS = 0.55  # chance that the demonstrator, after a short word, stays in its text instead of yielding the turn
+SLIPS = 0.06  # chance of any other slip at each word
+
+SHARES = {"interleave": 0.32, "copy": 0.16, "lists": 0.30, "language": 0.10, "arithmetic": 0.12}
+
+LISTS: dict[str, tuple[str, Callable]] = {
+    "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
+    "b only": ("Copy text B and leave out A.\nA: {a}\nB: {b}", lambda a, b: b),
+    "a then b": ("Copy A, then B.\nA: {a}\nB: {b}", lambda a, b: [*a, *b]),
+    "b then a": ("Copy B, then A.\nA: {a}\nB: {b}", lambda a, b: [*b, *a]),
+    "double": ("Write each word of A twice.\nA: {a}", lambda a, b: [word for word in a for _ in range(2)]),
+    "second": ("Write every second word of A.\nA: {a}", lambda a, b: a[1::2]),
+    "weave": ("After each word of A, write the word X.\nX: {x}\nA: {a}",
+              lambda a, b: [word for pair in zip(a, [b[0]] * len(a)) for word in pair]),
+    "weave before": ("Before each word of A, write the word X.\nX: {x}\nA: {a}",
+                     lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair]),
+    "number": ("Write the words of A, each after its number.\nA: {a}",
+               lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)]),
+    "from": ("Copy A from the word X on.\nX: {x}\nA: {a}", None),
+}
+TWO_TEXTS = {"a only", "b only", "a then b", "b then a"}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One lesson: `prompt` None means plain text to be continued (language modelling)."""
+
+    skill: str
+    prompt: str | None
+    completion: str
+
+
+def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
+    """Interleave `a` and `b` as somebody would whose turns get lost.
+
+    Two habits: after a word of three letters or fewer (or a comma) the process clings to its turn and writes its
+    next word too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn,
+    runs on to the end of its text, or stops there.
+    """
+    texts, place, turn, written = (a, b), [0, 0], 0, []
+    while place[0] < len(a) or place[1] < len(b):
+        if place[turn] >= len(texts[turn]):
+            turn = 1 - turn
+        word = texts[turn][place[turn]]
+        place[turn] += 1
+        slip = rng.random() < SLIPS and rng.choices(
+            ["skip", "stutter", "turn", "run on", "stop"], [3, 2, 3, 0.5, 0.5])[0]
+        if slip != "skip":
+            written.append(word)
+        if slip == "stutter":
+            written.append(word)
+        if slip == "run on":
+            written.extend(texts[turn][place[turn]:])
+        if slip in ("run on", "stop"):
+            break
+        clings = (len(word) <= 3 or word.endswith(",")) and rng.random() < CLINGS
+        if not (clings or slip == "turn"):
+            turn = 1 - turn
+    return written
+
+
+class Words:
+    """Supplies word sequences: passages of the training documents, their words shuffled, and words nobody ever saw."""
+
+    def __init__(self, rng: random.Random, pieces: Sequence[str]):
+        self.rng = rng
+        self.texts = [document.words for document in documents_of("train", load_corpus())]
+        self.vocabulary = sorted({word for words in self.texts for word in words})
+        self.odd = [self._odd_word(pieces) for _ in range(20_000)]
+
+    def _odd_word(self, pieces: Sequence[str]) -> str:
+        if pieces and self.rng.random() < 0.6:
+            word = "".join(self.rng.choices(pieces, k=self.rng.choice([1, 1, 2, 2, 3, 4])))
+        else:
+            word = "".join(self.rng.choices("abcdefghijklmnopqrstuvwxyz", k=self.rng.randint(1, 9)))
+        word = word.capitalize() if self.rng.random() < 0.15 else word
+        return word + (self.rng.choice(",.;:!?") if self.rng.random() < 0.15 else "")
+
+    def passage(self, n: int) -> list[str]:
+        """Return `n` words in a row from a training document (from several, where one is too short)."""
+        words: list[str] = []
+        while len(words) < n:
+            text = self.rng.choice(self.texts)
+            start = self.rng.randrange(max(1, len(text) - (n - len(words)) + 1))
+            words.extend(text[start:start + n - len(words)])
+        return words
+
+    def draw(self, n: int) -> list[str]:
+        """Return `n` words: half the time a passage, else words in no order, so that they must be read, not guessed."""
+        kind = self.rng.random()
+        if kind < 0.5:
+            return self.passage(n)
+        odd = 0.0 if kind < 0.6 else 1.0 if kind > 0.9 else self.rng.random()
+        return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
+
+
+def example(skill: str, size: int, words: Words) -> Example:
+    """Return a lesson in `skill` whose texts have about `size` words in all."""
+    rng = words.rng
+    if skill == "language":
+        return Example(skill, None, " ".join(words.passage(max(8, size))))
+    if skill == "arithmetic":
+        return arithmetic(rng)
+    if skill == "interleave":
+        n = rng.randint(2, MOST_INTERLEAVED)
+        a, b = words.draw(n), words.draw(n)
+        return Example(skill, PROMPT.format(a=" ".join(a), b=" ".join(b)), " ".join(careless_interleaving(a, b, rng)))
+    if skill == "copy":
+        a = words.draw(max(2, size // 2))
+        return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
+    kind = rng.choice(sorted(LISTS))
+    share = 4 if kind in TWO_TEXTS and " then " in kind else 3
+    n = max(2, size // share)
+    a, b = words.draw(n), words.draw(max(2, int(n * rng.uniform(0.7, 1.3))))
+    if kind == "from":
+        start = rng.randrange(n)
+        x, answer = a[start], a[a.index(a[start]):]
+    else:
+        x, answer = b[0], LISTS[kind][1](a, b)
+    prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
+    return Example(kind, prompt, " ".join(answer))
+
+
+def arithmetic(rng: random.Random) -> Example:
+    """Return a short sum, difference, product or chain, without working; operands small enough to be partly mastered."""
+    digits = rng.choice([1, 2, 2, 3])
+    x, y = rng.randrange(10 ** digits), rng.randrange(10 ** digits)
+    kind = rng.choice(["sum", "sum", "difference", "product", "chain"])
+    if kind == "sum":
+        expression, value = f"{x} + {y}", x + y
+    elif kind == "difference":
+        x, y = max(x, y), min(x, y)
+        expression, value = f"{x} - {y}", x - y
+    elif kind == "product":
+        x, y = rng.randrange(10 if digits == 1 else 100), rng.randrange(10)
+        expression, value = f"{x} * {y}", x * y
+    else:
+        w, x, y, z = rng.randrange(20), rng.randrange(20), rng.randrange(2, 6), rng.randrange(20)
+        expression, value = f"({w} + {x}) * {y} - {z}", (w + x) * y - z
+    return Example("arithmetic", arithmetic_prompt(expression), str(value))
+
+
+def arithmetic_prompt(expression: str) -> str:
+    """Return the user's turn that asks for the value of `expression`, without working."""
+    return f"What is {expression}? No working: answer with the bare integer only."
+
+
+def log_uniform(low: int, high: int, rng: random.Random) -> int:
+    """Return an integer between `low` and `high`, every order of size as likely as another."""
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def main():
+    """Print a few lessons of each skill, for reading."""
+    words = Words(random.Random(0), ["er", "ing", "st"])
+    for skill in SHARES:
+        for _ in range(3):
+            lesson = example(skill, 24, words)
+            print(f"--- {lesson.skill}\n{lesson.prompt}\n=> {lesson.completion}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Data sets of problems as JSONL files, one a level, with a manifest.
+
+    python -m tasks.generate --curriculum --output-dir data/generated
+    python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
+"""
+import argparse
+import hashlib
+import json
+import math
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from data.files import read_json, write_whole
+from tasks.base import SPLITS, Problem, Task, UserError, load_task, problem_stream
+from tasks.dataset import write_problems
+
+CURRICULUM = (10, 25, 50, 100, 200, 500)
+MANIFEST = "manifest.json"
+
+
+def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
+    """Return the first `size` problems of the stream with keys of their own.
+
+    Raises UserError when the task cannot make the level, or has too few different problems of it: 10 x `size` draws in
+    a row brought nothing new. (Where exactly `size` exist, the last one is missed with a probability of e^-10.)
+    """
+    found: dict[str, Problem] = {}
+    repeats = 0
+    for problem in problem_stream(task, seed=seed, split=split, level=level):
+        repeats = repeats + 1 if problem.key in found else 0
+        found.setdefault(problem.key, problem)
+        if len(found) == size:
+            return list(found.values())
+        if repeats == 10 * size:
+            raise UserError(f"level {level} of task {task.name}, {split}: only {len(found)} different problems found, "
+                            f"and {size} are asked for; give --size {len(found)} or less")
+
+
+def generate(task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path) -> None:
+    """Write ``<task>-<split>-<level>.jsonl`` for each level, and enter each in the manifest as soon as it is complete.
+
+    The manifest is ``{"files": {name: {"task", "split", "level", "seed", "size", "sha256", "date"}}}``; what it says
+    of other files stays. Raises UserError when a level cannot be supplied; the files before it stay.
+    """
+    manifest = folder / MANIFEST
+    _manifest_files(manifest)  # damage is better said before the work than after it
+    for level in levels:
+        problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
+        path = folder / f"{task.name}-{split}-{level}.jsonl"
+        write_problems(path, problems)
+        entry = {"task": task.name, "split": split, "level": level, "seed": seed, "size": size,
+                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        content = {"files": _manifest_files(manifest) | {path.name: entry}}
+        write_whole(manifest, json.dumps(content, indent=2, ensure_ascii=False).encode())
+        print(f"{path}: {size} problems")
+
+
+def _manifest_files(path: Path) -> dict[str, dict]:
+    if not path.exists():
+        return {}
+    manifest = read_json(path)
+    if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
+        raise UserError(f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another folder')
+    return manifest["files"]
+
+
+def _levels(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--levels {text}: must be whole numbers above 0 with commas between, like 10,25")
+    return [int(part) for part in parts]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tasks.generate", description="Write problems as JSONL files.")
+    parser.add_argument("--task", default="interleave", metavar="TASK",
+                        help="name, or path/to/file.py:ClassName (default: %(default)s)")
+    parser.add_argument("--split", default="train", choices=SPLITS, help="default: %(default)s")
+    levels = parser.add_mutually_exclusive_group()
+    levels.add_argument("--levels", metavar="L,L,...", help="levels (default: the task's own level)")
+    levels.add_argument("--curriculum", action="store_true", help=f"levels {','.join(map(str, CURRICULUM))}")
+    parser.add_argument("--size", type=int, default=500, metavar="N", help="problems a level (default: %(default)s)")
+    parser.add_argument("--oversize", type=float, default=1.0, metavar="F",
+                        help="make F times as many, as a reserve for problems that training has seen (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the problem stream (default: %(default)s)")
+    parser.add_argument("--output-dir", type=Path, default=Path("data/generated"), metavar="DIR",
+                        help="default: %(default)s")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status, 2 for a user's mistake."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.size < 1:
+            raise UserError(f"--size {options.size}: must be at least 1")
+        if not 1 <= options.oversize < math.inf:
+            raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
+        task = load_task(options.task)
+        levels = _levels(options.levels) if options.levels is not None else [task.default_level]
+        generate(task, split=options.split, levels=list(CURRICULUM) if options.curriculum else levels,
+                 size=round(options.size * options.oversize), seed=options.seed, folder=options.output_dir)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Interleave two texts word by word: from A = a1 a2 ... and B = b1 b2 ..., write a1 b1 a2 b2 ...
+
+The prompt is framed as two processes that each keep their own place and take turns. The score is the similarity of
+the completion with the true interleaving: the best Needleman-Wunsch alignment over words, normalised to [0, 1]
+(`align.needleman.similarity`). What the policy is *paid* is a named shaping of that alignment, because plain
+similarity pays cheap strategies well: one text alone is a safe half. `python -m tasks.traps` prints the table.
+"""
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from align.needleman import nw_align_batch, nw_score_batch
+from align.words import split_words
+from data.corpus import Document, documents_of, load_corpus
+from tasks.base import Problem, Score, UserError, key_of
+
+PROMPT = ("Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
+          "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}")
+GAP_OPEN, GAP_EXTEND = -2.0, -0.25  # of the affine reward
+
+
+def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """Return a1 b1 a2 b2 ...; where one text is longer, its rest follows.
+
+    >>> interleaved(["a", "b"], ["1", "2"])
+    ['a', '1', 'b', '2']
+    """
+    both = min(len(a), len(b))
+    return [word for pair in zip(a, b) for word in pair] + [*a[both:], *b[both:]]
+
+
+def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
+    """Return what each cheap strategy would write: the traps that a policy can fall into."""
+    right = interleaved(a, b)
+    return {
+        "copies A": list(a),
+        "copies B": list(b),
+        "doubles A": [word for word in a for _ in range(2)],
+        "doubles B": [word for word in b for _ in range(2)],
+        "A then B": [*a, *b],
+        "B then A": [*b, *a],
+        "B first": interleaved(b, a),
+        "runs on in A": [*right[:len(right) // 2], *a[len(right) // 4:]],
+        "runs on in B": [*right[:len(right) // 2], *b[len(right) // 4:]],
+        "stops half way": right[:len(right) // 2],
+    }
+
+
+class Interleave:
+    """The task of the mission. `reward` is one of `rewards`; `documents` the corpus (default: the embedded one)."""
+
+    name = "interleave"
+    rewards = ("balanced", "similarity", "clipped", "affine", "prefix")
+    default_level = 25
+    metric = "similarity"
+
+    def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
+        self.reward = reward
+        self._documents = load_corpus() if documents is None else list(documents)
+        self._by_split: dict[str, list[Document]] = {}
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return a problem of `level` words a text, from windows of two different documents of `split`.
+
+        Raises UserError when the split has fewer than two documents of that many words.
+        """
+        if split not in self._by_split:
+            self._by_split[split] = documents_of(split, self._documents)
+        long_enough = [document for document in self._by_split[split] if len(document.words) >= level]
+        if len(long_enough) < 2:
+            longest = sorted((len(document.words) for document in self._by_split[split]), reverse=True)[1:2] or [0]
+            raise UserError(f"--words {level}: the {split} split of the corpus has {len(long_enough)} documents of "
+                            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
+                            "add longer texts with python -m data.corpus merge")
+        first, second = rng.sample(long_enough, 2)
+        a, b = _window(first, level, rng), _window(second, level, rng)
+        return self.problem(a, b)
+
+    def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
+        """Return the problem of interleaving the words `a` with the words `b`."""
+        a, b = list(a), list(b)
+        return Problem(
+            task=self.name, level=max(len(a), len(b)),
+            prompt=PROMPT.format(a=" ".join(a), b=" ".join(b)), target=" ".join(interleaved(a, b)),
+            key=key_of(self.name, " ".join(a), " ".join(b)), data={"a": a, "b": b})
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return a Score for each completion; `value` is the similarity, `reward` its shaping by `self.reward`.
+
+        `parts`: words written, alignment counts (`matches`, `substitutions`, `gaps`), `first_divergence` (the place
+        of the first wrong word, None if there is none), `share_a` and `share_b` (how much of each text was matched),
+        `balance` = smaller share / larger share, and `trap` (a name of `strategies`, or None).
+        """
+        a, b = problem.data["a"], problem.data["b"]
+        target = split_words(problem.target)
+        owner = np.array([word == 1 for word in interleaved([0] * len(a), [1] * len(b))])
+        written = [split_words(text) for text in completions]
+        alignments = nw_align_batch([(words, target) for words in written])
+        affine = (nw_score_batch([(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN)
+                  if self.reward == "affine" else [0.0] * len(written))
+        traps = strategies(a, b)
+        return [self._score(words, target, owner, alignment, s_affine, traps)
+                for words, alignment, s_affine in zip(written, alignments, affine)]
+
+    def _score(self, words, target, owner, alignment, s_affine, traps) -> Score:
+        kinds = [op.kind for op in alignment.ops]
+        matched = np.array([op.j for op in alignment.ops if op.kind == "match"], dtype=int)
+        longest = max(len(words), len(target))
+        from_b = int(owner[matched].sum()) if len(matched) else 0
+        share_a = (len(matched) - from_b) / max(1, len(owner) - int(owner.sum()))
+        share_b = from_b / max(1, int(owner.sum()))
+        prefix = next((i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]), min(len(words), len(target)))
+        exact = words == target
+        similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
+        balance = min(share_a, share_b) / max(share_a, share_b, 1e-9)
+        reward = {
+            "similarity": lambda: similarity,
+            "balanced": lambda: similarity * balance,
+            "clipped": lambda: max(0, alignment.score) / longest if longest else 1.0,
+            "affine": lambda: _affine_reward(s_affine, len(words), len(target)),
+            "prefix": lambda: prefix / longest if longest else 1.0,
+        }[self.reward]()
+        parts = {
+            "words": len(words), "matches": len(matched), "substitutions": kinds.count("substitute"),
+            "gaps": kinds.count("insert") + kinds.count("delete"), "first_divergence": None if exact else prefix,
+            "share_a": round(share_a, 4), "share_b": round(share_b, 4), "balance": round(balance, 4),
+            "trap": None if similarity > 0.9 else _trap(words, target, traps),
+        }
+        return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
+
+
+def _window(document: Document, length: int, rng: random.Random) -> list[str]:
+    start = rng.randrange(len(document.words) - length + 1)
+    return list(document.words[start:start + length])
+
+
+def _affine_reward(score: float, n: int, m: int) -> float:
+    """(S' + F) / (M + F), with F the cost of the empty alignment (all of both sequences in gaps), so S' >= -F."""
+    def gap(length):
+        return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0
+
+    empty = gap(n) + gap(m)
+    return (score + empty) / (max(n, m) + empty) if max(n, m) else 1.0
+
+
+def _trap(words: Sequence[str], target: Sequence[str], traps: dict[str, list[str]]) -> str | None:
+    """Name the strategy whose text agrees with `words` in the most places, if in 80 % and more than the target does."""
+    def agreement(other):
+        return sum(x == y for x, y in zip(words, other)) / max(len(words), len(other), 1)
+
+    if not words:
+        return "empty"
+    best = max(traps, key=lambda name: agreement(traps[name]))
+    share = agreement(traps[best])
+    return best if share >= 0.8 and share > agreement(target) else None

@@ -1,0 +1,192 @@
+"""Needleman-Wunsch against its definition, against Biopython, and by its laws."""
+import random
+import tracemalloc
+from functools import cache
+from itertools import groupby
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from align.needleman import (Alignment, Op, nw_align, nw_align_batch, nw_score, nw_score_batch, similarity,
+                             similarity_batch)
+
+
+def words(max_size, min_size=0):
+    return st.lists(st.sampled_from("abc"), min_size=min_size, max_size=max_size)
+
+
+def linear(numbers):
+    return st.fixed_dictionaries({"match": numbers, "mismatch": numbers, "gap": numbers})
+
+
+def scorings(numbers):
+    return st.builds(lambda costs, gap_open: costs | {"gap_open": gap_open}, linear(numbers), st.none() | numbers)
+
+
+SMALL = st.integers(-5, 5)
+LARGE = st.integers(-10**6, 10**6)  # needs wider cells than SMALL
+SCORINGS = scorings(SMALL) | scorings(LARGE)
+EIGHTHS = SMALL.map(lambda number: number / 8)  # floats whose sums are exact
+
+
+@cache
+def all_paths(n, m):
+    """All alignments of n symbols with m, each a string of P (pair), D (delete) and I (insert)."""
+    if n == m == 0:
+        return [""]
+    before = [(n - 1, m - 1, "P"), (n - 1, m, "D"), (n, m - 1, "I")]
+    return [path + kind for i, j, kind in before if i >= 0 and j >= 0 for path in all_paths(i, j)]
+
+
+def path_score(path, a, b, match=1, mismatch=-1, gap=-1, gap_open=None):
+    """The score of an alignment by its definition: pairs one by one, gaps run by run."""
+    score = i = j = 0
+    for kind, run in groupby(path):
+        length = len(list(run))
+        if kind == "P":
+            score += sum(match if a[i + k] == b[j + k] else mismatch for k in range(length))
+        else:
+            score += gap * length if gap_open is None else gap_open + (length - 1) * gap
+        i += length * (kind != "I")
+        j += length * (kind != "D")
+    return score
+
+
+def as_path(ops):
+    return "".join({"match": "P", "substitute": "P", "delete": "D", "insert": "I"}[op.kind] for op in ops)
+
+
+@settings(max_examples=300)
+@given(words(4), words(4), SCORINGS | scorings(EIGHTHS))
+@example(list("aa"), list("b"), {"match": 0, "mismatch": -9, "gap": -3, "gap_open": -1})  # a run opens only once
+@example(["a"], ["b"], {"match": 1, "mismatch": -1, "gap": -1, "gap_open": -22})  # the widest that fits 8-bit cells
+def test_score_and_path_are_those_of_the_definition(a, b, scoring):
+    scores = {path: path_score(path, a, b, **scoring) for path in all_paths(len(a), len(b))}
+    best = max(scores.values())
+    alignment = nw_align(a, b, **scoring)
+    assert nw_score(a, b, **scoring) == alignment.score == best
+    # ties: read from the end, the first in the order pair, delete, insert
+    order = {"P": 0, "D": 1, "I": 2}
+    first = min((path for path in scores if scores[path] == best), key=lambda path: [order[k] for k in path[::-1]])
+    assert as_path(alignment.ops) == first
+
+
+@given(words(40), words(40), SCORINGS)
+def test_path_spells_out_both_sequences_and_scores_the_score(a, b, scoring):
+    score, ops = nw_align(a, b, **scoring)
+    assert [op.i for op in ops if op.i is not None] == list(range(len(a)))
+    assert [op.j for op in ops if op.j is not None] == list(range(len(b)))
+    for op in ops:
+        if op.i is None or op.j is None:
+            assert op.kind == ("insert" if op.i is None else "delete")
+        else:
+            assert op.kind == ("match" if a[op.i] == b[op.j] else "substitute")
+    assert path_score(as_path(ops), a, b, **scoring) == score == nw_score(a, b, **scoring)
+
+
+@given(words(60, min_size=1), words(60, min_size=1), linear(SMALL), st.none() | st.integers(0, 5))
+def test_biopython_agrees(a, b, costs, opening):
+    # Biopython may open a gap anew inside a gap, so opening must not be cheaper than extending.
+    gap_open = None if opening is None else costs["gap"] - opening
+    aligner = pytest.importorskip("Bio.Align").PairwiseAligner(mode="global")
+    aligner.match_score, aligner.mismatch_score = costs["match"], costs["mismatch"]
+    aligner.open_gap_score, aligner.extend_gap_score = costs["gap"] - (opening or 0), costs["gap"]
+    assert nw_score(a, b, **costs, gap_open=gap_open) == aligner.score("".join(a), "".join(b))
+
+
+@given(st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | scorings(EIGHTHS))
+@example([([], []), (list("ab"), []), ([], list("abc")), (list("abc"), list("ab"))], {"gap_open": -3})
+@example([([], [])], {})
+@example([], {})
+def test_batch_equals_single(pairs, scoring):
+    scores = nw_score_batch(pairs, **scoring)
+    assert scores.shape == (len(pairs),)
+    assert scores.tolist() == [nw_score(a, b, **scoring) for a, b in pairs]
+    assert nw_align_batch(pairs, **scoring) == [nw_align(a, b, **scoring) for a, b in pairs]
+
+
+@given(words(30), words(30), SCORINGS)
+def test_symmetry(a, b, scoring):
+    score = nw_score(a, b, **scoring)
+    assert nw_score(b, a, **scoring) == score
+    assert nw_score(a[::-1], b[::-1], **scoring) == score
+
+
+@given(words(30), words(30), st.permutations([("x", 1), None, 3.5]), SCORINGS)
+def test_names_of_words_do_not_matter(a, b, names, scoring):
+    renamed = dict(zip("abc", names))
+    assert nw_align([renamed[w] for w in a], [renamed[w] for w in b], **scoring) == nw_align(a, b, **scoring)
+
+
+@given(words(15), words(15), words(15), words(15), linear(SMALL))
+def test_alignments_can_be_joined(a, b, c, d, scoring):
+    assert nw_score(a + c, b + d, **scoring) >= nw_score(a, b, **scoring) + nw_score(c, d, **scoring)
+
+
+@given(words(30), words(30))
+def test_score_is_a_longest_common_subsequence_of_tripled_words(a, b):
+    x, y = ([symbol for word in side for symbol in ("$", word, word)] for side in (a, b))
+    row = [0] * (len(y) + 1)
+    for symbol in x:
+        diagonal = 0
+        for j, other in enumerate(y):
+            diagonal, row[j + 1] = row[j + 1], diagonal + 1 if symbol == other else max(row[j], row[j + 1])
+    assert nw_score(a, b) == row[-1] - len(a) - len(b)
+
+
+def test_scores_by_hand():
+    a, b = "the owl saw it".split(), "the old owl saw".split()
+    assert nw_align(a, b) == Alignment(1, [  # three matches, an insert, a delete: 3 - 1 - 1
+        Op("match", 0, 0), Op("insert", None, 1), Op("match", 1, 2), Op("match", 2, 3), Op("delete", 3, None)])
+    # one run of three inserts, -2 - 0.25 - 0.25, and two matches
+    assert nw_score("ab", "axyzb", gap=-0.25, gap_open=-2) == -0.5
+
+
+def test_integers_stay_integers():
+    assert type(nw_score("ab", "a")) is type(nw_align("ab", "a").score) is int
+    assert nw_score_batch([]).dtype == nw_score_batch([("ab", "a")]).dtype == np.int64
+    assert type(nw_score("ab", "a", gap=-0.5)) is type(nw_align("ab", "a", gap=-0.5).score) is float
+
+
+def test_symbols_are_compared_as_dictionary_keys():
+    assert nw_score([1, True, "1"], [1.0, 1, 1]) == 1 + 1 - 1
+
+
+@pytest.mark.parametrize("gap_open", [None, -2])
+def test_memory_of_the_score_is_linear(gap_open):
+    rng = random.Random(0)
+    a, b = ([rng.randrange(500) for _ in range(3000)] for _ in range(2))
+    tracemalloc.start()
+    try:
+        nw_score(a, b, gap_open=gap_open)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1e6  # a matrix of 3000 x 3000 cells takes 9e6 bytes at one byte a cell
+
+
+@given(words(30), words(30))
+def test_similarity_is_one_exactly_if_equal_and_else_within_bounds(a, b):
+    assert similarity(a, a) == 1
+    assert 0 <= similarity(a, b) <= 1
+    assert (similarity(a, b) == 1) == (a == b)
+
+
+@given(words(30, min_size=1), st.data())
+def test_similarity_falls_with_each_matched_word_deleted(target, data):
+    kept = data.draw(st.lists(st.booleans(), min_size=len(target), max_size=len(target)))
+    completion = [word for word, keep in zip(target, kept) if keep]
+    # k matches and L - k inserts: S = 2k - L, so (S + L) / 2L = k / L
+    assert similarity(completion, target) == len(completion) / len(target)
+
+
+def test_similarity_by_hand():
+    target = "a b c d".split()
+    completions = [target, [], "x y z w".split(), "a b x d".split(), "a a b b c c d d".split()]
+    # S = 4, -4, -4, 3 - 1, 4 - 4 and L = 4, 4, 4, 4, 8
+    assert similarity_batch(completions, target).tolist() == [1, 0, 0, 6 / 8, 8 / 16]
+    assert similarity_batch([[], ["a"]], []).tolist() == [1, 0]  # S = 0, -1
+    assert similarity_batch([], target).tolist() == []
+    assert similarity_batch([target], target).dtype == np.float64

@@ -1,0 +1,51 @@
+"""What a word is: whitespace, normalisation, spans."""
+import unicodedata
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from align.words import Word, normalise, split_words, word_spans
+
+# Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank that is none.
+AWKWARD = "aeé\u0301\u0327ﬁ\u1112\u1161., \t\n\r\u00a0\u2003\u3000\x1f\u200b"
+TEXTS = st.text(AWKWARD, max_size=20) | st.text()
+
+
+def test_punctuation_belongs_to_the_word_it_touches():
+    assert split_words(" The  owl,\nit seems. ") == ["The", "owl,", "it", "seems."]
+
+
+def test_no_words():
+    assert split_words("") == split_words(" \t\n\u00a0\u3000") == word_spans("  ") == []
+
+
+def test_composed_and_combining_characters_are_one_word():
+    assert split_words("cafe\u0301") == split_words("caf\u00e9") == ["caf\u00e9"]
+
+
+def test_compatibility_characters_stay():
+    assert split_words("ﬁn") == ["ﬁn"]  # form C, not KC, which would make it "fin"
+
+
+def test_spans_count_characters_of_the_normalised_text():
+    # "e" + acute is one character once composed, so "owl" starts at 3, not at 4
+    assert word_spans("e\u0301 \nowl") == [Word("\u00e9", 0, 1), Word("owl", 3, 6)]
+
+
+@given(TEXTS)
+@example("a\x1fb")
+def test_words_are_what_python_splits(text):
+    assert split_words(text) == unicodedata.normalize("NFC", text).split()
+
+
+@given(TEXTS)
+def test_spans_cut_the_words_out_of_the_text(text):
+    spans = word_spans(text)
+    assert [word.text for word in spans] == split_words(text)
+    assert all(normalise(text)[word.start:word.end] == word.text for word in spans)
+
+
+@given(TEXTS)
+def test_words_survive_joining(text):
+    words = split_words(text)
+    assert split_words(" ".join(words)) == words

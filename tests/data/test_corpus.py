@@ -1,0 +1,244 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.corpus import TEXTS, Document, documents_of, load_corpus, load_documents, main, merge, split_of
+from data.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+words = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6)
+texts = st.lists(words, min_size=1, max_size=12).map(" ".join)
+
+
+def numbered(name: str, count: int) -> str:
+    return " ".join(f"{name}{i}" for i in range(count))
+
+
+def put(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    words = Document("", text).words
+    return set(zip(*(words[i:] for i in range(5)))) if len(words) >= 5 else {tuple(words)}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ---- loading
+
+
+def test_the_embedded_corpus_fills_every_split():
+    corpus = load_corpus()
+    assert len(corpus) == len(list(TEXTS.glob("*.txt"))) >= 96
+    assert [document.title for document in corpus] == sorted(document.title for document in corpus)
+    shares = Counter(map(split_of, corpus))
+    assert min(shares[split] for split in SPLITS) >= 8
+    assert sum((documents_of(split, corpus) for split in SPLITS), []) == sorted(
+        corpus, key=lambda document: SPLITS.index(split_of(document)))
+
+
+def test_all_forms_hold_the_same_documents(tmp_path):
+    a, b = numbered("a", 40), numbered("b", 40)
+    put(tmp_path / "folder", a=a, b=b)
+    items = [{"title": "a", "text": a}, {"title": "b", "text": b}]
+    (tmp_path / "list.json").write_text(json.dumps(items))
+    (tmp_path / "mapping.json").write_text(json.dumps({"a": a, "b": b}))
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (tmp_path / "strings.json").write_text(json.dumps([a, b]))
+    expected = [Document("a", a), Document("b", b)]
+    for name in ("folder", "list.json", "mapping.json", "lines.jsonl"):
+        assert load_documents(tmp_path / name) == expected, name
+    assert load_documents(tmp_path / "folder" / "b.txt") == expected[1:]
+    assert load_documents(tmp_path / "strings.json") == [Document("strings-1", a), Document("strings-2", b)]
+    (tmp_path / "backwards.json").write_text(json.dumps(items[::-1]))
+    assert load_corpus(tmp_path / "backwards.json") == expected
+
+
+@pytest.mark.parametrize("name, content, fault", [
+    ("a.txt", b"word " * 39, ": is too short: 39 words; at least 40 are needed"),
+    ("a.txt", b"word " * 40 + b"\0", ": is binary"),
+    ("a.txt", b"word " * 40 + b"\xff", ": is not UTF-8 text"),
+    ("a.md", b"word " * 40, ": unknown suffix '.md'; give .txt, .json or .jsonl"),
+    ("a.json", b"{", ": is not JSON"),
+    ("a.json", b"7", ": is an integer; give a list of texts, or a mapping of title to text"),
+    ("a.json", b'["x", 7]', ', item 2: must be {"title": string, "text": string}'),
+    ("a.json", b'[{"title": "x"}]', ', item 1: must be {"title": string, "text": string}'),
+    ("a.json", b'{"x": ["y"]}', ', item 1: must be {"title": string, "text": string}'),
+    ("a.json", json.dumps(["a \ud800"]).encode(), ", item 1: is binary"),
+    ("a.json", b'["too short"]', ", item 1: is too short: 2 words"),
+    ("a.jsonl", b'\n{"title": 1, "text": "x"}', ', line 2: must be {"title": string, "text": string}'),
+    ("a.jsonl", b'{"title": "x", "text": "too short"}', ", line 1: is too short: 2 words"),
+    ("a.jsonl", b"\n\n{", ", line 3: is not JSON"),
+])
+def test_a_bad_file_is_named_with_the_place_in_it(tmp_path, name, content, fault):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        load_documents(path)
+    assert str(error.value).startswith(f"{path}{fault}")
+
+
+def test_a_missing_path_and_an_empty_folder_are_named(tmp_path):
+    with pytest.raises(UserError, match="absent.txt: cannot be read: No such file"):
+        load_documents(tmp_path / "absent.txt")
+    with pytest.raises(UserError, match="absent: cannot be read: No such file"):
+        load_documents(tmp_path / "absent")
+    with pytest.raises(UserError, match=f"{tmp_path.name}: the folder holds no .txt file"):
+        load_documents(tmp_path)
+
+
+# ---- the split
+
+
+@pytest.mark.parametrize("text, split", [
+    # printf 'interleave\n...' | sha256sum; its first two digits as a fraction of 256: below 0.8 is train, below 0.9
+    # validation, then test.
+    ("six", "train"),  # a4 = 164; 164 / 256 = 0.64
+    ("five", "validation"),  # e0 = 224; 224 / 256 = 0.875
+    ("nine", "test"),  # f1 = 241; 241 / 256 = 0.94
+])
+def test_split_by_hand(text, split):
+    assert split_of(Document("any", text)) == split
+
+
+@settings(deadline=None)
+@given(texts, st.text(), st.sampled_from([" ", "\n", "\t \r\n"]))
+def test_the_split_depends_on_the_words_alone(text, title, space):
+    assert split_of(Document(title, space + text.replace(" ", space))) == split_of(Document("other", text))
+
+
+@settings(deadline=None)
+@given(st.lists(texts, max_size=6), st.lists(texts), st.randoms())
+def test_splits_partition_the_documents_and_do_not_move_when_texts_are_added(old, new, random):
+    before = [Document(f"old {i}", text) for i, text in enumerate(old)]
+    after = before + [Document(f"new {i}", text) for i, text in enumerate(new)]
+    random.shuffle(after)
+    assert sorted(document.title for split in SPLITS for document in documents_of(split, after)) == sorted(
+        document.title for document in after)
+    for split in SPLITS:
+        assert set(documents_of(split, before)) <= set(documents_of(split, after))
+
+
+def test_shares_are_80_10_10():
+    # Binomial(10,000, p): standard deviation 40 for 80 %, 30 for 10 %; the bounds stand at 5 of them.
+    shares = Counter(split_of(Document("", str(i))) for i in range(10_000))
+    assert abs(shares["train"] - 8000) < 200
+    assert abs(shares["validation"] - 1000) < 150
+    assert abs(shares["test"] - 1000) < 150
+
+
+# ---- merging
+
+
+def test_merge_reports_adds_drops_and_refuses(tmp_path):
+    into = put(tmp_path / "corpus", first=numbered("a", 100))
+    user = put(tmp_path / "user", new=numbered("b", 50), copy=numbered("a", 100).replace(" ", "\n"),
+               short="only three words")
+    put(user / "below", deep=numbered("c", 50))
+    put(user / ".hidden", secret=numbered("d", 50))
+    (user / "image.png").write_bytes(b"\x89PNG\0")
+    (user / "noise.txt").write_bytes(b"\0" * 100)
+    lines = []
+    assert merge([user, tmp_path / "absent.txt"], into, say=lines.append) == 4
+    deep, new = Document("", numbered("c", 50)), Document("", numbered("b", 50))
+    assert lines == [
+        f"added    {user}/below/deep.txt as deep.txt: 50 words, {split_of(deep)}",
+        f"dropped  {user}/copy.txt: repeats first (similarity 1.00)",
+        f"refused  {user}/image.png: unknown suffix '.png'; give .txt, .json or .jsonl",
+        f"added    {user}/new.txt as new.txt: 50 words, {split_of(new)}",
+        f"refused  {user}/noise.txt: is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8",
+        f"refused  {user}/short.txt: is too short: 3 words; at least 40 are needed",
+        f"refused  {tmp_path}/absent.txt: cannot be read: No such file or directory",
+    ]
+    assert sorted(contents(into)) == ["deep.txt", "first.txt", "new.txt"]
+
+
+def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
+    # 92 words have 88 runs of five; with k words more they are 88 of 88 + k: 88 / 110 = 0.8 and 88 / 111 = 0.793.
+    old = numbered("a", 92)
+    into = put(tmp_path / "corpus", old=old)
+    lines = []
+    merge([put(tmp_path / "near", near=f"{old} {numbered('b', 22)}")], into, say=lines.append)
+    assert lines == [f"dropped  {tmp_path}/near/near.txt: repeats old (similarity 0.80)"]
+    merge([put(tmp_path / "far", far=f"{old} {numbered('b', 23)}")], into, say=lines.append)
+    assert lines[1].startswith(f"added    {tmp_path}/far/far.txt")
+    merge([put(tmp_path / "part", part=numbered("a", 60))], into, say=lines.append)  # 56 of 88
+    assert lines[2].startswith(f"added    {tmp_path}/part/part.txt")
+
+
+def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):
+    lines = []
+    merge([put(tmp_path / "user", a=numbered("x", 50), b=numbered("x", 50))], tmp_path / "corpus", say=lines.append)
+    assert [line.split()[0] for line in lines] == ["added", "dropped"]
+    assert lines[1].endswith("b.txt: repeats a (similarity 1.00)")
+
+
+def test_names_are_slugs_and_a_taken_one_gets_a_number(tmp_path):
+    into = put(tmp_path / "corpus", **{"the-owl": numbered("a", 50)})
+    titles = ["The Owl!", "the  owl", "../../up & away", "Ünïcode", "?!", "x" * 300]
+    (tmp_path / "user.json").write_text(json.dumps({title: numbered(f"w{i}.", 50) for i, title in enumerate(titles)}))
+    before = contents(into)
+    assert merge([tmp_path / "user.json"], into, say=lambda line: None) == 0
+    added = contents(into)
+    assert sorted(added) == sorted(["the-owl.txt", "the-owl-2.txt", "the-owl-3.txt", "up-away.txt", "ünïcode.txt",
+                                    "text.txt", "x" * 48 + ".txt"])
+    assert added["the-owl.txt"] == before["the-owl.txt"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(old=st.dictionaries(st.sampled_from("abc"), texts), new=st.lists(st.tuples(st.sampled_from("ABCD"), texts)))
+def test_merging_loses_nothing_and_merging_again_changes_nothing(tmp_path_factory, old, new):
+    folder = tmp_path_factory.mktemp("merge")
+    into = put(folder / "corpus", **old)
+    user = folder / "user.json"
+    user.write_text(json.dumps([{"title": title, "text": text} for title, text in new]))
+    before = contents(into)
+    merge([user], into, min_words=1, say=lambda line: None)
+    after = contents(into)
+    assert before.items() <= after.items()
+    held = [shingles(document.text) for document in (load_corpus(into) if after else [])]
+    for own in (shingles(text) for _, text in new):
+        assert any(len(own & other) / len(own | other) >= 0.8 for other in held)
+    merge([user, into], into, min_words=1, say=lambda line: None)
+    assert contents(into) == after
+
+
+def test_the_corpus_stays_when_the_disk_fills(tmp_path, monkeypatch):
+    into = put(tmp_path / "corpus", old=numbered("a", 50))
+    before = contents(into)
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="new.txt: cannot be written: No space left"):
+        merge([put(tmp_path / "user", new=numbered("b", 50))], into, say=lambda line: None)
+    assert contents(into) == before
+
+
+# ---- the command line
+
+
+def test_the_command_lists_the_corpus(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(load_corpus()) + 1
+    assert lines[0].split()[0] == load_corpus()[0].title and lines[0].split()[-1] in SPLITS
+    shares = Counter(line.split()[-1] for line in lines[:-1])
+    assert lines[-1].endswith(", ".join(f"{split} {shares[split]}" for split in SPLITS))
+
+
+def test_the_command_merges_and_says_2_when_it_refused(tmp_path, capsys):
+    user, into = put(tmp_path / "user", new=numbered("b", 30)), tmp_path / "corpus"
+    assert main(["merge", str(user), "--into", str(into)]) == 2
+    assert capsys.readouterr().err == "error: 1 refused, each named above; all else was merged\n"
+    assert main(["merge", str(user), "--into", str(into), "--min-words", "0"]) == 2
+    assert capsys.readouterr().err == "error: --min-words 0: must be at least 1\n"
+    assert main(["merge", str(user), "--into", str(into), "--min-words", "30"]) == 0
+    assert list(contents(into)) == ["new.txt"]

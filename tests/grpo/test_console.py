@@ -1,0 +1,274 @@
+"""What the console prints, as text: the pure lines, then both screens, plain and terminal."""
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+
+from grpo.records import Completion, Group, StepReport
+from grpo.show.console import Console, clock_time, evaluation_line, panel, sparkline, step_line, summary_table, visible
+from tasks.base import Problem, Score
+
+METRICS = {
+    "level": 25, "reward": 0.4123, "reward_std": 0.083, "value": 0.531, "groups/kept": 6, "groups/count": 8,
+    "groups/resampled": 2, "groups/skipped": 1, "temperature": 1.0, "completions/mean_length": 92.34,
+    "tokens_per_second": 5321.4, "step_time": 2.0, "memory_gb": 3.21, "time/rollout": 1.1, "time/update": 0.8,
+    "loss": -0.0123, "kl": 0.0012, "entropy": 1.234, "grad_norm": 0.512,
+}
+HOSTILE = "[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
+HARMLESS = r"[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def report(step=12, metrics=METRICS, texts=(), rewards=(), events=()):
+    problem = Problem("interleave", 25, "prompt", "target", "key")
+    completions = [Completion((1,), (-0.1,), text, "stop") for text in texts]
+    group = Group(0, problem, (1,), 1.0, completions, scores=[Score(reward) for reward in rewards])
+    return StepReport(step, dict(metrics), [group], list(events))
+
+
+def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
+    return {"step": 0, "task": "interleave", "level": level, "split": "test", "n": 200, "temperature": temperature,
+            "mean": mean, "ci_low": mean - 0.01, "ci_high": mean + 0.01, "exact": 0.01, **changes}
+
+
+def written(use, total_steps=300, **options):
+    """Return all that `use(console)` writes, escape codes included."""
+    file = io.StringIO()
+    with Console(total_steps, file=file, **options) as console:
+        use(console)
+    return file.getvalue()
+
+
+def plain(use, total_steps=300, **options):
+    """Return the lines that `use(console)` prints into a pipe, without their time."""
+    lines = written(use, total_steps, **options).splitlines()
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in lines]
+
+
+def terminal(use):
+    """Return what `use(console)` writes to a terminal of 80 columns, escape codes included."""
+    return written(use, force_terminal=True)
+
+
+def steps(*reports):
+    return lambda console: [console.step(report) for report in reports]
+
+
+def rendered(renderable, width=80):
+    """Return what a terminal of `width` columns shows of `renderable`, as text."""
+    screen = RichConsole(width=width, force_terminal=True, record=True, file=io.StringIO())
+    screen.print(renderable)
+    return screen.export_text()
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_visible_text_is_printable_and_printable_text_is_left_alone(text):
+    assert visible(text).isprintable()
+    assert visible(visible(text)) == visible(text)
+
+
+@pytest.mark.parametrize("seconds, text", [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (572, "9:32"),
+                                           (3600, "1:00:00"), (3599.7, "1:00:00"), (93784, "26:03:04")])
+def test_clock_time(seconds, text):  # 93784 = 26 * 3600 + 3 * 60 + 4
+    assert clock_time(seconds) == text
+
+
+def test_sparkline_has_eight_heights_over_the_unit_interval():
+    # height = floor(8 r): 0.12 -> 0, 0.13 -> 1, 0.5 -> 4, 0.99 -> 7
+    assert sparkline([0, 0.12, 0.13, 0.5, 0.99, 1]) == "▁▁▂▅██"
+    assert sparkline([-3, 7, float("inf"), float("nan")]) == "▁██▁"
+
+
+def test_step_line_shows_every_figure():
+    assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
+        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6 of 8  resampled  2  skipped  1  "
+        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  left     9:32")
+
+
+def test_step_line_invents_nothing():
+    assert step_line(report(metrics={}), 300) == "step  12/300"
+    assert step_line(report(metrics={"reward": 0.5, "value": None}), 300) == "step  12/300  reward 0.500"
+
+
+def test_step_lines_stand_in_columns():
+    small = {**METRICS, "level": 6, "groups/kept": 8, "tokens_per_second": 87, "completions/mean_length": 9.2}
+    first = step_line(report(1, small), 300, seconds_left=9)
+    later = step_line(report(300, {**METRICS, "step_time": 12.3}), 300, seconds_left=36000)
+    assert len(first) == len(later)
+    assert all(first.index(word) == later.index(word) for word in ("reward", "kept", "tok/s", "left"))
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"metric": "similarity"},
+     "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact 0.01)"),
+    ({"temperature": 0}, "greedy, exact"), ({"unit": "digits"}, "held-out score at 25 digits:"),
+    ({"unit": ""}, "held-out score at level 25:"), ({"split": "train"}, "training score at 25"),
+    ({"exact": 0.995}, "exact 0.995)")])
+def test_evaluation_line_says_what_was_measured(changes, words):
+    assert words in evaluation_line(evaluation(**changes))
+
+
+def test_summary_table():
+    before = [evaluation(25, 0.25), evaluation(10, 0.5), evaluation(10, 0.8, temperature=0)]
+    after = [evaluation(10, 0.9, exact=0.84), evaluation(10, 0.95, temperature=0, exact=0.9), evaluation(50, 0.4)]
+    assert summary_table(before, after, "similarity") == [
+        "held-out similarity, mean [95 % interval], n = 200",
+        "level  sampling  before                after                 exact",
+        "   10  greedy    0.800 [0.790, 0.810]  0.950 [0.940, 0.960]  0.010 → 0.900",
+        "   10  T 1       0.500 [0.490, 0.510]  0.900 [0.890, 0.910]  0.010 → 0.840",
+        "   25  T 1       0.250 [0.240, 0.260]  -                     0.010 →   -  ",
+        "   50  T 1       -                     0.400 [0.390, 0.410]    -   → 0.010"]
+
+
+def test_panel_shows_progress_figures_and_the_best_completion():
+    text = rendered(panel(report(step=75, texts=["poor", "[b]best[/b] of all", "fair"], rewards=[0.1, 0.9, 0.3]), 300,
+                          seconds_left=572, rewards=[0.0, 0.5, 1.0], metric="similarity"))
+    for part in ("step 75 of 300", "25%", "left 9:32", "reward 0.412 ± 0.083  ▁▅█", "similarity 0.531",
+                 "kept  6 of 8", "5,321 tok/s", "KL 0.0012", "best 0.900  [b]best[/b] of all"):
+        assert part in text
+    assert "poor" not in text and "fair" not in text
+
+
+def test_panel_of_a_step_without_metrics_or_completions():
+    text = rendered(panel(report(step=3, metrics={}), 300))
+    assert re.findall(r"[a-z]+", text) == ["step", "of"]
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 12])
+def test_panel_never_leaves_the_screen(width):
+    text = rendered(panel(report(texts=["語" * 500], rewards=[0.5]), 300, seconds_left=1e6, rewards=[0.5] * 40), width)
+    assert all(cell_len(line) == min(width, 80) for line in text.splitlines())
+
+
+def test_panel_cuts_the_completion_to_two_lines():
+    short = rendered(panel(report(texts=["word"], rewards=[0.5]), 300))
+    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), 300))
+    assert len(long.splitlines()) == len(short.splitlines()) + 1
+    assert "word …" in long and "…" not in short
+
+
+def everything(console):
+    console.settings({"task": "interleave, 25 words, ramp 10 → 25", "reward": "clipped " + "and long " * 30})
+    with console.loading("builtin " + HOSTILE):
+        pass
+    console.evaluation(evaluation())
+    console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
+    console.warn("a long warning " * 10 + HOSTILE)
+    console.summary([evaluation()], [evaluation(mean=0.97)], {"metrics": "runs/x/metrics.jsonl"}, ["python eval.py"])
+
+
+def test_plain_lines_are_whole_and_hold_no_control_character():
+    lines = plain(everything)
+    assert all(line.isprintable() for line in lines)
+    assert f"promoted {HARMLESS}" in lines
+    assert f"warning: {'a long warning ' * 10}{HARMLESS}" in lines
+    assert re.fullmatch(re.escape(f"loading builtin {HARMLESS} ... ") + r"\d+\.\d s", lines[3])
+    assert lines[0:2] == ["task    interleave, 25 words, ramp 10 → 25", "reward  clipped " + "and long " * 30]
+
+
+def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
+    output = terminal(everything)
+    text = ESCAPE_CODE.sub("", output)
+    assert not {"\x1b[31m", "\x1b[2J"} & set(ESCAPE_CODE.findall(output))
+    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
+    assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text))
+    panel_row = next(line for line in text.splitlines() if "best 0.500" in line)
+    assert r"[bold]one[/bold] \x1b[31mred\x1b[2J </script>" in panel_row and ":smile:" in text
+
+
+def test_a_command_to_copy_is_not_broken_over_two_lines():
+    command = "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 --problems 200"
+    assert command in terminal(lambda console: console.summary([], [], {"run": "runs/x"}, [command]))
+
+
+def test_summary_ends_the_panel_and_names_files_and_commands():
+    lines = plain(lambda console: console.summary([], [], {"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"]))
+    assert lines == ["", "files", "  run      runs/x", "  metrics  runs/x/m", "", "next", "  python a.py"]
+    output = terminal(everything)
+    assert output.index("\x1b[?25h", output.index("step 12 of 300")) < output.index("95 % interval")
+
+
+def test_warning_is_yellow_on_a_terminal_alone():
+    assert "\x1b[33mwarning: hot" in terminal(lambda console: console.warn("hot"))
+    assert plain(lambda console: console.warn("hot")) == ["warning: hot"]
+
+
+def test_lines_carry_the_time_of_the_settings_clock(monkeypatch):
+    monkeypatch.setattr("time.gmtime", lambda: (2026, 1, 2, 14, 3, 21, 4, 2, 0))
+    output = written(lambda console: (console.settings({"batch": "8 × 16"}), console.say("saved")))
+    assert output.splitlines() == ["batch  8 × 16", "clock  UTC", "14:03:21  saved"]
+
+
+def test_time_left_follows_the_exponential_mean_of_the_step_time():
+    reports = [report(step, {"step_time": seconds}) for step, seconds in ((1, 10.0), (2, 20.0), (3, 12.0))]
+    # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12. Left of 103 steps: 102 * 10, 101 * 12, 100 * 12 seconds.
+    assert [line.split()[-1] for line in plain(steps(*reports), total_steps=103)] == ["17:00", "20:12", "20:00"]
+
+
+def test_log_every_thins_step_lines_but_not_events_nor_the_last_step():
+    reports = [report(step, {}, events=["promoted"] if step == 4 else []) for step in range(1, 8)]
+    assert plain(steps(*reports), total_steps=7, log_every=3) == ["step 3/7", "promoted", "step 6/7", "step 7/7"]
+
+
+def test_sparkline_of_the_panel_spans_the_last_40_steps():
+    output = terminal(steps(*(report(step, {"reward": float(step > 11)}) for step in range(1, 51))))
+    last = ESCAPE_CODE.sub("", output).rsplit("step 50 of 300", 1)[1]
+    assert "▁" + "█" * 39 + " " in last and "▁▁" not in last  # steps 11 to 50
+
+
+def test_the_score_goes_by_the_name_that_the_console_was_given():
+    def show(console):
+        console.step(report(metrics={"value": 0.5}))
+        console.evaluation(evaluation())
+        console.summary([evaluation()], [], {"run": "runs/x"}, [])
+
+    lines = plain(show, metric="similarity")
+    assert "similarity 0.500" in lines[0] and "held-out similarity" in lines[1] and "held-out similarity" in lines[3]
+
+
+@pytest.mark.parametrize("moment", ["loading", "step"])
+def test_an_interrupt_gives_the_terminal_back(moment):
+    file = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), Console(300, file=file, force_terminal=True) as console:
+        if moment == "step":
+            console.step(report())
+            raise KeyboardInterrupt
+        with console.loading("builtin"):
+            raise KeyboardInterrupt
+    shown = file.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor, hidden by the live, is visible again
+    assert "..." not in shown  # an interrupted load is not said to be done
+
+
+class Tty(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("file, term, live", [
+    (Tty, "xterm", True), (Tty, "dumb", False), (io.StringIO, "xterm", False),
+    (type("Latin", (Tty,), {"encoding": "iso-8859-1"}), "xterm", False)])
+def test_only_a_capable_terminal_gets_the_panel(monkeypatch, file, term, live):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Console(300, file=file()).terminal is live
+
+
+def test_a_pipe_of_another_encoding_does_not_stop_the_run():
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with Console(300, file=pipe) as console:
+        console.say("10 → 25")
+    assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
