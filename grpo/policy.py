@@ -113,7 +113,7 @@ class Policy:
 
 
 def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0,
-                lora_dropout: float = 0.0, weights: Path | None = None, keep_reference: bool = False) -> Policy:
+                weights: Path | None = None, keep_reference: bool = False, seed: int = 0) -> Policy:
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
@@ -134,8 +134,9 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     if has_adapter:
         model = PeftModel.from_pretrained(model, weights, is_trainable=True)
     elif lora_rank:
-        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_alpha, lora_dropout=lora_dropout,
-                                                 target_modules=LINEAR, task_type="CAUSAL_LM"))
+        torch.manual_seed(seed)  # the adapter's first matrices are random
+        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules=LINEAR,
+                                                 task_type="CAUSAL_LM"))
     policy = Policy(model, tokenizer, name=spec, keep_reference=keep_reference)
     if keep_reference and weights is not None and not has_adapter:
         policy._frozen = _load_model(_resolve(spec), device, torch_dtype).requires_grad_(False)

@@ -2,7 +2,8 @@
 
 For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB, and autograd keeps
 several tensors of that size. So the head is applied to `chunk` tokens at a time and applied again in the backward pass
-(gradient checkpointing, arXiv:1604.06174): memory of chunk x V instead of N x V, for one more product with the head.
+(gradient checkpointing, arXiv:1604.06174): about four tensors of chunk x V live at once instead of three of N x V, for
+one more product with the head.
 
 Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
 """

@@ -54,8 +54,8 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor
     logp_RT = _zero_padding(logp_RT, mask_RT)
     log_ratio_RT = logp_RT - _zero_padding(old_RT, mask_RT)
     if kind == "gspo":
-        lengths_R1 = mask_RT.sum(-1, keepdim=True).clamp(min=1)  # an empty row: 0 / 1
-        log_ratio_RT = (log_ratio_RT.sum(-1, keepdim=True) / lengths_R1).expand_as(logp_RT)
+        # An empty row is 0 / 0 here, and padding all over.
+        log_ratio_RT = (log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)).expand_as(logp_RT)
     ratio_RT = log_ratio_RT.exp()
     clipped_RT = ratio_RT.clamp(1 - clip_low, 1 + clip_high)
     low_RT, high_RT = ratio_RT < 1 - clip_low, ratio_RT > 1 + clip_high
@@ -70,7 +70,8 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref - logp.
 
-    Never negative, and unbiased for tokens drawn from the policy itself. Source: Schulman, http://joschu.net/blog/kl-approx.html.
+    Never negative, and unbiased for tokens drawn from the policy itself. Source: Schulman,
+    http://joschu.net/blog/kl-approx.html.
     """
     difference_RT = ref_RT - logp_RT
     return difference_RT.exp() - difference_RT - 1
@@ -79,7 +80,7 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
 def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, mask_RT: Tensor, weights_R: Tensor, *,
               clip_low: float, clip_high: float, beta: float = 0.0, ref_RT: Tensor | None = None,
               entropy_RT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of some rows of a step, a scalar, and sums over their tokens.
+    """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums) of all micro-batches add
     up to those of the step. The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low",
@@ -95,7 +96,7 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, 
         terms["entropy"] = _zero_padding(entropy_RT, mask_RT)
     if beta:
         loss_RT = loss_RT + beta * terms["kl"]
-    loss = (weights_R.to(loss_RT.dtype)[:, None] * loss_RT).sum()
+    loss = (weights_R[:, None] * loss_RT).sum()
     return loss, {name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()}
 
 

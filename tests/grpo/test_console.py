@@ -3,8 +3,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
@@ -18,6 +17,7 @@ METRICS = {
     "tokens_per_second": 5321.4, "step_time": 2.0, "memory_gb": 3.21, "time/rollout": 1.1, "time/update": 0.8,
     "loss": -0.0123, "kl": 0.0012, "entropy": 1.234, "grad_norm": 0.512,
 }
+COMMAND = "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 --problems 200"
 HOSTILE = "[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
 HARMLESS = r"[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -52,13 +52,7 @@ def written(use, total_steps=300, **options):
 
 def plain(use, total_steps=300, **options):
     """Return the lines that `use(console)` prints into a pipe, without their time."""
-    lines = written(use, total_steps, **options).splitlines()
-    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in lines]
-
-
-def terminal(use):
-    """Return what `use(console)` writes to a terminal of 80 columns, escape codes included."""
-    return written(use, force_terminal=True)
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in written(use, total_steps, **options).splitlines()]
 
 
 def steps(*reports):
@@ -96,9 +90,10 @@ def test_step_line_shows_every_figure():
         "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  left     9:32")
 
 
-def test_step_line_invents_nothing():
+def test_what_a_step_lacks_is_left_out():
     assert step_line(report(metrics={}), 300) == "step  12/300"
     assert step_line(report(metrics={"reward": 0.5, "value": None}), 300) == "step  12/300  reward 0.500"
+    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), 300))) == ["step", "of"]
 
 
 def test_step_lines_stand_in_columns():
@@ -140,11 +135,6 @@ def test_panel_shows_progress_figures_and_the_best_completion():
     assert "poor" not in text and "fair" not in text
 
 
-def test_panel_of_a_step_without_metrics_or_completions():
-    text = rendered(panel(report(step=3, metrics={}), 300))
-    assert re.findall(r"[a-z]+", text) == ["step", "of"]
-
-
 @pytest.mark.parametrize("width", [200, 80, 40, 12])
 def test_panel_never_leaves_the_screen(width):
     text = rendered(panel(report(texts=["語" * 500], rewards=[0.5]), 300, seconds_left=1e6, rewards=[0.5] * 40), width)
@@ -165,7 +155,7 @@ def everything(console):
     console.evaluation(evaluation())
     console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
     console.warn("a long warning " * 10 + HOSTILE)
-    console.summary([evaluation()], [evaluation(mean=0.97)], {"metrics": "runs/x/metrics.jsonl"}, ["python eval.py"])
+    console.summary([evaluation()], [evaluation(mean=0.97)], {"metrics": "runs/x/metrics.jsonl"}, [COMMAND])
 
 
 def test_plain_lines_are_whole_and_hold_no_control_character():
@@ -178,30 +168,22 @@ def test_plain_lines_are_whole_and_hold_no_control_character():
 
 
 def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
-    output = terminal(everything)
+    output = written(everything, force_terminal=True)
     text = ESCAPE_CODE.sub("", output)
+    assert "\x1b[33mwarning" in output  # yellow, our own
     assert not {"\x1b[31m", "\x1b[2J"} & set(ESCAPE_CODE.findall(output))
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
-    assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text))
+    assert f"  {COMMAND}\n" in text  # left to the terminal to wrap, to be copied whole
+    assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text.replace(COMMAND, "")))
     panel_row = next(line for line in text.splitlines() if "best 0.500" in line)
     assert r"[bold]one[/bold] \x1b[31mred\x1b[2J </script>" in panel_row and ":smile:" in text
-
-
-def test_a_command_to_copy_is_not_broken_over_two_lines():
-    command = "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 --problems 200"
-    assert command in terminal(lambda console: console.summary([], [], {"run": "runs/x"}, [command]))
 
 
 def test_summary_ends_the_panel_and_names_files_and_commands():
     lines = plain(lambda console: console.summary([], [], {"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"]))
     assert lines == ["", "files", "  run      runs/x", "  metrics  runs/x/m", "", "next", "  python a.py"]
-    output = terminal(everything)
+    output = written(everything, force_terminal=True)
     assert output.index("\x1b[?25h", output.index("step 12 of 300")) < output.index("95 % interval")
-
-
-def test_warning_is_yellow_on_a_terminal_alone():
-    assert "\x1b[33mwarning: hot" in terminal(lambda console: console.warn("hot"))
-    assert plain(lambda console: console.warn("hot")) == ["warning: hot"]
 
 
 def test_lines_carry_the_time_of_the_settings_clock(monkeypatch):
@@ -222,28 +204,22 @@ def test_log_every_thins_step_lines_but_not_events_nor_the_last_step():
 
 
 def test_sparkline_of_the_panel_spans_the_last_40_steps():
-    output = terminal(steps(*(report(step, {"reward": float(step > 11)}) for step in range(1, 51))))
+    reports = [report(step, {"reward": float(step > 11)}) for step in range(1, 51)]
+    output = written(steps(*reports), force_terminal=True)
     last = ESCAPE_CODE.sub("", output).rsplit("step 50 of 300", 1)[1]
     assert "▁" + "█" * 39 + " " in last and "▁▁" not in last  # steps 11 to 50
 
 
 def test_the_score_goes_by_the_name_that_the_console_was_given():
-    def show(console):
-        console.step(report(metrics={"value": 0.5}))
-        console.evaluation(evaluation())
-        console.summary([evaluation()], [], {"run": "runs/x"}, [])
-
-    lines = plain(show, metric="similarity")
-    assert "similarity 0.500" in lines[0] and "held-out similarity" in lines[1] and "held-out similarity" in lines[3]
+    lines = plain(lambda console: (console.step(report()), console.evaluation(evaluation()),
+                                   console.summary([evaluation()], [], {"run": "runs/x"}, [])), metric="similarity")
+    assert "similarity 0.531" in lines[0] and "held-out similarity" in lines[1] and "held-out similarity" in lines[3]
 
 
-@pytest.mark.parametrize("moment", ["loading", "step"])
-def test_an_interrupt_gives_the_terminal_back(moment):
+def test_an_interrupt_gives_the_terminal_back():
     file = io.StringIO()
     with pytest.raises(KeyboardInterrupt), Console(300, file=file, force_terminal=True) as console:
-        if moment == "step":
-            console.step(report())
-            raise KeyboardInterrupt
+        console.step(report())
         with console.loading("builtin"):
             raise KeyboardInterrupt
     shown = file.getvalue()

@@ -1,0 +1,171 @@
+"""Every flag of `train.py`: its default, its meaning, its check. The command line is made from this one dataclass."""
+import dataclasses
+import difflib
+from argparse import SUPPRESS
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from grpo.curriculum import LADDER, parse_rungs, ramp_to
+from grpo.learn.advantages import SCALES
+from grpo.learn.loss import LOSSES
+from tasks.base import UserError
+
+CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}  # low, high; each paper's own; else 0.2, 0.2
+ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device")
+
+
+def flag(default: Any, help: str, **extra: Any) -> Any:
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, resolved. Frozen, checked when made; an unknown key is an error."""
+
+    # task
+    task: str = flag("interleave", "a task's name, or path/to/file.py:ClassName for your own")
+    level: int = flag(0, "difficulty; for interleave the words of each text (0: the task's default)", aliases=["--words"])
+    reward: str | None = flag(None, "what the policy is paid: one of the task's rewards (default: the task's first)")
+    dataset: str | None = flag(None, "train on the problems of this JSONL file instead of fresh ones")
+    curriculum: str | None = flag(None, "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
+                                  nargs="?", const=",".join(map(str, LADDER)))
+    ramp: bool = flag(True, "start with the levels of the ladder below the asked one (interleave only)")
+    promote_at: float = flag(0.9, "climb to the next level at this running mean of the score")
+    promote_window: int = flag(3, "steps of that running mean")
+    replay: float = flag(0.25, "share of prompts drawn from earlier levels")
+    # model
+    model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
+    device: str = flag("auto", "cpu, cuda, or auto")
+    dtype: str = flag("auto", "float32, bfloat16, or auto: float32, but bfloat16 under LoRA on a GPU")
+    lora_rank: int = flag(-1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models")
+    lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
+    # rollout
+    prompts: int = flag(8, "prompts a step")
+    group_size: int = flag(16, "completions of each prompt: the group")
+    temperature: float = flag(1.0, "sampling temperature")
+    top_k: int = flag(0, "sample from the k likeliest tokens (0: all)")
+    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass (1: all)")
+    max_new_tokens: int = flag(0, "completion budget (0: a quarter more than the target takes)")
+    # degenerate groups
+    on_degenerate: str = flag("skip", "groups without variance: keep, skip, or resample hotter, then skip")
+    variance_threshold: float = flag(1e-6, "a group is degenerate when its rewards span no more than this")
+    retries: int = flag(2, "most times that a group is resampled")
+    heat: float = flag(1.15, "factor by which temperature is raised")
+    heat_ceiling: float = flag(1.5, "most that temperature is raised in all, as a factor")
+    # learning
+    loss: str = flag("dapo", " | ".join(LOSSES))
+    scale: str = flag("group", "what advantages are divided by: the std of the group, of the batch, or none")
+    beta: float = flag(0.0, "weight of the KL to the reference (0: no reference is held)")
+    clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
+    clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
+    epochs: int = flag(1, "updates on each rollout")
+    learning_rate: float = flag(0.0, "0: 2e-4 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
+    schedule: str = flag("constant", "learning rate: constant, or cosine to zero; both after warm-up")
+    warmup: int = flag(5, "steps of linear warm-up")
+    weight_decay: float = flag(0.0, "of AdamW")
+    max_grad_norm: float = flag(1.0, "gradients are clipped to this norm (0: not)")
+    micro_tokens: int = flag(0, "most tokens of a micro-batch (0: 4,096 on cpu, 65,536 on a GPU)")
+    # run
+    steps: int = flag(0, "training steps (0: the default of the task)")
+    seed: int = flag(0, "of everything: problems, samples, adapter")
+    name: str | None = flag(None, "the run is written to runs/NAME (default: made from task, level and seed)")
+    resume: str | None = flag(None, "go on with this run or checkpoint; alone: with the latest run", nargs="?", const="latest")
+    eval_every: int = flag(50, "steps between evaluations on held-out problems (0: only before and after)")
+    eval_problems: int = flag(200, "problems of each evaluation")
+    save_every: int = flag(20, "steps between checkpoints")
+    save_threshold: float = flag(0.3, "checkpoint when the reward first passes this")
+    best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
+    keep_best: bool = flag(False, "keep the best checkpoint, beside the first, the second to last and the last")
+    samples_every: int = flag(10, "steps between entries of samples.log")
+    log_every: int = flag(1, "steps between lines on the console")
+
+    def __post_init__(self):
+        for name, good, fix in self._checks():
+            if not good:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: {fix}")
+
+    def _checks(self):
+        one_of = lambda *names: "give one of " + ", ".join(names)  # noqa: E731
+        yield "level", self.level >= 0, "give a positive number of words"
+        yield "group_size", self.group_size >= 2, "a group of one has no variance and nothing to learn from; give 2 or more"
+        yield "prompts", self.prompts >= 1, "give 1 or more"
+        yield "temperature", self.temperature > 0, "give a number above 0"
+        yield "top_p", 0 < self.top_p <= 1, "give a number above 0 and up to 1"
+        yield "top_k", self.top_k >= 0, "give 0 (all tokens) or more"
+        yield "max_new_tokens", self.max_new_tokens >= 0, "give 0 (computed) or more"
+        yield "dtype", self.dtype in ("auto", "float32", "bfloat16"), one_of("auto", "float32", "bfloat16")
+        yield "device", self.device.split(":")[0] in ("auto", "cpu", "cuda"), one_of("auto", "cpu", "cuda")
+        yield "on_degenerate", self.on_degenerate in ("keep", "skip", "resample"), one_of("keep", "skip", "resample")
+        yield "loss", self.loss in LOSSES, one_of(*LOSSES)
+        yield "scale", self.scale in SCALES, one_of(*SCALES)
+        yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")
+        yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
+        yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
+        yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
+        yield "heat", self.heat >= 1, "give 1 or more"
+        yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
+        for name in ("beta", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup", "micro_tokens",
+                     "steps", "eval_every", "best_margin"):
+            yield name, getattr(self, name) >= 0, "give 0 or more"
+        for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window"):
+            yield name, getattr(self, name) >= 1, "give 1 or more"
+        for name in ("clip_low", "clip_high"):
+            yield name, getattr(self, name) is None or getattr(self, name) > 0, "give a number above 0"
+        if self.curriculum:
+            parse_rungs(self.curriculum)
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        low, high = CLIP.get(self.loss, (0.2, 0.2))
+        return self.clip_low or low, self.clip_high or high
+
+    @property
+    def rungs(self) -> list[int]:
+        """The levels that training climbs; the last is the one that was asked for."""
+        if self.curriculum:
+            return parse_rungs(self.curriculum)
+        return ramp_to(self.level) if self.ramp and self.task == "interleave" else [self.level]
+
+    def save(self, path: Path, **facts: Any):
+        """Write the configuration and `facts` (versions, device, commit) as YAML."""
+        path.write_text(yaml.safe_dump({**dataclasses.asdict(self), "facts": facts}, sort_keys=False))
+
+
+def load_config(path: Path) -> Config:
+    """Read the configuration of a run. Raises UserError for a file that is none, and for unknown keys."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not the configuration of a run ({str(error).splitlines()[0]})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
+    values.pop("facts", None)
+    unknown = set(values) - {f.name for f in dataclasses.fields(Config)}
+    if unknown:
+        raise UserError(f"{path}: unknown key {sorted(unknown)[0]}; the run was made by another version")
+    return Config(**values)
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message}; python train.py --help lists the flags")
+
+
+def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
+    """Return the configuration of a command line, and the flags that were given by name.
+
+    Raises UserError for an unknown flag (naming the nearest known one) and for a bad value.
+    """
+    parser = _Parser(Config, prog="train.py", description="Train a language model by GRPO.", allow_abbrev=False)
+    known = [option for action in parser._actions for option in action.option_strings]
+    for action in parser._actions:  # what is not given is left to Config, so that what was given is known
+        action.default = SUPPRESS
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
+        raise UserError(f"{unknown[0]}: no such flag; " + (f"did you mean {near[0]}?" if near else "see python train.py --help"))
+    return Config(**vars(given)), vars(given)

@@ -1,0 +1,81 @@
+"""Groups to micro-batches: tensors of a bounded number of tokens, cut so that the gradient does not notice.
+
+The weight of every token is fixed from the whole step (`loss.token_weights`) before anything is cut, so losses and
+gradients of the micro-batches add up to those of the step. The prompt of a group is run once a micro-batch, not
+once a completion.
+
+Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens.
+"""
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo.learn.loss import token_weights
+from grpo.records import Group
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A grid of P prompts by G completions, completions padded on the right to T tokens; R = P * G."""
+
+    prompts: list[tuple[int, ...]]
+    tokens_RT: Tensor
+    mask_RT: Tensor  # True at tokens, False at padding
+    old_RT: Tensor  # log-probabilities under the policy that sampled
+    advantages_R: Tensor
+    temperatures_R: Tensor
+    weights_R: Tensor
+
+
+def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_length: int,
+                  device: torch.device) -> Iterator[MicroBatch]:
+    """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens` tokens.
+
+    Counted are prompts once and padded completions; 0 means no bound. A group that is too large alone is cut
+    into parts of its rows, a row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`.
+    """
+    lengths = torch.tensor([len(completion.tokens) for group in groups for completion in group.completions])
+    weights = token_weights(kind, lengths, max_length=max_length).tolist()
+    parts, first = [], 0
+    for group in groups:
+        size = len(group.completions)
+        rows = [(completion, advantage, weight) for completion, advantage, weight in
+                zip(group.completions, group.advantages, weights[first:first + size], strict=True)]
+        first += size
+        longest = max(len(completion.tokens) for completion in group.completions)
+        fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
+        parts += [(group, rows[start:start + fit]) for start in range(0, size, fit)]
+    bundle: list = []
+    for part in parts:
+        if bundle and (len(part[1]) != len(bundle[0][1]) or micro_tokens and _tokens([*bundle, part]) > micro_tokens):
+            yield _tensors(bundle, device)
+            bundle = []
+        bundle.append(part)
+    if bundle:
+        yield _tensors(bundle, device)
+
+
+def _tokens(bundle) -> int:
+    prompts = max(len(group.prompt) for group, _ in bundle) * len(bundle)
+    rows = [len(completion.tokens) for _, rows in bundle for completion, *_ in rows]
+    return prompts + max(rows) * len(rows)
+
+
+def _tensors(bundle, device) -> MicroBatch:
+    rows = [row for _, part in bundle for row in part]
+    T = max(len(completion.tokens) for completion, *_ in rows)
+    tokens, mask = torch.zeros(len(rows), T, dtype=torch.long), torch.zeros(len(rows), T, dtype=torch.bool)
+    old = torch.zeros(len(rows), T)
+    for r, (completion, *_) in enumerate(rows):
+        n = len(completion.tokens)
+        tokens[r, :n], mask[r, :n] = torch.tensor(completion.tokens), True
+        old[r, :n] = torch.tensor(completion.logprobs)
+    temperatures = [group.temperature for group, part in bundle for _ in part]
+    return MicroBatch(
+        prompts=[group.prompt for group, _ in bundle],
+        tokens_RT=tokens.to(device), mask_RT=mask.to(device), old_RT=old.to(device),
+        advantages_R=torch.tensor([advantage for _, advantage, _ in rows], device=device),
+        temperatures_R=torch.tensor(temperatures, device=device),
+        weights_R=torch.tensor([weight for *_, weight in rows], dtype=torch.float64, device=device))

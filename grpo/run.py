@@ -1,0 +1,219 @@
+"""A run: its directory, its defaults, what is written when, and how it is taken up again.
+
+The directory holds config.yaml, metrics.jsonl, eval.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
+"""
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from grpo.config import ON_RESUME, Config, load_config
+from grpo.evaluate import evaluate, summarise
+from grpo.records import StepReport
+from grpo.rollout.engine import budget_for
+from grpo.show.console import Console
+from grpo.store.checkpoint import (CheckpointRules, find_resume, load_optimizer, load_rng, prune, remove_partial,
+                                   save_checkpoint, save_optimizer, save_rng)
+from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
+from grpo.store.rollouts import remove_after, write_rollouts
+from grpo.trainer import Trainer
+from tasks.base import Task, UserError, problem_at
+
+EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
+
+
+def open_run(config: Config, given: dict[str, Any], *, home: Path) -> tuple["Run", Config]:
+    """Return the run and its configuration: a new one below `home`, or the one that --resume names."""
+    if config.resume is None:
+        folder = home / config.name if config.name else _free(home, config)
+        if folder.exists():
+            raise UserError(f"--name {config.name}: {folder} exists; give another name, or --resume {folder}")
+        return Run(folder), config
+    path = _latest(home) if config.resume == "latest" else Path(config.resume)
+    checkpoint, warnings = find_resume(path)
+    folder = checkpoint.parent.parent
+    saved = dataclasses.asdict(load_config(folder / "config.yaml"))
+    changed = {name: value for name, value in given.items() if name != "resume" and value != saved[name]}
+    for name in changed:
+        if name not in ON_RESUME:
+            raise UserError(f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
+                            f"--resume only {', '.join(ON_RESUME)} can be changed")
+    return Run(folder, checkpoint, warnings), Config(**{**saved, **changed})
+
+
+class Run:
+    """The directory of one run, and the rules by which it is written."""
+
+    def __init__(self, folder: Path, checkpoint: Path | None = None, warnings: list[str] = ()):
+        self.folder, self.checkpoint, self.warnings = folder, checkpoint, warnings
+
+    def settle(self, config: Config, task: Task) -> Config:
+        """Fill in what was left to defaults; `config.yaml` holds the result."""
+        builtin = config.model == "builtin"
+        rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
+        rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
+        on_gpu = config.device.startswith("cuda") or config.device == "auto" and torch.cuda.is_available()
+        level = config.level or getattr(task, "default_level", 1)
+        self.config = dataclasses.replace(
+            config, level=level, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
+            micro_tokens=config.micro_tokens or (65_536 if on_gpu else 4_096),
+            steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
+        return self.config
+
+    def attach(self, trainer: Trainer, console: Console):
+        """Make the directory; from here on everything is written there."""
+        self.trainer, self.console, config = trainer, console, self.config
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
+        self.samples = SamplesLog(self.folder, every=config.samples_every)
+        self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
+        self.best: str | None = None
+        config.save(self.folder / "config.yaml", **self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """Return versions, device and commit, for the record."""
+        policy = self.trainer.policy
+        device = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else platform.processor() or "cpu"
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return {"started": datetime.now(UTC).isoformat(timespec="seconds"), "python": platform.python_version(),
+                "torch": str(torch.__version__), "transformers": transformers.__version__, "peft": peft.__version__,
+                "device": device, "threads": torch.get_num_threads(), "commit": git.stdout.strip() or None}
+
+    def describe(self) -> dict[str, str]:
+        """Return what the run does, defaults included, for the console."""
+        config, policy = self.config, self.trainer.policy
+        rungs = self.trainer.curriculum.rungs
+        size = sum(p.numel() for p in policy.model.parameters())
+        trained = sum(p.numel() for p in policy.parameters)
+        tuning = f"LoRA rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
+        climb = (f" (by way of {' → '.join(map(str, rungs))}, up at {config.promote_at:g})" if len(rungs) > 1 else "")
+        kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
+        return {
+            "run": str(self.folder),
+            "task": f"{config.task}, level {config.level}{climb}",
+            "reward": config.reward or "the task's own",
+            "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
+                     + f" on {policy.device}, {torch.get_num_threads()} threads",
+            "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
+            "batch": f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
+            "loss": f"{config.loss}, advantages by {config.scale}{kl}; groups without variance: {config.on_degenerate}",
+        }
+
+    def restore(self):
+        """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
+        if self.checkpoint is None:
+            return
+        for warning in self.warnings:
+            self.console.warn(warning)
+        remove_partial(self.folder)
+        state = json.loads((self.checkpoint / "trainer.json").read_text())
+        self.trainer.restore(state["trainer"])
+        self.rules.load_state_dict(state["rules"])
+        self.best = state["best"]
+        load_optimizer(self.checkpoint, self.trainer.optimizer)
+        load_rng(self.checkpoint)
+        done = self.trainer.done
+        for log in (self.metrics, self.evals, self.samples):
+            log.truncate_after(done)
+        remove_after(self.folder, done)
+        self.console.say(f"resumed {self.folder} after step {done}")
+
+    def record(self, report: StepReport):
+        """Write the step: metrics, every prompt and completion, samples."""
+        write_rollouts(self.folder / "rollouts" / f"step-{report.step:06d}.jsonl.zst", report.groups, step=report.step)
+        self.metrics.append(report.metrics)
+        self.samples.append(report.step, report.groups)
+
+    def save_failed(self) -> Path:
+        """Write the batch of a step that could not be finished, for inspection."""
+        step = self.trainer.done + 1
+        path = self.folder / "rollouts" / f"failed-{step:06d}.jsonl.zst"
+        write_rollouts(path, self.trainer.current, step=step)
+        return path
+
+    def save_if_due(self, report: StepReport):
+        """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
+        reasons = self.rules.reasons(report.step, report.metrics["reward"])
+        if report.step == self.config.steps and not reasons:
+            reasons = ["the last step"]
+        if not reasons:
+            return
+        start = time.perf_counter()
+        path = self._checkpoint_path(report.step)
+        if any("best" in reason for reason in reasons):
+            self.best = path.name
+        save_checkpoint(self.folder, report.step, self._write_state, note={"reasons": reasons})
+        self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
+        keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
+        for line in prune(self.folder, keep_best=keep):
+            self.console.say(line)
+
+    def _checkpoint_path(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:06d}"
+
+    def _write_state(self, folder: Path):
+        self.trainer.policy.save(folder)
+        save_optimizer(folder, self.trainer.optimizer)
+        save_rng(folder)
+        state = {"trainer": self.trainer.state(), "rules": self.rules.state_dict(), "best": self.best}
+        (folder / "trainer.json").write_text(json.dumps(state))
+
+    def evaluate(self):
+        """Score the policy on held-out problems of the asked level; one line in eval.jsonl, all texts in rollouts/."""
+        config, trainer, task = self.config, self.trainer, self.trainer.task
+        problems = [problem_at(task, seed=EVAL_SEED, split="validation", level=config.level, index=index)
+                    for index in range(config.eval_problems)]
+        step = trainer.done
+        groups = evaluate(trainer.policy, task, [p for p in problems if p.key not in trainer.seen],
+                          temperature=config.temperature, truncate=trainer.truncate)
+        line = {"step": step, "task": config.task, "level": config.level, "split": "validation",
+                "temperature": config.temperature, "metric": getattr(task, "metric", "score"), **summarise(groups)}
+        write_rollouts(self.folder / "rollouts" / f"eval-{step:06d}.jsonl.zst", groups, step=step)
+        self.evals.append(line)
+        self.console.evaluation(line)
+
+    def finish(self):
+        """Evaluate the trained policy and say what came of the run."""
+        done = read_metrics(self.folder / "eval.jsonl")
+        if not done or done[-1]["step"] < self.trainer.done:
+            self.evaluate()
+        lines = read_metrics(self.folder / "eval.jsonl")
+        files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
+                 "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
+        flag = "--words" if self.config.task == "interleave" else "--level"
+        self.console.summary(lines[:1], lines[-1:], {name: str(path) for name, path in files.items()}, [
+            f"python eval.py --model {self.folder} --task {self.config.task} {flag} {self.config.level}"])
+
+
+def check_fit(trainer: Trainer, probes: int = 16):
+    """Raise UserError before anything is trained where a level does not fit the context or the completion budget."""
+    for level in trainer.curriculum.rungs:
+        for index in range(probes):
+            problem = problem_at(trainer.task, seed=trainer.config.seed, split="train", level=level, index=index)
+            budget_for(trainer.policy, trainer.policy.encode(problem.prompt), problem.target, trainer.config.max_new_tokens)
+
+
+def _free(home: Path, config: Config) -> Path:
+    """Return a directory that does not exist yet, named after task, level and seed."""
+    task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
+    level = f"-{config.level}" if config.level else ""
+    base = f"{task}{level}-seed{config.seed}"
+    names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
+    return next(home / name for name in names if not (home / name).exists())
+
+
+def _latest(home: Path) -> Path:
+    runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
+    if not runs:
+        raise UserError(f"--resume: no run in {home}{os.sep} to go on with; start one without --resume")
+    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)

@@ -1,0 +1,217 @@
+"""Checkpoints: written aside and renamed, so each is whole or absent; a manifest holds a checksum of every file.
+
+checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout, optimizer.safetensors with
+optimizer.json, rng.json, trainer.json and manifest.json. No pickle anywhere: safetensors and JSON only.
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from tasks.base import UserError
+
+_NAME = re.compile(r"step-(\d{6,})")
+_verified: dict[tuple[str, int], str | None] = {}  # (path, time of its manifest): what `verify` found
+
+
+def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note: dict[str, Any]) -> Path:
+    """Write checkpoints/step-NNNNNN by `write(folder)`, whole or not at all, and return its path.
+
+    Raises UserError when the disk will not take it; what was there before stays.
+    """
+    final = Path(run) / "checkpoints" / f"step-{step:06d}"
+    aside = final.with_name(f".tmp-{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        write(aside)
+        files = {str(path.relative_to(aside)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
+                 for path in sorted(aside.rglob("*")) if path.is_file()}
+        manifest = {"format": 1, "step": step, "note": note, "files": files}
+        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in aside.rglob("*"):
+            _sync(path)
+        if final.exists():  # a step that is made again after a resume
+            shutil.rmtree(final)
+        os.replace(aside, final)
+        _sync(final.parent)
+    except Exception as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError) or "No space left" in str(error):  # safetensors wraps the system's error
+            raise UserError(f"{final}: cannot be written ({error.strerror if isinstance(error, OSError) else error}); earlier "
+                            f"checkpoints are untouched: free some space and go on with --resume {run}") from error
+        raise
+    return final
+
+
+def verify(path: Path) -> str | None:
+    """Return None when the checkpoint is whole, else in one line what is wrong with it."""
+    manifest = Path(path) / "manifest.json"
+    if not manifest.is_file():
+        return f"{path}: no checkpoint (it has no manifest.json)"
+    key = (str(manifest), manifest.stat().st_mtime_ns)
+    if key not in _verified:
+        _verified[key] = _damage(Path(path), manifest)
+    return _verified[key]
+
+
+def _damage(path: Path, manifest: Path) -> str | None:
+    try:
+        files = json.loads(manifest.read_text())["files"].items()
+        for name, fact in files:
+            file = path / name
+            if path.resolve() not in file.resolve().parents:
+                return f"{path}: manifest.json names a file outside the checkpoint: {name}"
+            if not file.is_file():
+                return f"{path}: {name} is missing"
+            if file.stat().st_size != fact["bytes"]:
+                return f"{path}: {name} has {file.stat().st_size} bytes, and should have {fact['bytes']}"
+            if _sha256(file) != fact["sha256"]:
+                return f"{path}: {name} is damaged (its checksum is wrong)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{path}: manifest.json is damaged"
+    return None
+
+
+def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
+    """Return the valid checkpoints of a run in the order of their steps, and what is wrong with each of the others."""
+    found = sorted((p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)), key=_step)
+    damage = {path: verify(path) for path in found}
+    return [path for path in found if damage[path] is None], [reason for reason in damage.values() if reason]
+
+
+def find_resume(path: Path) -> tuple[Path, list[str]]:
+    """Return the checkpoint to go on from: `path` itself, or the latest valid one of the run `path`; and warnings.
+
+    Each warning names a damaged checkpoint that was passed over. Raises UserError where there is nothing to go on from.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"--resume {path}: does not exist; give a run's directory or one of its checkpoints")
+    if _NAME.fullmatch(path.name):
+        if reason := verify(path):
+            raise UserError(f"--resume {reason}; give another checkpoint, or the run's directory")
+        return path, []
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"--resume {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints")
+    valid, damaged = checkpoints(path)
+    if not valid:
+        reasons = f" ({'; '.join(damaged)})" if damaged else ""
+        raise UserError(f"--resume {path}: it has no valid checkpoint{reasons}; start a new run")
+    return valid[-1], [f"passed over {reason}" for reason in damaged]
+
+
+def remove_partial(run: Path):
+    """Remove what a killed process left of a checkpoint half written."""
+    for path in (Path(run) / "checkpoints").glob(".tmp-*"):
+        shutil.rmtree(path)
+
+
+def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
+    """Keep the first, the second to last and the most recent valid checkpoint (and `keep_best`); return a line for
+    each that was removed. Damaged ones are left for their owner to see."""
+    valid, _ = checkpoints(run)
+    keep = {valid[0], *valid[-2:], keep_best} if valid else set()
+    removed = [path for path in valid if path not in keep]
+    for path in removed:
+        grave = path.with_name(f".tmp-{path.name}")  # renamed first: a kill in the middle leaves no half checkpoint
+        os.replace(path, grave)
+        shutil.rmtree(grave)
+    return [f"removed checkpoint {path.name}" for path in removed]
+
+
+class CheckpointRules:
+    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats the best by `best_margin`."""
+
+    def __init__(self, every: int = 20, threshold: float = 0.3, best_margin: float = 0.01):
+        self.every, self.threshold, self.margin = every, threshold, best_margin
+        self.best, self.passed = None, False
+
+    def reasons(self, step: int, reward: float) -> list[str]:
+        """Return why a checkpoint is due after `step`, which earned a mean `reward`; empty where none is."""
+        reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
+        if not self.passed and reward >= self.threshold:
+            self.passed = True
+            reasons.append(f"reward {reward:.3f} first passed {self.threshold:g}")
+        if self.best is None:
+            self.best = reward
+        elif reward > self.best + self.margin:
+            reasons.append(f"new best reward {reward:.3f} (was {self.best:.3f})")
+            self.best = reward
+        return reasons
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "passed": self.passed}
+
+    def load_state_dict(self, state: dict[str, Any]):
+        self.best, self.passed = state["best"], state["passed"]
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer):
+    """Write the optimizer's tensors to optimizer.safetensors and all the rest to optimizer.json."""
+    state = optimizer.state_dict()
+    tensors, rest = {}, {}
+    for index, entry in state["state"].items():
+        for name, value in entry.items():
+            target = tensors if isinstance(value, torch.Tensor) else rest
+            target[f"{index}/{name}"] = value.contiguous() if isinstance(value, torch.Tensor) else value
+    save_file(tensors, folder / "optimizer.safetensors")
+    (folder / "optimizer.json").write_text(json.dumps({"rest": rest, "param_groups": state["param_groups"]}))
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer):
+    """Restore what `save_optimizer` wrote, bit for bit."""
+    saved = json.loads((folder / "optimizer.json").read_text())
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*load_file(folder / "optimizer.safetensors").items(), *saved["rest"].items()]:
+        index, name = key.split("/", 1)
+        state.setdefault(int(index), {})[name] = value
+    groups = [{**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})} for group in saved["param_groups"]]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def save_rng(folder: Path):
+    """Write the state of the random generators of Python, NumPy and torch to rng.json."""
+    kind, keys, *numbers = np.random.get_state()
+    cuda = [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
+    (folder / "rng.json").write_text(json.dumps({
+        "python": random.getstate(), "numpy": [kind, keys.tolist(), *numbers],
+        "torch": torch.get_rng_state().tolist(), "cuda": cuda}))
+
+
+def load_rng(folder: Path):
+    """Restore what `save_rng` wrote."""
+    saved = json.loads((folder / "rng.json").read_text())
+    version, state, gauss = saved["python"]
+    random.setstate((version, tuple(state), gauss))
+    kind, keys, *numbers = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
+    torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
+    if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]])
+
+
+def _step(path: Path) -> int:
+    return int(_NAME.fullmatch(path.name)[1])
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Logs that grow by a step: metrics.jsonl and eval.jsonl (JSON lines), samples.log (for reading)."""
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from data.files import read_jsonl, write_whole
+from grpo.records import Group
+from tasks.base import UserError
+
+
+class MetricsLog:
+    """A file of JSON lines, each with its "step"; every line is on the disk when `append` returns."""
+
+    def __init__(self, folder: Path, name: str = "metrics.jsonl"):
+        self.path = Path(folder) / name
+
+    def append(self, line: dict[str, Any]):
+        """Write one line. JSON has no NaN or infinity, so such numbers become null."""
+        _append(self.path, json.dumps({key: _finite(value) for key, value in line.items()}, ensure_ascii=False) + "\n")
+
+    def truncate_after(self, step: int):
+        """Drop the lines of later steps and a half-written last line: they will be made again."""
+        if self.path.exists():
+            kept = [line for line in read_metrics(self.path) if line["step"] <= step]
+            write_whole(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept).encode())
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a log; a last line that was cut is left out. Raises UserError for other damage, by line."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):  # the writer was stopped in the middle of a line
+        write_whole(path, content[:content.rfind(b"\n") + 1])
+    lines = []
+    for where, line in read_jsonl(path):
+        if not isinstance(line.get("step"), int):
+            raise UserError(f'{where}: has no whole number "step"; the file is not a log of a run')
+        lines.append(line)
+    return lines
+
+
+class SamplesLog:
+    """samples.log: the best and the worst completion of every `every`-th step."""
+
+    HEAD = re.compile(r"^=== step (\d+) ")
+
+    def __init__(self, folder: Path, every: int):
+        self.path, self.every = Path(folder) / "samples.log", every
+
+    def append(self, step: int, groups: Sequence[Group]):
+        """Write the step's best and worst completion by reward, if it is this step's turn."""
+        if step % self.every and step != 1:
+            return
+        rows = [(score.reward, score.value, group, completion) for group in groups
+                for score, completion in zip(group.scores, group.completions)]
+        parts = [f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"]
+        for name, row in (("best", max(rows, key=lambda row: row[0])), ("worst", min(rows, key=lambda row: row[0]))):
+            reward, value, group, completion = row
+            parts.append(f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
+                         f"  wanted: {printable(group.problem.target)}\n  wrote:  {printable(completion.text)}\n")
+        _append(self.path, "".join(parts))
+
+    def truncate_after(self, step: int):
+        """Drop the entries of later steps."""
+        if not self.path.exists():
+            return
+        kept, keep = [], True
+        for line in self.path.read_text().splitlines(keepends=True):
+            head = self.HEAD.match(line)
+            keep = int(head[1]) <= step if head else keep
+            if keep:
+                kept.append(line)
+        write_whole(self.path, "".join(kept).encode())
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line with everything a terminal could obey spelled out: ``\\x1b``, ``\\n``, ``\\u2028``."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _append(path: Path, text: str):
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space and go on with --resume") from error
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

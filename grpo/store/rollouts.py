@@ -1,0 +1,75 @@
+"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, and eval-000020.jsonl.zst for evaluations.
+
+One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
+so that they read back exactly), rewards and their parts, advantages, temperature, verdict and action.
+"""
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from data.files import write_whole
+from grpo.records import Completion, Group
+from tasks.base import Problem, Score, UserError
+
+_NAME = re.compile(r"(?:step|eval|failed)-(\d+)\.jsonl\.zst")
+
+
+def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
+    """Write the groups of one step, whole or not at all. Raises UserError when the disk will not take them."""
+    lines = "".join(json.dumps(_to_json(number, group, step), ensure_ascii=True) + "\n" for number, group in enumerate(groups))
+    write_whole(path, zstandard.ZstdCompressor(level=3).compress(lines.encode()))
+
+
+def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the groups of one file as JSON objects. Raises UserError naming the file when it is damaged."""
+    try:
+        with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+            text = reader.read().decode()
+        if not text.endswith("\n"):
+            raise ValueError("it ends in the middle of a line")
+        lines = [json.loads(line) for line in text.splitlines()]
+    except (OSError, ValueError, zstandard.ZstdError) as error:
+        raise UserError(f"{path}: not a whole rollout file ({error})") from error
+    yield from lines
+
+
+def groups_of(path: Path) -> list[Group]:
+    """Return the groups of one file as they were when they were written."""
+    return [_from_json(line) for line in read_rollouts(path)]
+
+
+def remove_after(run: Path, step: int):
+    """Remove the files of later steps: they will be made again."""
+    for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
+        name = _NAME.fullmatch(path.name)
+        if name and int(name[1]) > step:
+            path.unlink()
+
+
+def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
+    advantages = group.advantages or [None] * len(group.completions)
+    return {
+        "step": step, "group": number, "index": group.index, "attempt": group.attempt, "task": group.problem.task,
+        "level": group.problem.level, "temperature": group.temperature, "verdict": group.verdict, "action": group.action,
+        "problem": group.problem.to_json(), "prompt_tokens": list(group.prompt),
+        "completions": [
+            {**asdict(completion), "reward": score.reward, "value": score.value, "exact": score.exact,
+             "advantage": advantage, "parts": dict(score.parts)}
+            for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)],
+    }
+
+
+def _from_json(line: dict[str, Any]) -> Group:
+    rows = line["completions"]
+    advantages = [row["advantage"] for row in rows]
+    return Group(
+        index=line["index"], problem=Problem(**line["problem"]), prompt=tuple(line["prompt_tokens"]),
+        temperature=line["temperature"], attempt=line["attempt"], verdict=line["verdict"], action=line["action"],
+        completions=[Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"]) for r in rows],
+        scores=[Score(r["reward"], r["parts"], r["value"], r["exact"]) for r in rows],
+        advantages=[] if None in advantages else advantages)

@@ -1,0 +1,191 @@
+"""The loop. It reads as the algorithm (GRPO, arXiv:2402.03300), one station of the data after the other:
+
+    problems ─► rollout ─► scores ─► variance monitor ─► advantages ─► update ─► store
+
+Departures from the paper: groups without variance are skipped or drawn again, hotter; the level of the problems climbs
+a ladder; a token's log-probability is compared with the sampler's own; the reference is optional.
+"""
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+
+from grpo.config import Config
+from grpo.curriculum import Curriculum
+from grpo.learn.advantages import advantages
+from grpo.learn.update import update
+from grpo.policy import Policy
+from grpo.records import Group, StepReport
+from grpo.rollout.engine import budget_for, generate
+from grpo.rollout.sampling import sample_key, truncation
+from grpo.variance import VarianceMonitor, classify
+from tasks.base import Problem, Task, problem_at
+
+
+class Trainer:
+    """Owns everything that changes while a run goes on; `step` makes one step and reports it."""
+
+    def __init__(self, config: Config, task: Task, policy: Policy, dataset: Sequence[Problem] = ()):
+        self.config, self.task, self.policy, self.dataset = config, task, policy, dataset
+        self.truncate = truncation(config.top_k, config.top_p)
+        self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
+                                           weight_decay=config.weight_decay)
+        self.curriculum = Curriculum(config.rungs, promote_at=config.promote_at, window=config.promote_window,
+                                     replay=config.replay)
+        self.monitor = VarianceMonitor(
+            config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
+            retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
+        self.done = 0  # steps
+        self.tokens = 0  # sampled in all
+        self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
+        self.current: list[Group] = []  # the groups of the step under way, for the record if it fails
+
+    def step(self) -> StepReport:
+        """Draw, score, weigh and learn from one batch of groups."""
+        step, clock = self.done + 1, _Clock()
+        problems = self.problems(step)
+        groups = self.current = self.rollout(step, problems, clock)  # every try, discarded ones too
+        kept = [group for group in groups if group.action == "keep"]
+        scales = advantages([group.rewards for group in kept], scale=self.config.scale)
+        for group, values in zip(kept, scales, strict=True):
+            group.advantages = values
+        learned = self.learn(step, kept)
+        clock.lap("update")
+        metrics = self.metrics(step, groups, learned, clock)
+        events = self.monitor.observe(groups)
+        events += self.curriculum.observe(step, _values_by_level(groups), _collapsed_share(groups))
+        self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
+        self.done = step
+        return StepReport(step, metrics, groups, events)
+
+    def problems(self, step: int) -> list[tuple[int, Problem]]:
+        """Return the step's (index in the training stream, problem): a pure function of seed, step and level."""
+        count, seed = self.config.prompts, self.config.seed
+        indices = range((step - 1) * count, step * count)
+        if self.dataset:
+            return [(index, self.dataset[index % len(self.dataset)]) for index in indices]
+        levels = self.curriculum.levels_for(seed, step, count)
+        return [(index, problem_at(self.task, seed=seed, split="train", level=level, index=index))
+                for index, level in zip(indices, levels, strict=True)]
+
+    def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
+        """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
+        groups, waiting, attempt = [], list(problems), 0
+        while waiting:
+            drawn = self.sample(step, waiting, attempt)
+            clock.lap("rollout")
+            for group in drawn:
+                texts = [completion.text for completion in group.completions]
+                group.scores = self.task.score(group.problem, texts)
+                group.verdict = classify(group.rewards, texts, threshold=self.config.variance_threshold)
+                group.action = self.monitor.decide(group.verdict, attempt)
+            clock.lap("score")
+            groups += drawn
+            waiting = [(group.index, group.problem) for group in drawn if group.action == "resample"]
+            attempt += 1
+        return groups
+
+    def sample(self, step: int, problems: Sequence[tuple[int, Problem]], attempt: int) -> list[Group]:
+        """Return a group of completions for each problem, unscored."""
+        prompts = [self.policy.encode(problem.prompt) for _, problem in problems]
+        heat = self.monitor.retry_temperature(attempt) if attempt else self.monitor.temperature
+        keys = [[sample_key(self.config.seed, step, index, sample, attempt) for sample in range(self.config.group_size)]
+                for index, _ in problems]
+        budgets = [budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
+                   for prompt, (_, problem) in zip(prompts, problems)]
+        answers = generate(self.policy, prompts, keys=keys, temperatures=[heat] * len(prompts), budgets=budgets,
+                           truncate=self.truncate)
+        return [Group(index, problem, prompt, heat, completions, attempt)
+                for (index, problem), prompt, completions in zip(problems, prompts, answers)]
+
+    def learn(self, step: int, kept: list[Group]) -> dict[str, float]:
+        """Update the policy from the kept groups, `epochs` times; return the metrics of the first and last update."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * self.rate(step)
+        if not kept:
+            return {}
+        config, (low, high) = self.config, self.config.clips
+        longest = max(budget_for(self.policy, group.prompt, group.problem.target, config.max_new_tokens) for group in kept)
+        passes = [update(self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low,
+                         clip_high=high, max_length=longest, micro_tokens=config.micro_tokens,
+                         max_grad_norm=config.max_grad_norm, truncate=self.truncate) for _ in range(config.epochs)]
+        parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
+        return passes[-1] | parity
+
+    def rate(self, step: int) -> float:
+        """Return the share of the learning rate that `step` learns with: warm-up, then constant or cosine to zero."""
+        warm = min(1.0, step / (self.config.warmup + 1))
+        if self.config.schedule == "constant":
+            return warm
+        progress = step / (self.config.steps + 1)
+        return warm * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * progress)).item())
+
+    def metrics(self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock") -> dict[str, Any]:
+        """Return the step's line for metrics.jsonl; figures of reward and length are over first tries."""
+        first = [group for group in groups if group.attempt == 0]
+        completions = [completion for group in first for completion in group.completions]
+        scores = [score for group in first for score in group.scores]
+        tokens = sum(group.tokens for group in groups)
+        self.tokens += tokens
+        seconds = clock.total()
+        return {
+            "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": self.curriculum.level,
+            "reward": fmean(score.reward for score in scores),
+            "reward_std": fmean(pstdev(group.rewards) for group in first),
+            "value": fmean(score.value for score in scores),
+            "exact": fmean(score.exact for score in scores),
+            **self.monitor.metrics(groups),
+            **learned,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
+            "completions/clipped_ratio": fmean(completion.finish == "length" for completion in completions),
+            "num_tokens": self.tokens,
+            "tokens_per_second": tokens / seconds,
+            "step_time": seconds,
+            **{f"time/{name}": value for name, value in clock.laps.items()},
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is not a tensor, as JSON values."""
+        return {"done": self.done, "tokens": self.tokens, "seen": list(self.seen),
+                "curriculum": self.curriculum.state_dict(), "monitor": self.monitor.state_dict()}
+
+    def restore(self, state: dict[str, Any]):
+        """Go on where `state` was taken."""
+        self.done, self.tokens, self.seen = state["done"], state["tokens"], dict.fromkeys(state["seen"])
+        self.curriculum.load_state_dict(state["curriculum"])
+        self.monitor.load_state_dict(state["monitor"])
+
+
+class _Clock:
+    """Where the time of a step goes, in seconds."""
+
+    def __init__(self):
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = defaultdict(float)
+
+    def lap(self, name: str):
+        now = time.perf_counter()
+        self.laps[name] += now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        return time.perf_counter() - self.start
+
+
+def _values_by_level(groups: list[Group]) -> dict[int, list[float]]:
+    values = defaultdict(list)
+    for group in groups:
+        if group.attempt == 0:
+            values[group.problem.level].append(fmean(score.value for score in group.scores))
+    return dict(values)
+
+
+def _collapsed_share(groups: list[Group]) -> float:
+    first = [group for group in groups if group.attempt == 0]
+    return fmean(group.verdict in ("identical", "failed", "tied") for group in first)

@@ -1,0 +1,66 @@
+"""Advantages: hand-computed values and the identities that every scale keeps."""
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from grpo.learn.advantages import SCALES, advantages
+
+GROUP = st.lists(st.floats(0, 1), min_size=2, max_size=16)
+GROUPS = st.lists(GROUP, min_size=1, max_size=4)
+# Rewards on a grid of 1/64, not all equal: the spread is never so small that a tiny eps shows, and shifts are exact.
+GRID = st.integers(0, 64).map(lambda n: n / 64)
+VARIED = st.lists(GRID, min_size=2, max_size=8).filter(lambda group: len(set(group)) > 1)
+
+
+def test_group_scale_divides_by_the_sample_std_of_each_group():
+    # [1, 0, 0, 1]: mean 1/2, sum of squares 4 * 1/4 = 1, sample variance 1/3.  [0.2, 0.4]: mean 0.3, variance 0.02.
+    first, second = 0.5 / (math.sqrt(1 / 3) + 1e-4), 0.1 / (math.sqrt(0.02) + 1e-4)
+    expected = [[first, -first, -first, first], [-second, second]]
+    result = advantages([[1.0, 0.0, 0.0, 1.0], [0.2, 0.4]], scale="group")
+    assert [pytest.approx(group, rel=1e-12) for group in expected] == result
+
+
+def test_batch_scale_divides_by_the_std_of_all_rewards():
+    # Group means 1 and 5, every distance 1. All of [0, 2, 4, 6]: mean 3, squares 9 + 1 + 1 + 9 = 20, variance 20/3;
+    # of the centred rewards [-1, 1, -1, 1] it would be 4/3.
+    one = 1 / (math.sqrt(20 / 3) + 0.5)
+    result = advantages([[0.0, 2.0], [4.0, 6.0]], scale="batch", eps=0.5)
+    assert [pytest.approx([-one, one], rel=1e-12)] * 2 == result
+
+
+def test_scale_none_only_centres():
+    assert advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none") == [[-0.5, 0.0, 0.5], [1.0, -1.0]]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_without_groups_there_are_no_advantages(scale):
+    assert advantages([], scale=scale) == []
+
+
+@given(GROUPS, st.sampled_from(SCALES))
+def test_advantages_of_a_group_sum_to_zero(rewards, scale):
+    for group in advantages(rewards, scale=scale):
+        assert math.fsum(group) == pytest.approx(0, abs=1e-11)  # 16 roundings of 1e-16, divided by at least eps = 1e-4
+
+
+@given(VARIED, VARIED, st.integers(-8, 8), st.sampled_from(SCALES))
+def test_a_shift_of_all_rewards_changes_nothing(first, second, shift, scale):
+    shifted = [[reward + shift for reward in group] for group in (first, second)]
+    for before, after in zip(advantages([first, second], scale=scale), advantages(shifted, scale=scale), strict=True):
+        assert after == pytest.approx(before, rel=1e-9, abs=1e-12)
+
+
+@given(VARIED, VARIED, st.floats(0.1, 100), st.sampled_from(("group", "batch")))
+def test_a_positive_factor_changes_nothing_when_eps_is_small(first, second, factor, scale):
+    scaled = [[reward * factor for reward in group] for group in (first, second)]
+    before, after = (advantages(rewards, scale=scale, eps=1e-13) for rewards in ([first, second], scaled))
+    for group, group_scaled in zip(before, after, strict=True):
+        assert group_scaled == pytest.approx(group, rel=1e-9, abs=1e-9)
+
+
+@given(st.floats(-100, 100), st.integers(2, 16), GROUP, st.sampled_from(SCALES))
+@example(0.1, 3, [0.0, 1.0], "group")  # 0.1 + 0.1 + 0.1 is not 0.3, and a third of it not 0.1
+def test_a_constant_group_gets_exact_zeros(reward, size, other, scale):
+    assert advantages([[reward] * size, other], scale=scale, eps=1e-30)[0] == [0.0] * size

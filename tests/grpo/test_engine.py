@@ -1,0 +1,101 @@
+"""The engine against a plain `transformers` forward pass, and against itself in other company."""
+import pytest
+import torch
+from conftest import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from grpo.policy import load_policy
+from grpo.rollout.engine import _compact, budget_for, generate
+from grpo.rollout.sampling import sample_key, truncation
+from tasks.base import UserError
+
+PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
+
+
+def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, truncate=None):
+    ids = [policy.encode(prompt) for prompt in prompts]
+    keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(samples)] for prompt in prompts]
+    return ids, generate(policy, ids, keys=keys, temperatures=[temperature] * len(ids), budgets=[budget] * len(ids),
+                         truncate=truncate)
+
+
+def plain_logprobs(model, prompt, tokens, temperature):
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1:-1]
+    return (logits / temperature).log_softmax(-1)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
+def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads):
+    policy = load_policy(str(make_tiny_model(tmp_path, heads=heads, kv_heads=kv_heads)), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    for prompt, answers in zip(*rollout(policy, temperature=0.8)):
+        for answer in answers:
+            every = plain_logprobs(plain, prompt, answer.tokens, 0.8)
+            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_ragged_lengths_are_exercised(tiny_policy):
+    # the tests of this file are only worth something if rows end at different places, by the end token and by the budget
+    tiny_policy.stops = tuple(range(0, 2048, 40))
+    lengths = {len(answer.tokens) for group in rollout(tiny_policy, samples=8)[1] for answer in group}
+    assert len(lengths) > 4
+
+
+def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
+    tiny_policy.stops = tuple(range(0, 2048, 40))  # early ends, so that rows retire and the batch is compacted
+    _, together = rollout(tiny_policy, samples=8)
+    for prompt, group in zip(PROMPTS, together):
+        _, (alone,) = rollout(tiny_policy, [prompt], samples=8)
+        assert [a.tokens for a in alone] == [a.tokens for a in group]
+
+
+def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_policy):
+    tiny_policy.stops = tuple(range(0, 2048, 40))
+    for group in rollout(tiny_policy, samples=8)[1]:
+        for answer in group:
+            ends = [token in tiny_policy.stops for token in answer.tokens]
+            assert not any(ends[:-1])
+            assert (answer.finish == "stop") == ends[-1]
+            assert ends[-1] or len(answer.tokens) == 24
+            assert len(answer.logprobs) == len(answer.tokens)
+
+
+def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager")
+    ids, groups = rollout(tiny_policy, temperature=0.0, samples=1)
+    for prompt, (answer,) in zip(ids, groups):
+        best = plain_logprobs(plain, prompt, answer.tokens, 1.0).argmax(-1)
+        assert best.tolist() == list(answer.tokens)
+
+
+def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_model):
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager")
+    ids, groups = rollout(tiny_policy, truncate=truncation(top_k=3))
+    for prompt, answers in zip(ids, groups):
+        for answer in answers:
+            every = plain_logprobs(plain, prompt, answer.tokens, 1.0)
+            top = every.topk(3, -1)
+            inside = (top.indices == torch.tensor(answer.tokens)[:, None]).any(-1)
+            assert inside.all()
+            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0] - top.values.logsumexp(-1)
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_compaction_by_hand():
+    live = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0]], dtype=torch.bool)
+    prompts, rows = _compact(live)
+    # prompt 1 leaves; two columns stay: rows 0 and 2 of prompt 0, row 1 of prompt 2 with a finished one to fill the grid
+    assert prompts.tolist() == [0, 2] and rows.tolist() == [0, 2, 7, 6]
+    assert _compact(torch.tensor([[True, True], [True, False]])) == (None, None)
+
+
+def test_budget(tiny_policy):
+    target = "one two three"
+    needed = tiny_policy.target_length(target)
+    assert budget_for(tiny_policy, (1,), target) >= needed * 1.25
+    assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
+    with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
+        budget_for(tiny_policy, (1,), target, asked=needed - 1)
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        budget_for(tiny_policy, (1,) * 1020, target)

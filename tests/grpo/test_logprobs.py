@@ -1,0 +1,89 @@
+"""Chunked log-probabilities against the plain log_softmax of all logits, in float64.
+
+Shapes: N tokens, V vocabulary, H hidden.
+"""
+import pytest
+import torch
+from torch import nn
+
+from grpo.learn.logprobs import token_logprobs
+
+N, H, V = 11, 4, 7
+
+
+class LoraHead(nn.Module):
+    """A linear head with a bias and a low-rank adapter: every way in which parameters enter a real lm_head."""
+
+    def __init__(self, generator):
+        super().__init__()
+        self.weight_VH, self.down_2H, self.up_V2, self.bias_V = (
+            nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
+            for shape in ((V, H), (2, H), (V, 2), (V,)))
+        self.rows = []
+
+    def forward(self, hidden_NH):
+        self.rows.append(len(hidden_NH))
+        return hidden_NH @ (self.weight_VH + self.up_V2 @ self.down_2H).T + self.bias_V
+
+
+def inputs():
+    """Return hidden states, head, targets, temperatures, and the weights of a scalar objective, always the same."""
+    generator = torch.Generator().manual_seed(5)
+    hidden_NH = torch.randn(N, H, dtype=torch.float64, generator=generator).requires_grad_()
+    targets_N = torch.randint(V, (N,), generator=generator)
+    temperature_N = 0.5 + torch.rand(N, dtype=torch.float64, generator=generator)
+    weights_N = torch.randn(N, dtype=torch.float64, generator=generator)
+    return hidden_NH, LoraHead(generator), targets_N, temperature_N, weights_N
+
+
+def top_two_and_target(logits_NV, targets_N):
+    keep_NV = torch.zeros_like(logits_NV, dtype=torch.bool).scatter(-1, logits_NV.topk(2).indices, True)
+    return logits_NV.masked_fill(~keep_NV.scatter(-1, targets_N[:, None], True), -torch.inf)
+
+
+@pytest.mark.parametrize("truncate", [None, top_two_and_target])
+@pytest.mark.parametrize("chunk", range(1, N + 2))
+def test_values_and_gradients_equal_the_full_log_softmax(truncate, chunk):
+    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    leaves = [hidden_NH, *head.parameters()]
+
+    logits_NV = head(hidden_NH) / temperature_N[:, None]
+    if truncate:
+        logits_NV = truncate(logits_NV, targets_N)
+    distribution = torch.distributions.Categorical(logits=logits_NV)
+    expected_N = distribution.log_prob(targets_N)
+    expected_gradients = torch.autograd.grad(weights_N @ expected_N, leaves)
+
+    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=chunk, truncate=truncate)
+    gradients = torch.autograd.grad(weights_N @ logprobs_N, leaves)
+
+    exactly = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(logprobs_N, expected_N, **exactly)
+    torch.testing.assert_close(entropy_N, -(distribution.probs.xlogy(distribution.probs)).sum(-1), **exactly)
+    torch.testing.assert_close(gradients, expected_gradients, **exactly)
+
+
+def test_entropy_has_no_gradient():
+    hidden_NH, head, targets_N, temperature_N, _ = inputs()
+    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N)
+    assert logprobs_N.requires_grad and not entropy_N.requires_grad
+
+
+def test_full_logits_never_live_at_once():
+    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        logprobs_N, _ = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=3)
+    assert sum(saved) < N * V  # not the logits of all chunks together either
+    assert head.rows == [3, 3, 3, 2]
+    (weights_N @ logprobs_N).backward()
+    assert sorted(head.rows) == 2 * [2] + 6 * [3]  # once more each, in the backward pass
+
+
+def test_half_precision_heads_give_float32():
+    # bfloat16 logits (8, 0): p = 1 / (1 + e^-8). In bfloat16 log p would be 0, for e^-8 = 3.4e-4 is lost beside 1.
+    hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
+    temperature_N = torch.ones(1, dtype=torch.float64)
+    logprobs_N, entropy_N = token_logprobs(hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N)
+    assert logprobs_N.dtype == entropy_N.dtype == torch.float32
+    assert logprobs_N.item() == pytest.approx(-3.3540637e-4, rel=1e-3)  # -log(1 + e^-8) = -e^-8 + e^-16 / 2

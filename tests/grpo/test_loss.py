@@ -1,0 +1,223 @@
+"""Losses in float64 against direct enumeration: a policy over 3 tokens, every answer of at most 2.
+
+The policy is a table of logits, one row for each context (nothing yet, after token 0, after token 1); token 2 ends the
+answer. So there are seven answers in all. The oracle knows no tensors: it computes the objective from the papers'
+formulas with `math`, and its gradient by central differences.
+
+Shapes: R rows (answers), T tokens, C contexts, V vocabulary.
+"""
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.learn.loss import LOSSES, kl_k3, policy_loss, step_loss, token_weights
+
+ANSWERS = [(2,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+ADVANTAGES = [1.5, -1.0, 0.5, -2.0, 0.0, 2.0, -0.25]
+POLICY = [[0.3, -0.2, 0.1], [1.0, 0.0, -0.5], [-0.4, 0.6, 0.2]]
+OLD = [[0.4, -0.6, 0.5], [0.2, 0.3, 0.1], [-0.1, -0.3, 0.9]]
+REFERENCE = [[0.0, 0.1, -0.3], [0.7, 0.4, 0.0], [0.5, 0.5, -0.2]]
+LOW, HIGH, BUDGET = 0.1, 0.2, 4
+CLIP = {"clip_low": LOW, "clip_high": HIGH}
+EXACTLY = {"rtol": 1e-12, "atol": 1e-14}
+
+LENGTHS_R = torch.tensor([len(answer) for answer in ANSWERS])
+MASK_RT = torch.arange(2) < LENGTHS_R[:, None]
+ADVANTAGES_R = torch.tensor(ADVANTAGES, dtype=torch.float64)
+
+
+# The oracle: plain floats.
+
+def answer_logprobs(table, answer):
+    """Return the log-probability of each token of `answer`."""
+    contexts = (0, *(1 + token for token in answer[:-1]))
+    return [table[c][token] - math.log(sum(map(math.exp, table[c]))) for c, token in zip(contexts, answer, strict=True)]
+
+
+def oracle(kind, table, at, old, beta):
+    """Return loss, tokens clipped low and high, and the sum of k3; what has its gradient stopped is taken at `at`."""
+    loss = low = high = kl = 0
+    total = sum(map(len, ANSWERS))
+    for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True):
+        new, frozen, before, reference = (answer_logprobs(t, answer) for t in (table, at, old, REFERENCE))
+        length = len(answer)
+        weight = {"grpo": 1 / length / len(ANSWERS), "gspo": 1 / length / len(ANSWERS),
+                  "dr_grpo": 1 / len(ANSWERS) / BUDGET}.get(kind, 1 / total)
+        for t in range(length):
+            ratio = math.exp(new[t] - before[t])
+            if kind == "gspo":
+                ratio = (math.exp(sum(new)) / math.exp(sum(before))) ** (1 / length)
+            if kind == "cispo":
+                constant = math.exp(frozen[t] - before[t])
+                loss -= weight * sorted([1 - LOW, constant, 1 + HIGH])[1] * advantage * new[t]
+                low, high = low + (ratio < 1 - LOW), high + (ratio > 1 + HIGH)
+            elif advantage > 0:  # the gain is bounded from above
+                loss -= weight * advantage * min(ratio, 1 + HIGH)
+                high += ratio > 1 + HIGH
+            else:  # the pessimistic side of a negative advantage is the larger ratio
+                loss -= weight * advantage * max(ratio, 1 - LOW)
+                low += advantage < 0 and ratio < 1 - LOW
+            k3 = math.exp(reference[t]) / math.exp(new[t]) - 1 - (reference[t] - new[t])
+            loss, kl = loss + beta * weight * k3, kl + k3
+    return loss, low, high, kl
+
+
+def central_differences(function, table, step=1e-5):
+    """Return the gradient of function(table), as a table; its error is of the order of step squared, 1e-10."""
+    def shifted(c, v, by):
+        return [[x + by * ((i, j) == (c, v)) for j, x in enumerate(row)] for i, row in enumerate(table)]
+    return [[(function(shifted(c, v, step)) - function(shifted(c, v, -step))) / (2 * step) for v in range(3)]
+            for c in range(3)]
+
+
+# The same policy in tensors.
+
+def logprobs(table_CV):
+    """Return (R, T) log-probabilities of all answers. Padding depends on the table too: a leak would show."""
+    logprobs_CV = table_CV.log_softmax(-1)
+    first_R = torch.tensor([answer[0] for answer in ANSWERS])
+    last_R = torch.tensor([answer[-1] for answer in ANSWERS])
+    return torch.stack([logprobs_CV[0, first_R], logprobs_CV[1 + first_R.clamp(max=1), last_R]], dim=-1)
+
+
+def table(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("old", [POLICY, OLD], ids=["on_policy", "off_policy"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_value_and_gradient_equal_the_enumeration(kind, old, beta):
+    table_CV = table(POLICY).requires_grad_()
+    loss, sums = step_loss(
+        kind, logprobs(table_CV), logprobs(table(old)), ADVANTAGES_R, MASK_RT,
+        token_weights(kind, LENGTHS_R, max_length=BUDGET), **CLIP, beta=beta, ref_RT=logprobs(table(REFERENCE)))
+    loss.backward()
+
+    expected, low, high, kl = oracle(kind, POLICY, POLICY, old, beta)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert {name: x.item() for name, x in sums.items()} == pytest.approx(
+        {"tokens": 13, "clipped_low": low, "clipped_high": high, "kl": kl}, rel=1e-12)
+    assert (low > 0 and high > 0) == (old is OLD)  # both bounds are at work off policy, none on policy
+
+    expected_CV = table(central_differences(lambda t: oracle(kind, t, POLICY, old, beta)[0], POLICY))
+    torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_on_policy_expectation_is_the_policy_gradient(kind):
+    # With each answer weighted by its probability, every kind must give the gradient of -E[advantage]: REINFORCE. (For
+    # gspo too: the gradient of length * s is the sum of the gradients of logp.)
+    table_CV = table(POLICY).requires_grad_()
+    probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
+    logp_RT = logprobs(table_CV)
+    step_loss(kind, logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP)[0].backward()
+
+    def negative_expectation(values):
+        return -sum(math.exp(sum(answer_logprobs(values, answer))) * advantage
+                    for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True))
+
+    expected_CV = table(central_differences(negative_expectation, POLICY))
+    torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
+
+
+def test_k3_by_hand_and_in_expectation():
+    # Reference twice as likely: 2 - log 2 - 1 = 0.3068528; half as likely: 1/2 + log 2 - 1 = 0.1931472; the same: 0.
+    logp_RT, ref_RT = table([[0.5, 0.5, 0.5]]).log(), table([[1.0, 0.25, 0.5]]).log()
+    torch.testing.assert_close(kl_k3(logp_RT, ref_RT), table([[0.30685281944, 0.19314718056, 0.0]]), rtol=1e-10, atol=0)
+    # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3, which is the mean of k3 over tokens from (1/2, 1/2).
+    k3_RT = kl_k3(table([[0.5, 0.5]]).log(), table([[0.25, 0.75]]).log())
+    assert k3_RT.mean().item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [
+    # Ratios 1.5 and 0.9 with A = 1: -1.3 (clipped high) and -0.9. Ratio 0.5 with A = -2: 2 * 0.8 = 1.6 (clipped low).
+    ("grpo", 0.25),  # ((-1.3 - 0.9) / 2 + 1.6) / 2
+    ("bnpo", -0.2),  # (-1.3 - 0.9 + 1.6) / 3
+    ("dapo", -0.2),
+    ("dr_grpo", -0.075),  # (-1.3 - 0.9 + 1.6) / (2 * 4)
+    ("gspo", 0.2190525),  # (-sqrt(1.5 * 0.9) + 1.6) / 2 = (-1.1618950 + 1.6) / 2
+    # -(1.3 log 0.75 + 0.9 log 0.45 - 1.6 log 0.25) / 3 = -(-0.3739867 - 0.7186569 + 2.2180710) / 3 = -1.1254274 / 3
+    ("cispo", -0.3751425),
+])
+def test_values_by_hand(kind, expected):
+    logp_RT, old_RT = table([[0.75, 0.45], [0.25, 1.0]]).log(), table([[0.5, 0.5], [0.5, 1.0]]).log()
+    mask_RT = torch.tensor([[True, True], [True, False]])
+    weights_R = token_weights(kind, mask_RT.sum(-1), max_length=4)
+    loss, sums = step_loss(kind, logp_RT, old_RT, table([1.0, -2.0]), mask_RT, weights_R, clip_low=0.2, clip_high=0.3,
+                           entropy_RT=table([[0.5, 0.25], [1.0, 9.0]]))
+    assert loss.item() == pytest.approx(expected, abs=1e-7)
+    assert sums["entropy"] == 1.75 and sums["clipped_low"] == 1
+    assert sums["clipped_high"] == (0 if kind == "gspo" else 1)  # the sequence's ratio 1.16 is inside
+
+
+def test_a_clipped_sequence_of_gspo_counts_all_its_tokens():
+    # Ratios 4 and 1, so s = 2, outside although the second token is not.
+    logp_RT, old_RT = table([[1.0, 0.5, 0.5]]).log(), table([[0.25, 0.5, 0.5]]).log()
+    mask_RT = torch.tensor([[True, True, False]])
+    loss_RT, low_RT, high_RT = policy_loss("gspo", logp_RT, old_RT, table([1.0]), mask_RT, **CLIP)
+    assert high_RT.tolist() == [[True, True, False]] and not low_RT.any()
+    torch.testing.assert_close(loss_RT, table([[-1.2, -1.2, 0.0]]))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [
+    ("grpo", [1 / 6, 0, 1 / 12]), ("gspo", [1 / 6, 0, 1 / 12]),  # 1 / (3 rows * 2), the empty row, 1 / (3 * 4)
+    ("bnpo", [1 / 6, 0, 1 / 6]), ("dapo", [1 / 6, 0, 1 / 6]), ("cispo", [1 / 6, 0, 1 / 6]),  # 1 / (2 + 4)
+    ("dr_grpo", [1 / 30, 0, 1 / 30]),  # 1 / (3 * 10)
+])
+def test_token_weights_by_hand(kind, expected):
+    weights_R = token_weights(kind, torch.tensor([2, 0, 4]), max_length=10)
+    torch.testing.assert_close(weights_R, table(expected), **EXACTLY)
+    assert token_weights(kind, torch.tensor([0]), max_length=10).tolist() == [0.0]
+
+
+def random_step(lengths, seed):
+    """Return [logp, old, ref, entropy], advantages and mask of a step of ragged rows (entropy: any numbers)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths, default=0))
+    values = [-2 * torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(4)]
+    advantages_R = torch.randn(len(lengths), dtype=torch.float64, generator=generator)
+    return values, advantages_R, torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+
+
+def gradient_and_sums(kind, values, advantages_R, mask_RT, weights_R):
+    logp_RT, old_RT, ref_RT, entropy_RT = values
+    logp_RT = logp_RT.clone().requires_grad_()
+    loss, sums = step_loss(kind, logp_RT, old_RT, advantages_R, mask_RT, weights_R, **CLIP, beta=0.1, ref_RT=ref_RT,
+                           entropy_RT=entropy_RT)
+    loss.backward()
+    return logp_RT.grad, {"loss": loss.detach(), **sums}
+
+
+@given(st.data(), st.sampled_from(LOSSES), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 999))
+@settings(deadline=None)
+def test_cutting_and_permuting_a_step_changes_nothing(data, kind, lengths, seed):
+    values, advantages_R, mask_RT = random_step(lengths, seed)
+    weights_R = token_weights(kind, mask_RT.sum(-1), max_length=4)
+    whole_RT, whole_sums = gradient_and_sums(kind, values, advantages_R, mask_RT, weights_R)
+
+    order_R = torch.tensor(data.draw(st.permutations(range(len(lengths)))))
+    weights_R = token_weights(kind, mask_RT[order_R].sum(-1), max_length=4)
+    rows_per_part = data.draw(st.integers(1, len(lengths)))
+    parts = [gradient_and_sums(kind, [x[rows] for x in values], advantages_R[rows], mask_RT[rows], weights_part)
+             for rows, weights_part in zip(order_R.split(rows_per_part), weights_R.split(rows_per_part), strict=True)]
+
+    torch.testing.assert_close(torch.cat([gradient for gradient, _ in parts]), whole_RT[order_R], **EXACTLY)
+    for name, whole in whole_sums.items():
+        torch.testing.assert_close(sum(sums[name] for _, sums in parts), whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e4])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_padding_has_no_effect_and_gets_no_gradient(kind, garbage):
+    values, advantages_R, mask_RT = random_step([3, 0, 1], seed=1)
+    weights_R = token_weights(kind, mask_RT.sum(-1), max_length=4)
+    gradient_RT, sums = gradient_and_sums(kind, values, advantages_R, mask_RT, weights_R)
+    dirty = [x.masked_fill(~mask_RT, garbage) for x in values]
+    dirty_gradient_RT, dirty_sums = gradient_and_sums(kind, dirty, advantages_R, mask_RT, weights_R)
+
+    assert torch.equal(dirty_gradient_RT, gradient_RT) and not gradient_RT[~mask_RT].any()
+    assert dirty_sums == sums

@@ -1,0 +1,58 @@
+"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags: `python train.py --help`."""
+import sys
+from pathlib import Path
+
+from grpo.config import Config, parse
+from grpo.policy import load_policy
+from grpo.run import Run, check_fit, open_run
+from grpo.show.console import Console
+from grpo.trainer import Trainer
+from tasks.base import UserError, load_task
+from tasks.dataset import read_problems
+
+
+def main(argv: list[str]) -> int:
+    try:
+        config, given = parse(argv)
+        run, config = open_run(config, given, home=Path("runs"))
+        task = load_task(config.task, config.reward)
+        config = run.settle(config, task)
+        with Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
+            train(config, run, task, console)
+    except UserError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"train.py: stopped: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def train(config: Config, run: Run, task, console: Console):
+    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after."""
+    with console.loading(config.model):
+        policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora_rank=config.lora_rank,
+                             lora_alpha=config.lora_alpha, seed=config.seed, keep_reference=config.beta > 0,
+                             weights=run.checkpoint)
+    trainer = Trainer(config, task, policy, read_problems(Path(config.dataset)) if config.dataset else ())
+    run.attach(trainer, console)
+    console.settings(run.describe())
+    check_fit(trainer)
+    run.restore()
+    if trainer.done == 0:
+        run.evaluate()
+    while trainer.done < config.steps:
+        try:
+            report = trainer.step()
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
+        run.record(report)
+        console.step(report)
+        run.save_if_due(report)
+        if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
+            run.evaluate()
+    run.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
