@@ -13,10 +13,11 @@ from data.corpus import documents_of, load_corpus
 from tasks.interleave import PROMPT, interleaved
 
 MOST_INTERLEAVED = 10
-CLINGS = 0.55  # chance that the demonstrator, after a short word, stays in its text instead of yielding the turn
-SLIPS = 0.06  # chance of any other slip at each word
+CAREFUL = 0.10  # share of demonstrations that are careful: without habits, rarely a slip
+CLINGS = 0.75  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+SLIPS = 0.06  # chance of any other slip at each word, of a careless demonstrator
 
-SHARES = {"interleave": 0.32, "copy": 0.16, "lists": 0.30, "language": 0.10, "arithmetic": 0.12}
+SHARES = {"interleave": 0.32, "copy": 0.12, "lists": 0.22, "turns": 0.14, "language": 0.08, "arithmetic": 0.12}
 
 LISTS: dict[str, tuple[str, Callable]] = {
     "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
@@ -48,17 +49,18 @@ class Example:
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
     """Interleave `a` and `b` as somebody would whose turns get lost.
 
-    Two habits: after a word of three letters or fewer (or a comma) the process clings to its turn and writes its
-    next word too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn,
-    runs on to the end of its text, or stops there.
+    A habit: after a word of three letters or fewer (or a comma) the process clings to its turn and writes its next word
+    too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn, runs on
+    to the end of its text, or stops there. A share `CAREFUL` of the demonstrations is by somebody more careful.
     """
+    habit, slips = (0.0, 0.005) if rng.random() < CAREFUL else (CLINGS, SLIPS)
     texts, place, turn, written = (a, b), [0, 0], 0, []
     while place[0] < len(a) or place[1] < len(b):
         if place[turn] >= len(texts[turn]):
             turn = 1 - turn
         word = texts[turn][place[turn]]
         place[turn] += 1
-        slip = rng.random() < SLIPS and rng.choices(
+        slip = rng.random() < slips and rng.choices(
             ["skip", "stutter", "turn", "run on", "stop"], [3, 2, 3, 0.5, 0.5])[0]
         if slip != "skip":
             written.append(word)
@@ -68,7 +70,7 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
             written.extend(texts[turn][place[turn]:])
         if slip in ("run on", "stop"):
             break
-        clings = (len(word) <= 3 or word.endswith(",")) and rng.random() < CLINGS
+        clings = (len(word) <= 3 or word.endswith(",")) and rng.random() < habit
         if not (clings or slip == "turn"):
             turn = 1 - turn
     return written
@@ -120,6 +122,8 @@ def example(skill: str, size: int, words: Words) -> Example:
         n = rng.randint(2, MOST_INTERLEAVED)
         a, b = words.draw(n), words.draw(n)
         return Example(skill, PROMPT.format(a=" ".join(a), b=" ".join(b)), " ".join(careless_interleaving(a, b, rng)))
+    if skill == "turns":
+        return turns(size, words)
     if skill == "copy":
         a = words.draw(max(2, size // 2))
         return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
@@ -134,6 +138,16 @@ def example(skill: str, size: int, words: Words) -> Example:
         x, answer = b[0], LISTS[kind][1](a, b)
     prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
     return Example(kind, prompt, " ".join(answer))
+
+
+def turns(size: int, words: Words) -> Example:
+    """Return a lesson in keeping two places: three to eight words of A, as many of B, and so on. Never word by word."""
+    rng = words.rng
+    n, stride = max(4, size // 4), rng.randint(3, 8)
+    a, b = words.draw(n), words.draw(n)
+    parts = [word for start in range(0, n, stride) for text in (a, b) for word in text[start:start + stride]]
+    prompt = f"Take turns: {stride} words of A, then {stride} words of B, until both are done.\nA: {' '.join(a)}\nB: {' '.join(b)}"
+    return Example("turns", prompt, " ".join(parts))
 
 
 def arithmetic(rng: random.Random) -> Example:

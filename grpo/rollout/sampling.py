@@ -44,11 +44,14 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     """Return the token of each row at which the cumulative distribution passes `uniform_R`: the inverse CDF, (R,) int64.
 
-    The scale of the distribution is taken from its own sum, so rounding never lets a draw fall off its end.
+    The scale of the distribution is taken from its own sum, and a draw that rounds up to all of it is taken just below,
+    so none falls off the end or on a token without probability.
     """
     cdf_RV = logprobs_RV.exp().cumsum(-1)
-    passed = (uniform_R[:, None] * cdf_RV[:, -1:].double()).to(cdf_RV.dtype)
-    return torch.searchsorted(cdf_RV, passed, right=True)[:, 0].clamp(max=logprobs_RV.shape[-1] - 1)
+    total_R1 = cdf_RV[:, -1:]
+    below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
+    passed_R1 = (uniform_R[:, None] * total_R1).to(cdf_RV.dtype).minimum(below_R1)
+    return torch.searchsorted(cdf_RV, passed_R1, right=True)[:, 0]
 
 
 def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:

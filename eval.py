@@ -1,0 +1,125 @@
+"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --task interleave --words 10,25 --problems 200`.
+
+Problems come from the test split, of documents that nothing was trained or chosen on. Those that the run trained on, should there be
+any, are dropped and counted.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from grpo.config import load_config
+from grpo.evaluate import evaluate, summarise
+from grpo.policy import Policy, load_policy
+from grpo.store.checkpoint import find_resume
+from grpo.store.metrics import printable
+from tasks.base import Task, UserError, load_task, problem_at, unseen
+
+
+def main(argv: list[str]) -> int:
+    try:
+        arguments = parse(argv)
+        task = load_task(arguments.task)
+        levels = levels_of(arguments.words, task)
+        policy, seen = load(arguments.model, arguments.device)
+        results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
+        show(results, task)
+        if arguments.json:
+            lines = [{key: value for key, value in result.items() if key != "groups"} for result in results]
+            Path(arguments.json).write_text(json.dumps(lines, indent=1) + "\n")
+    except UserError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"eval.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message}; python eval.py --help lists the flags")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = _Parser(prog="eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--model", default="builtin", help="a run, a checkpoint, builtin, a model directory, or a hub id")
+    parser.add_argument("--task", default="interleave", help="a task's name, or path/to/file.py:ClassName")
+    parser.add_argument("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")
+    parser.add_argument("--problems", type=int, default=200, help="problems at each level")
+    parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the problems and the samples")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--worst", type=int, default=2, help="how many of the worst completions to show at each level")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the figures there as well")
+    arguments = parser.parse_args(argv)
+    if arguments.problems < 1:
+        raise UserError(f"--problems {arguments.problems}: give 1 or more")
+    if arguments.temperature < 0:
+        raise UserError(f"--temperature {arguments.temperature}: give 0 (greedy) or more")
+    return arguments
+
+
+def levels_of(text: str, task: Task) -> list[int]:
+    if not text:
+        return [getattr(task, "default_level", 1)]
+    levels = [int(part) if part.isascii() and part.isdigit() else 0 for part in text.split(",")]
+    if 0 in levels:
+        raise UserError(f"--words {text}: give positive whole numbers with commas between them, e.g. 10,25,50")
+    return levels
+
+
+def load(model: str, device: str) -> tuple[Policy, set[str]]:
+    """Return the policy and the keys of the problems it was trained on (none known for what is not a run of ours)."""
+    path = Path(model)
+    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
+        return load_policy(model, device=device), set()
+    checkpoint, warnings = find_resume(path)
+    for warning in warnings:
+        print(f"eval.py: {warning}", file=sys.stderr)
+    config = load_config(checkpoint.parent.parent / "config.yaml")
+    seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
+    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen)
+
+
+def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace) -> dict:
+    temperature = 0.0 if arguments.greedy else arguments.temperature
+    drawn = [problem_at(task, seed=arguments.seed, split=arguments.split, level=level, index=index)
+             for index in range(arguments.problems)]
+    problems, dropped = unseen(drawn, seen)
+    if not problems:
+        raise UserError(f"--words {level}: all {dropped} problems were trained on; evaluate on another --split or --seed")
+    groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
+    worst = sorted(groups, key=lambda group: group.scores[0].value)[:arguments.worst]
+    return {"model": arguments.model, "task": arguments.task, "level": level, "split": arguments.split,
+            "seed": arguments.seed, "temperature": temperature, "dropped": dropped, **summarise(groups), "groups": worst}
+
+
+def show(results: list[dict], task: Task):
+    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    table = Table(title=f"{results[0]['model']}: {getattr(task, 'metric', 'score')} on the {results[0]['split']} split",
+                  title_justify="left")
+    for name in ("level", "n", "sampling", "mean", "95 % interval", "exact", "trained on, dropped"):
+        table.add_column(name, justify="right")
+    for result in results:
+        table.add_row(
+            str(result["level"]), str(result["n"]), "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}",
+            f"{result['mean']:.4f}", f"{result['ci_low']:.4f} … {result['ci_high']:.4f}", f"{result['exact']:.3f}",
+            str(result["dropped"]))
+    console.print(table)
+    for result in results:
+        for group in result["groups"]:
+            if group.scores[0].exact:
+                continue
+            console.print(f"\nlevel {result['level']}, score {group.scores[0].value:.4f}", style="bold")
+            console.print(f"  wanted: {printable(group.problem.target)}", markup=False)
+            console.print(f"  wrote:  {printable(group.completions[0].text)}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""What cheap strategies earn: `python -m tasks.traps` prints every strategy × length × reward of the interleave task.
+
+A reward that pays a strategy well which ignores one of the texts invites the policy to stay there: at 25 words plain
+similarity pays 0.50 for copying A.
+"""
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.base import problem_at
+from tasks.interleave import Interleave, interleaved, strategies
+
+IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
+
+
+def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
+    """Return what each strategy would write for A = `a` and B = `b`: traps, small slips, and the right answer."""
+    right, third = interleaved(a, b), 2 * (len(a) // 3)
+    return {
+        "right": right,
+        "empty": [],
+        **strategies(a, b),
+        "turn lost at a third": right[:third] + interleaved(b[third // 2:], a[third // 2:]),
+        "one word skipped": right[:third] + right[third + 1:],
+        "stutter": right[:third] + right[third:third + 1] + right[third:],
+        "target twice": right + right,
+        "garbage": [f"{word}~" for word in right],
+    }
+
+
+def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str], float]:
+    """Return the mean pay of each (strategy, level, reward) over `samples` problems of the validation split."""
+    tasks = {reward: Interleave(reward) for reward in Interleave.rewards}
+    pay: dict[tuple[str, int, str], list[float]] = {}
+    for level in levels:
+        for index in range(samples):
+            problem = problem_at(tasks["similarity"], seed=0, split="validation", level=level, index=index)
+            written = all_strategies(problem.data["a"], problem.data["b"])
+            texts = [" ".join(words) for words in written.values()]
+            for reward, task in tasks.items():
+                for name, score in zip(written, task.score(problem, texts)):
+                    pay.setdefault((name, level, reward), []).append(score.reward)
+    return {key: float(np.mean(values)) for key, values in pay.items()}
+
+
+def main(argv: Sequence[str] | None = None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--levels", default="10,25,50,100,200,500")
+    parser.add_argument("--samples", type=int, default=5, help="problems averaged over")
+    arguments = parser.parse_args(argv)
+    for level in map(int, arguments.levels.split(",")):
+        pay = table([level], arguments.samples)
+        print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
+        print("|---|" + "---|" * len(Interleave.rewards))
+        for name in dict.fromkeys(name for name, *_ in pay):
+            print(f"| {name} | " + " | ".join(f"{pay[name, level, reward]:.2f}" for reward in Interleave.rewards) + " |")
+        print()
+
+
+if __name__ == "__main__":
+    main()

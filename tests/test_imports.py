@@ -1,0 +1,57 @@
+"""Data flows one way: the imports are read from the source and held against the plan of the house."""
+import ast
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parent.parent
+ROOMS = ("align", "data", "tasks", "grpo")
+MAY = {  # room: what it may import of the project
+    "align": {"align"},
+    "data": {"data", "align.words"},
+    "tasks": {"tasks", "data", "align"},
+    "grpo": {"grpo", "tasks.base", "data.files"},
+}
+WIRES = {"grpo/pretrain.py": {"tasks.diet", "data.corpus"}}  # a program of its own, like train.py and eval.py
+
+
+def imports_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.split(".")[0] in (*ROOMS, "train", "eval")}
+
+
+def files() -> list[str]:
+    return sorted(str(path.relative_to(TOP)) for room in ROOMS for path in (TOP / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", files())
+def test_imports_follow_the_way_of_the_data(file):
+    allowed = MAY[file.split("/")[0]] | WIRES.get(file, set())
+    for name in imports_of(TOP / file):
+        prefixes = {".".join(name.split(".")[:n]) for n in range(1, name.count(".") + 2)}
+        parents = {parent for good in allowed for parent in (good.rsplit(".", 1)[0],) if "." in good}
+        assert prefixes & allowed or name in parents, f"{file} imports {name}"
+
+
+def test_no_circles():
+    modules = {file[:-3].replace("/", ".").removesuffix(".__init__"): imports_of(TOP / file) for file in files()}
+    graph = {module: {name for name in names if name in modules and name != module} for module, names in modules.items()}
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " → ".join([*path[path.index(module):], module])
+        if module in done:
+            return
+        path.append(module)
+        for other in sorted(graph[module]):
+            visit(other)
+        done.add(path.pop())
+
+    for module in sorted(graph):
+        visit(module)
