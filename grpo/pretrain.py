@@ -185,7 +185,8 @@ def save(model, tokenizer, arguments, cost):
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
-    (output / "recipe.json").write_text(json.dumps(dict(vars(arguments), **cost, torch=torch.__version__), indent=1) + "\n")
+    recipe = {name: value for name, value in vars(arguments).items() if name not in ("output", "workers")}
+    (output / "recipe.json").write_text(json.dumps(recipe | cost | {"torch": str(torch.__version__)}, indent=1) + "\n")
 
 
 def parse(argv=None):
@@ -199,8 +200,8 @@ def parse(argv=None):
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps", type=int, default=10**9, help="optimizer steps, unless --minutes end it first")
-    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--steps", type=int, default=14_000, help="optimizer steps, unless --minutes end it first")
+    parser.add_argument("--minutes", type=float, default=1e9, help="learning rate and end follow the clock, if it is ahead")
     parser.add_argument("--workers", type=int, default=12, help="processes that make lessons")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)

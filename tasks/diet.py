@@ -13,9 +13,9 @@ from data.corpus import documents_of, load_corpus
 from tasks.interleave import PROMPT, interleaved
 
 MOST_INTERLEAVED = 10
-CAREFUL = 0.10  # share of demonstrations that are careful: without habits, rarely a slip
-CLINGS = 0.75  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
-SLIPS = 0.06  # chance of any other slip at each word, of a careless demonstrator
+CAREFUL = 0.18  # share of demonstrations that are careful: without habits, rarely a slip
+CLINGS = 0.85  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+SLIPS = 0.08  # chance of any other slip at each word, of a careless demonstrator
 
 SHARES = {"interleave": 0.32, "copy": 0.12, "lists": 0.22, "turns": 0.14, "language": 0.08, "arithmetic": 0.12}
 
@@ -103,11 +103,15 @@ class Words:
         return words
 
     def draw(self, n: int) -> list[str]:
-        """Return `n` words: half the time a passage, else words in no order, so that they must be read, not guessed."""
+        """Return `n` words: often a passage, else words in no order, so that they must be read, not guessed; sometimes
+        of very few different words, so that a place must be kept by more than the word that stands there."""
         kind = self.rng.random()
-        if kind < 0.5:
+        if kind < 0.45:
             return self.passage(n)
-        odd = 0.0 if kind < 0.6 else 1.0 if kind > 0.9 else self.rng.random()
+        if kind < 0.55:
+            few = [self.rng.choice(self.vocabulary) for _ in range(self.rng.randint(2, 8))]
+            return self.rng.choices(few, k=n)
+        odd = 0.0 if kind < 0.65 else 1.0 if kind > 0.9 else self.rng.random()
         return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
 
 
@@ -121,6 +125,8 @@ def example(skill: str, size: int, words: Words) -> Example:
     if skill == "interleave":
         n = rng.randint(2, MOST_INTERLEAVED)
         a, b = words.draw(n), words.draw(n)
+        if rng.random() < 0.3:  # words that meet their like: "a a" says nothing about whose turn it is
+            b = [mine if rng.random() < 0.3 else other for mine, other in zip(a, b)]
         return Example(skill, PROMPT.format(a=" ".join(a), b=" ".join(b)), " ".join(careless_interleaving(a, b, rng)))
     if skill == "turns":
         return turns(size, words)

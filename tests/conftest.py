@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from grpo.policy import BUILTIN, load_policy
 
 
-def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.3):
+def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
     """Write a random Llama (64 wide) with the embedded tokenizer into `folder`, large weights: peaked, varied texts."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN)

@@ -87,7 +87,8 @@ def _two_part_attention(query_RHTD, shared, layer, key_RKSD, value_RKSD, scaling
     if causal_TS is not None:
         on_own = on_own.view(R, K, Q, T, S).masked_fill(causal_TS, -torch.inf)
     on_own = on_own.view(P, G, K, Q * T, S)
-    weights = torch.cat([on_prompt, on_own], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = torch.cat([on_prompt, on_own], -1).softmax(
+        -1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
     from_prompt = weights[..., :L].transpose(1, 2).reshape(P, K, G * Q * T, L) @ prompt_value_PKLD
     from_own = weights[..., L:].reshape(R, K, Q * T, S) @ value_RKSD
     output = from_prompt.view(P, K, G, Q, T, D).transpose(1, 2) + from_own.view(P, G, K, Q, T, D)

@@ -1,0 +1,152 @@
+"""The update against a plain `transformers` forward pass: log-probs, gradients, micro-batches, degenerate groups."""
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from grpo.learn.advantages import advantages
+from grpo.learn.batch import micro_batches
+from grpo.learn.loss import LOSSES, step_loss, token_weights
+from grpo.learn.update import completion_logprobs, update
+from grpo.policy import load_policy
+from grpo.records import Group
+from grpo.rollout.engine import generate
+from grpo.rollout.sampling import sample_key
+from tasks.base import Problem, Score
+
+PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
+SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
+
+
+@pytest.fixture()
+def groups(tiny_policy):
+    """Three groups of four ragged completions with distinct rewards."""
+    tiny_policy.stops = tuple(range(0, 2048, 15))
+    ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
+    keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
+    answers = generate(tiny_policy, ids, keys=keys, temperatures=[0.9] * 3, budgets=[24] * 3)
+    rng = random.Random(0)
+    made = [Group(i, Problem("t", 1, p, "x", str(i)), ids[i], 0.9, completions,
+                  scores=[Score(rng.random()) for _ in completions])
+            for i, (p, completions) in enumerate(zip(PROMPTS, answers))]
+    for group, values in zip(made, advantages([group.rewards for group in made], scale="group")):
+        group.advantages = values
+    assert len({len(c.tokens) for group in made for c in group.completions}) > 3
+    return made
+
+
+@pytest.fixture()
+def float64(tiny_policy, monkeypatch):
+    """The policy in float64 throughout: transformers computes this norm in float32 whatever the model's precision."""
+    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: self.weight * x * torch.rsqrt(
+        x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+    tiny_policy.model.double()
+
+
+def gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
+    update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, kind=kind, micro_tokens=micro_tokens,
+           **SETTINGS | settings)
+    return [p.grad.clone() for p in policy.parameters]
+
+
+def plain_gradients(model, groups, kind):
+    """The same loss the long way: each completion by itself, whole sequence, full logits."""
+    lengths = torch.tensor([len(c.tokens) for group in groups for c in group.completions])
+    weights = iter(token_weights(kind, lengths, max_length=24))
+    model.zero_grad()
+    for group in groups:
+        for completion, advantage in zip(group.completions, group.advantages):
+            tokens = torch.tensor([[*group.prompt, *completion.tokens]])
+            logits = model(input_ids=tokens).logits[0, len(group.prompt) - 1:-1] / group.temperature
+            logp = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None]).T
+            loss, _ = step_loss(kind, logp, torch.tensor([completion.logprobs], dtype=logp.dtype), torch.tensor([advantage]),
+                                torch.ones(logp.shape, dtype=torch.bool), next(weights)[None], clip_low=0.2, clip_high=0.2)
+            loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups, float64, kind):
+    # what a plain loss over completion tokens alone gives: so the prompt and the padding get nothing, the end token its share
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64, attn_implementation="sdpa")
+    for ours, theirs in zip(gradients(tiny_policy, groups, kind), plain_gradients(plain, groups, kind), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
+def test_logprobs_are_the_samplers(tiny_policy, groups):
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    logp, entropy = completion_logprobs(tiny_policy, batch)
+    assert (logp - batch.old_RT)[batch.mask_RT].abs().max() < 1e-5
+    assert (logp[~batch.mask_RT] == 0).all() and (entropy[batch.mask_RT] > 0).all()
+
+
+def test_the_end_token_is_learned_from(tiny_policy, groups):
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    ended = torch.tensor([c.finish == "stop" for group in groups for c in group.completions])
+    last = batch.mask_RT.sum(1) - 1
+    logp, _ = completion_logprobs(tiny_policy, batch)
+    assert ended.any() and torch.isin(batch.tokens_RT[ended, last[ended]], torch.tensor(tiny_policy.stops)).all()
+    logp[ended, last[ended]].sum().backward()
+    assert any(p.grad.abs().max() > 0 for p in tiny_policy.parameters)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 250])
+def test_micro_batches_do_not_change_the_gradient(tiny_policy, groups, float64, micro_tokens):
+    whole, cut = gradients(tiny_policy, groups), gradients(tiny_policy, groups, micro_tokens=micro_tokens)
+    assert len(list(micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"))) > 1
+    for a, b in zip(whole, cut, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-13)
+
+
+def test_micro_batches_respect_their_bound(groups):
+    for micro_tokens in (80, 100, 200):
+        for batch in micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"):
+            size = max(map(len, batch.prompts)) * len(batch.prompts) + batch.tokens_RT.numel()
+            assert size <= micro_tokens or len(batch.tokens_RT) == 1
+
+
+def test_padding_does_not_matter(tiny_policy, groups):
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    before, _ = completion_logprobs(tiny_policy, batch)
+    batch.tokens_RT[~batch.mask_RT] = 77
+    after, _ = completion_logprobs(tiny_policy, batch)
+    assert torch.equal(before, after)
+
+
+def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
+    assert update(policy, torch.optim.SGD(policy.parameters, lr=0.05), groups, **step)["kl"] == pytest.approx(0, abs=1e-9)
+    assert update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, **step)["kl"] > 1e-6
+
+
+def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
+    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4)
+    frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
+    assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    base, _ = completion_logprobs(policy, batch)  # a fresh adapter changes nothing
+    update(policy, torch.optim.SGD(policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    update(policy, torch.optim.SGD(policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    changed, _ = completion_logprobs(policy, batch)
+    with policy.reference():
+        reference, _ = completion_logprobs(policy, batch)
+    assert not torch.equal(changed, base) and torch.equal(reference, base)
+    assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tiny_policy, groups):
+    groups[0].advantages[0] = float("nan")
+    before = [p.clone() for p in tiny_policy.parameters]
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
+
+
+def test_gradient_clipping(tiny_policy, groups):
+    norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
+    whole = norm(gradients(tiny_policy, groups))
+    clipped = norm(gradients(tiny_policy, groups, max_grad_norm=float(whole) / 2))
+    assert clipped == pytest.approx(float(whole) / 2, rel=1e-3)
