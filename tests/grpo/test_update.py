@@ -26,9 +26,9 @@ def groups(tiny_policy):
     tiny_policy.stops = tuple(range(0, 2048, 15))
     ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
     keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
-    answers = generate(tiny_policy, ids, keys=keys, temperatures=[0.9] * 3, budgets=[24] * 3)
+    answers = generate(tiny_policy, ids, keys=keys, temperatures=[0.75] * 3, budgets=[24] * 3)
     rng = random.Random(0)
-    made = [Group(i, Problem("t", 1, p, "x", str(i)), ids[i], 0.9, completions,
+    made = [Group(i, Problem("t", 1, p, "x", str(i)), ids[i], 0.75, completions,
                   scores=[Score(rng.random()) for _ in completions])
             for i, (p, completions) in enumerate(zip(PROMPTS, answers))]
     for group, values in zip(made, advantages([group.rewards for group in made], scale="group")):
