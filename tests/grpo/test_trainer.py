@@ -1,0 +1,129 @@
+"""The loop on a task that can be forced: degenerate groups, retries, schedule, state."""
+import copy
+import json
+
+import pytest
+import torch
+
+from grpo.config import Config
+from grpo.policy import load_policy
+from grpo.trainer import Trainer
+from tasks.base import Problem, Score, key_of
+
+
+class Forced:
+    """Rewards by the problem's index, whatever is written: even ones vary, odd ones are `odd` throughout."""
+
+    name, rewards, default_level = "forced", (), 1
+
+    def __init__(self, odd=0.5, drawn=None):
+        self.odd, self.drawn = odd, drawn or {}
+
+    def make(self, level, split, rng):
+        number = rng.randrange(10**6)
+        return Problem(self.name, level, f"Copy text A.\nA: {number}", f"{number} {number}", key_of(number), {})
+
+    def score(self, problem, completions):
+        index = self.drawn[problem.key]
+        return [Score(0.1 * i if index % 2 == 0 else self.odd) for i in range(len(completions))]
+
+
+def trainer_for(policy, odd=0.5, **options):
+    """A trainer whose prompts 1, 3, ... of each step are degenerate."""
+    config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
+                    **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
+    trainer = Trainer(config, Forced(odd), policy)
+    trainer.task.drawn = {problem.key: index for step in (1, 2, 3) for index, problem in trainer.problems(step)}
+    return trainer
+
+
+def weights(policy):
+    return [p.detach().clone() for p in policy.parameters]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
+    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step without these groups."""
+    with_them, without = (trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=beta)
+                          for _ in range(2))
+    a = with_them.step()
+    without.rollout = lambda *_: [copy.deepcopy(group) for group in a.groups if group.index % 2 == 0]
+    b = without.step()
+    assert a.metrics["groups/skipped"] == 2 and b.metrics["groups/skipped"] == 0 and a.metrics["grad_norm"] > 0
+    assert a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
+    assert a.metrics.get("kl") == b.metrics.get("kl")
+    assert all(torch.equal(x, y) for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True))
+    assert a.metrics["wasted_tokens"] == sum(group.tokens for group in a.groups if group.index % 2)
+
+
+def test_kept_groups_stay_in_the_denominator(tiny_model):
+    norms = {}
+    for policy in ("keep", "skip"):
+        trainer = trainer_for(load_policy(str(tiny_model), device="cpu"), on_degenerate=policy, loss="dr_grpo", max_grad_norm=0.0)
+        norms[policy] = trainer.step().metrics["grad_norm"]
+    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but double the rows
+    assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
+
+
+def test_resampled_groups_are_drawn_again_hotter_then_skipped(tiny_policy):
+    report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.2).step()
+    tries = sorted((group.index, group.attempt, group.action, round(group.temperature, 6)) for group in report.groups)
+    assert tries == [(0, 0, "keep", 1.0), (1, 0, "resample", 1.0), (1, 1, "resample", 1.2), (1, 2, "skip", 1.44),
+                     (2, 0, "keep", 1.0), (3, 0, "resample", 1.0), (3, 1, "resample", 1.2), (3, 2, "skip", 1.44)]
+    texts = {tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1}
+    assert len(texts) == 3  # each try has its own numbers
+    assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
+
+
+def test_solved_groups_are_not_drawn_again(tiny_policy):
+    report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
+    assert {group.action for group in report.groups if group.index % 2} == {"skip"}
+    assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
+
+
+def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy):
+    trainer = trainer_for(tiny_policy, prompts=2)
+    trainer.task.drawn = dict.fromkeys(trainer.task.drawn, 1)
+    before = weights(tiny_policy)
+    report = trainer.step()
+    assert "loss" not in report.metrics and report.metrics["groups/kept"] == 0
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
+def test_advantages_are_kept_beside_rewards(tiny_policy):
+    report = trainer_for(tiny_policy, scale="none").step()
+    group = next(group for group in report.groups if group.index == 0)
+    assert group.rewards == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert group.advantages == pytest.approx([-0.15, -0.05, 0.05, 0.15])
+    assert next(group for group in report.groups if group.index == 1).advantages == []
+
+
+def test_epochs_are_updates_on_one_rollout(tiny_policy):
+    trainer = trainer_for(tiny_policy, epochs=3)
+    metrics = trainer.step().metrics
+    assert {int(entry["step"]) for entry in trainer.optimizer.state.values()} == {3}
+    assert metrics["parity/max_abs_logprob_diff"] < 1e-4  # that of the first pass; the last is off policy
+    assert metrics["loss"] != 0
+
+
+def test_problems_are_a_pure_function_of_seed_and_step(tiny_policy):
+    one, two, other = (trainer_for(tiny_policy), trainer_for(tiny_policy), trainer_for(tiny_policy, seed=1))
+    assert one.problems(3) == two.problems(3)
+    assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
+    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
+
+
+def test_schedule_by_hand(tiny_policy):
+    trainer = trainer_for(tiny_policy, warmup=1, schedule="constant")
+    assert [trainer.rate(step) for step in (1, 2, 4)] == [0.5, 1.0, 1.0]
+    trainer = trainer_for(tiny_policy, warmup=0, schedule="cosine")  # (1 + cos(pi * step / 5)) / 2
+    assert [round(trainer.rate(step), 4) for step in (1, 2, 4)] == [0.9045, 0.6545, 0.0955]
+
+
+def test_state_survives_json(tiny_policy):
+    trainer = trainer_for(tiny_policy)
+    trainer.step()
+    other = trainer_for(tiny_policy)
+    other.restore(json.loads(json.dumps(trainer.state())))
+    assert other.state() == trainer.state() and other.done == 1
+    assert list(other.seen) == [problem.key for _, problem in trainer.problems(1)]
