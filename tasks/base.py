@@ -72,7 +72,7 @@ class Task(Protocol):
         """Return the score of each completion of `problem`, in order."""
 
 
-REGISTRY = {"interleave": "tasks.interleave:Interleave", "arithmetic": "tasks.arithmetic:Arithmetic"}
+REGISTRY = {"interleave": "tasks.interleave:Interleave"}
 
 
 def load_task(spec: str, reward: str | None = None) -> Task:

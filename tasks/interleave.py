@@ -51,7 +51,7 @@ class Interleave:
     """The task of the mission. `reward` is one of `rewards`; `documents` the corpus (default: the embedded one)."""
 
     name = "interleave"
-    rewards = ("balanced", "similarity", "clipped", "affine", "prefix")
+    rewards = ("prefix", "balanced", "clipped", "affine", "similarity")
     default_level = 25
     metric = "similarity"
 

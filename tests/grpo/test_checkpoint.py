@@ -1,0 +1,185 @@
+import errno
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.store import checkpoint as store
+from grpo.store.checkpoint import (CheckpointRules, checkpoints, find_resume, load_optimizer, load_rng, prune,
+                                   remove_partial, save_checkpoint, save_optimizer, save_rng, verify)
+from tasks.base import UserError
+
+
+def write(folder):
+    (folder / "sub").mkdir()
+    (folder / "weights.bin").write_bytes(b"weights" * 100)
+    (folder / "sub" / "state.json").write_text("{}")
+
+
+def save(run, step):
+    (run / "config.yaml").touch()
+    return save_checkpoint(run, step, write, note={"why": "test"})
+
+
+def names(run):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
+    path = save(tmp_path, 20)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert path.name == "step-000020" and manifest["step"] == 20 and manifest["note"] == {"why": "test"}
+    assert manifest["files"]["sub/state.json"]["bytes"] == 2
+    # printf '{}' | sha256sum
+    assert manifest["files"]["sub/state.json"]["sha256"].startswith("44136fa355b3678a1146ad16f7e8649e")
+    assert verify(path) is None
+
+
+def test_a_step_made_again_replaces_the_old_one(tmp_path):
+    save(tmp_path, 20)
+    path = save_checkpoint(tmp_path, 20, lambda folder: (folder / "new").write_text("new"), note={})
+    assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
+
+
+def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
+    save(tmp_path, 20)
+
+    def dies(folder):
+        write(folder)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        save_checkpoint(tmp_path, 40, dies, note={})
+    assert names(tmp_path) == ["step-000020"] and verify(tmp_path / "checkpoints" / "step-000020") is None
+
+
+@pytest.mark.parametrize("where", ["write", "safetensors", "fsync", "replace"])
+def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, where):
+    old = save(tmp_path, 20)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(*_):
+        raise full if where != "safetensors" else RuntimeError("Error while serializing: No space left on device")
+
+    if where in ("fsync", "replace"):
+        monkeypatch.setattr(store.os, where, fails)
+    with pytest.raises(UserError) as error:
+        save_checkpoint(tmp_path, 40, fails if where in ("write", "safetensors") else write, note={})
+    monkeypatch.undo()
+    assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert names(tmp_path) == ["step-000020"] and verify(old) is None
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    save(tmp_path, 20)
+    write_to = tmp_path / "checkpoints" / ".tmp-step-000040"
+    write_to.mkdir()
+    write(write_to)
+    assert checkpoints(tmp_path)[0] == [tmp_path / "checkpoints" / "step-000020"]
+    remove_partial(tmp_path)
+    assert names(tmp_path) == ["step-000020"]
+
+
+DAMAGE = {
+    "weights.bin has 3 bytes": lambda path: (path / "weights.bin").write_bytes(b"wei"),
+    "weights.bin has 0 bytes": lambda path: (path / "weights.bin").write_bytes(b""),
+    "weights.bin is damaged": lambda path: (path / "weights.bin").write_bytes(b"Weights" + b"weights" * 99),
+    "sub/state.json is missing": lambda path: (path / "sub" / "state.json").unlink(),
+    "no checkpoint": lambda path: (path / "manifest.json").unlink(),
+    "manifest.json is damaged": lambda path: (path / "manifest.json").write_text('{"files"'),
+    "manifest.json names a file outside": lambda path: (path / "manifest.json").write_text(
+        json.dumps({"files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}})),
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGE)
+def test_damage_is_named_and_passed_over(tmp_path, reason):
+    good, bad = save(tmp_path, 20), save(tmp_path, 40)
+    DAMAGE[reason](bad)
+    store._verified.clear()
+    assert reason in verify(bad)
+    path, warnings = find_resume(tmp_path)
+    assert path == good and len(warnings) == 1 and reason in warnings[0]
+    with pytest.raises(UserError, match="--resume .*step-000040"):
+        find_resume(bad)
+
+
+def test_where_there_is_nothing_to_resume(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        find_resume(tmp_path / "nothing")
+    with pytest.raises(UserError, match="not a run"):
+        find_resume(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UserError, match="no valid checkpoint"):
+        find_resume(tmp_path)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 7))
+def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
+    run = tmp_path_factory.mktemp("run")
+    paths = [save(run, 10 * (i + 1)) for i in range(len(valid))]
+    for path, good in zip(paths, valid):
+        if not good:
+            (path / "weights.bin").unlink()
+    store._verified.clear()
+    good = [path for path, ok in zip(paths, valid) if ok]
+    best = good[best % len(good)] if good else None
+    lines = prune(run, keep_best=best)
+    stay = {*good[:1], *good[-2:], *([best] if best else [])}
+    assert {path for path in good if path.exists()} == stay
+    assert len(lines) == len(good) - len(stay)
+    assert all(path.exists() for path, ok in zip(paths, valid) if not ok)
+    shutil.rmtree(run)
+
+
+def test_rules_by_hand():
+    rules = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
+    assert rules.reasons(1, 0.2) == []
+    assert rules.reasons(2, 0.205) == []  # not by the margin
+    assert rules.reasons(3, 0.25) == ["new best reward 0.250 (was 0.200)"]
+    assert rules.reasons(4, 0.31) == ["reward 0.310 first passed 0.3", "new best reward 0.310 (was 0.250)"]
+    again = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
+    again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
+    assert again.reasons(20, 0.3) == ["every 20 steps"]
+
+
+def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(5, 3)
+        return layer, torch.optim.AdamW(layer.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
+
+    def step(layer, optimizer, seed):
+        optimizer.zero_grad()
+        (layer(torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))) ** 2).sum().backward()
+        optimizer.step()
+
+    one, two = make(), make()
+    for seed in (1, 2):
+        step(*one, seed)
+    save_optimizer(tmp_path, one[1])
+    two[0].load_state_dict(one[0].state_dict())
+    load_optimizer(tmp_path, two[1])
+    assert two[1].state_dict()["param_groups"] == one[1].state_dict()["param_groups"]
+    for seed in (3, 4):
+        step(*one, seed)
+        step(*two, seed)
+    assert all(torch.equal(a, b) for a, b in zip(one[0].parameters(), two[0].parameters()))
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]  # nothing pickled
+
+
+def test_random_generators_go_on(tmp_path):
+    draw = lambda: (random.random(), random.gauss(0, 1), np.random.random(), torch.rand(1).item())  # noqa: E731
+    draw()
+    save_rng(tmp_path)
+    expected = draw()
+    draw()
+    load_rng(tmp_path)
+    assert draw() == expected
