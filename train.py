@@ -35,9 +35,9 @@ def train(config: Config, run: Run, task, console: Console):
                              lora_alpha=config.lora_alpha, seed=config.seed, keep_reference=config.beta > 0,
                              weights=run.checkpoint)
     trainer = Trainer(config, task, policy, read_problems(Path(config.dataset)) if config.dataset else ())
+    check_fit(trainer)
     run.attach(trainer, console)
     console.settings(run.describe())
-    check_fit(trainer)
     run.restore()
     if trainer.done == 0:
         run.evaluate()

@@ -1,0 +1,70 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from grpo.config import Config, load_config, parse
+from grpo.evaluate import summarise
+from grpo.records import Group
+from tasks.base import Problem, Score, UserError
+
+
+def test_every_flag_is_documented():
+    assert all(len(field.metadata["help"]) > 5 for field in dataclasses.fields(Config))
+
+
+def test_what_was_given_is_known():
+    config, given = parse(["--words", "7", "--no-ramp", "--seed=0"])
+    assert given == {"level": 7, "ramp": False, "seed": 0}
+    assert config == Config(level=7, ramp=False)
+
+
+def test_curriculum_alone_is_the_whole_ladder():
+    assert parse(["--curriculum"])[0].rungs == [10, 25, 50, 100, 200, 500]
+    assert parse(["--curriculum", "6,12"])[0].rungs == [6, 12]
+    assert Config(level=25).rungs == [10, 25] and Config(level=25, ramp=False).rungs == [25]
+
+
+def test_clips_are_those_of_the_losses_paper_unless_given():
+    assert Config(loss="dapo").clips == (0.2, 0.28) and Config(loss="grpo").clips == (0.2, 0.2)
+    assert Config(loss="gspo", clip_high=0.5).clips == (3e-4, 0.5)
+
+
+def test_configuration_survives_its_file(tmp_path):
+    config = Config(level=40, reward="clipped", learning_rate=3e-5, clip_low=0.1)
+    config.save(tmp_path / "config.yaml", torch="2.13")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("content, line", [
+    ("level: 3\ncolour: red\n", "unknown key colour"), ("- 1\n", "not the configuration"), ("a: [", "not the configuration")])
+def test_what_is_no_configuration(tmp_path, content, line):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=line):
+        load_config(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("bad", [dict(group_size=1), dict(prompts=0), dict(top_p=0.0), dict(loss="mse"), dict(replay=1.0),
+                                 dict(on_degenerate="ignore"), dict(beta=-1.0), dict(epochs=0), dict(heat=0.5), dict(level=-1)])
+def test_bad_values_name_their_flag(bad):
+    name, = bad
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
+        Config(**bad)
+
+
+def groups(values):
+    return [Group(i, Problem("t", 1, "p", "x", "k"), (1,), 1.0, [], scores=[Score(v, exact=v == 1)])
+            for i, v in enumerate(values)]
+
+
+def test_summary_of_a_constant_sample():
+    assert summarise(groups([0.5] * 9)) == {"n": 9, "mean": 0.5, "ci_low": 0.5, "ci_high": 0.5, "exact": 0.0}
+
+
+def test_bootstrap_interval_is_that_of_the_normal_approximation():
+    values = np.random.default_rng(1).beta(5, 2, size=400)
+    line = summarise(groups(values.tolist()))
+    half = 1.96 * values.std() / 20  # 400 values: the interval of the mean is nearly normal
+    assert line["mean"] == pytest.approx(values.mean())
+    assert line["ci_low"] == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert line["ci_high"] == pytest.approx(values.mean() + half, abs=0.1 * half)

@@ -1,0 +1,230 @@
+"""Whole runs on the embedded model, small: from the command line to the files, killed, resumed, and given bad input."""
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import make_tiny_model
+
+import eval as evaluation
+import train
+from grpo.store import checkpoint as store
+from grpo.store.metrics import read_metrics
+from grpo.store.rollouts import groups_of, read_rollouts
+from tasks.base import load_task, problem_at
+from tasks.dataset import write_problems
+
+TOP = Path(train.__file__).resolve().parent
+SMALL = ["--words", "6", "--prompts", "2", "--group-size", "4", "--steps", "4", "--eval-problems", "4", "--save-every", "2",
+         "--eval-every", "3", "--save-threshold", "9", "--best-margin", "9", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    assert train.main([*SMALL, *arguments]) == 0
+
+
+def fails(capsys, *arguments, main=train.main, status=2):
+    """Return the one line that a bad command line gets."""
+    capsys.readouterr()
+    assert main(list(arguments)) == status
+    line, = capsys.readouterr().err.strip().split("\n")
+    return line
+
+
+def timeless(lines):
+    clocks = ("time", "step_time", "tokens_per_second")
+    return [{k: v for k, v in line.items() if k not in clocks and not k.startswith("time/")} for line in lines]
+
+
+def assert_same_run(one, two):
+    assert timeless(read_metrics(one / "metrics.jsonl")) == timeless(read_metrics(two / "metrics.jsonl"))
+    assert read_metrics(one / "eval.jsonl") == read_metrics(two / "eval.jsonl")
+    assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
+    for path in (one / "rollouts").iterdir():
+        assert list(read_rollouts(path)) == list(read_rollouts(two / "rollouts" / path.name))
+    last = [folder / "checkpoints" / "step-000004" for folder in (one, two)]
+    for name in json.loads((last[0] / "manifest.json").read_text())["files"]:
+        if name.endswith((".safetensors", "trainer.json")):
+            assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
+
+
+def test_what_a_run_writes(tmp_path, capsys):
+    run("--name", "a")
+    folder = tmp_path / "runs" / "a"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["level"] == 6 and config["reward"] == "prefix" and config["facts"]["torch"] and config["facts"]["device"]
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert {"reward", "reward_std", "frac_reward_zero_std", "entropy", "clip_ratio/low", "completions/mean_length",
+            "completions/clipped_ratio", "grad_norm", "learning_rate", "step_time", "num_tokens", "level", "temperature",
+            "groups/kept", "groups/class/varied", "wasted_tokens", "parity/max_abs_logprob_diff", "parity/kl",
+            "time/rollout", "time/score", "time/update"} <= set(metrics[0])
+    assert all(line["parity/max_abs_logprob_diff"] < 1e-4 for line in metrics)
+    assert [line["step"] for line in read_metrics(folder / "eval.jsonl")] == [0, 3, 4]
+    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
+        f"{name}.jsonl.zst" for name in ("eval-000000", "eval-000003", "eval-000004",
+                                         "step-000001", "step-000002", "step-000003", "step-000004")]
+    groups = groups_of(folder / "rollouts" / "step-000001.jsonl.zst")
+    assert len(groups) == 2 and all(len(group.completions) == 4 for group in groups)
+    assert (folder / "samples.log").read_text().startswith("=== step 1 ")
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    said = capsys.readouterr().out
+    assert "held-out similarity at 6 words" in said and "python eval.py --model runs/a --task interleave --words 6" in said
+
+
+@pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]])
+def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
+    run("--name", "whole", *tuning)
+
+    def killed(self, report):
+        if report.step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
+    with pytest.raises(KeyboardInterrupt):
+        run("--name", "cut", *tuning)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    with open("runs/cut/metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "rew')  # as if the process had died while writing
+    assert train.main(["--resume", "runs/cut"]) == 0
+    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
+
+
+def _after(then):
+    from grpo.run import Run
+    original = Run.save_if_due
+
+    def both(self, report):
+        original(self, report)
+        then(self, report)
+    return both
+
+
+def test_sigkill_and_resume_of_a_real_process(tmp_path):
+    run("--name", "whole")
+    process = subprocess.Popen([sys.executable, str(TOP / "train.py"), *SMALL, "--name", "cut"], cwd=tmp_path,
+                               stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(TOP)})
+    deadline = time.time() + 60
+    while not (tmp_path / "runs" / "cut" / "checkpoints" / "step-000002").exists() and time.time() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert train.main(["--resume"]) == 0  # the latest run
+    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys):
+    run("--name", "whole")
+    run("--name", "hurt")
+    path = tmp_path / "runs" / "hurt" / "checkpoints" / "step-000004" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    store._verified.clear()
+    assert train.main(["--resume", "runs/hurt"]) == 0
+    assert "passed over" in capsys.readouterr().out
+    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
+
+
+def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys):
+    original = store.save_file
+
+    def full(tensors, path):
+        if "step-000004" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(tensors, path)
+
+    monkeypatch.setattr(store, "save_file", full)
+    line = fails(capsys, *SMALL, "--name", "a")
+    assert "step-000004: cannot be written (No space left on device)" in line
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert [p.name for p in Path("runs/a/checkpoints").iterdir()] == ["step-000002"]
+    assert train.main(["--resume", "runs/a"]) == 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("grpo.trainer.advantages", lambda rewards, **_: [[float("nan")] * len(row) for row in rewards])
+    line = fails(capsys, *SMALL, "--name", "a", status=1)
+    assert "the loss is nan" in line and "runs/a/rollouts/failed-000001.jsonl.zst" in line
+    assert len(list(read_rollouts(Path("runs/a/rollouts/failed-000001.jsonl.zst")))) == 2
+
+
+def test_bad_command_lines(tmp_path, capsys):
+    said = lambda *arguments: fails(capsys, *arguments)  # noqa: E731
+    assert said("--wrods", "5") == "train.py: --wrods: no such flag; did you mean --words?"
+    assert "--task juggling: no such task" in said("--task", "juggling")
+    assert "--reward money: task interleave has no such reward" in said("--reward", "money")
+    assert "invalid int value: 'ten'" in said("--words", "ten")
+    assert "--group-size 1: a group of one has no variance" in said("--group-size", "1")
+    assert "--temperature 0.0: give a number above 0" in said("--temperature", "0")
+    assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
+    assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
+    assert "--max-new-tokens 3: the right answer takes" in said("--words", "6", "--max-new-tokens", "3")
+    (tmp_path / "empty").mkdir()
+    assert "--model empty: no model there" in said("--model", "empty")
+    assert "--model no/such/model: cannot be loaded" in said("--model", "no/such/model")
+    make_tiny_model(tmp_path / "short", context=100)
+    assert "its context of 100 tokens is too short" in said("--model", "short", "--lora-rank", "0")
+    assert "--resume nowhere: does not exist" in said("--resume", "nowhere")
+    assert "--resume empty: not a run" in said("--resume", "empty")
+    assert "--resume: no run in runs/" in said("--resume")
+    assert not Path("runs").exists()  # nothing was begun
+
+
+def test_bad_command_lines_of_runs_and_datasets(tmp_path, capsys):
+    run("--name", "a", "--steps", "2")
+    assert "--name a: runs/a exists" in fails(capsys, *SMALL, "--name", "a")
+    assert "--seed 5: the run in runs/a has 0" in fails(capsys, "--resume", "runs/a", "--seed", "5")
+    config = Path("runs/a/config.yaml")
+    config.write_text(config.read_text() + "colour: red\n")
+    assert "unknown key colour" in fails(capsys, "--resume", "runs/a")
+    problems = [problem_at(load_task("interleave"), seed=0, split="train", level=6, index=i) for i in range(3)]
+    write_problems(tmp_path / "set.jsonl", problems)
+    lines = (tmp_path / "set.jsonl").read_text().splitlines()
+    (tmp_path / "set.jsonl").write_text("\n".join([lines[0], lines[1][:-9], lines[2]]) + "\n")
+    assert "set.jsonl, line 2" in fails(capsys, *SMALL, "--dataset", "set.jsonl")
+
+
+def test_eval_drops_what_was_trained_on(tmp_path, capsys):
+    """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
+    task = load_task("interleave")
+    write_problems(tmp_path / "set.jsonl", [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)])
+    run("--name", "a", "--steps", "1", "--dataset", "set.jsonl")  # two prompts a step: the first two problems
+    arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
+    assert evaluation.main([*arguments, "--seed", "3"]) == 0
+    line, = json.loads(Path("out.json").read_text())
+    assert (line["dropped"], line["n"], line["split"], line["level"]) == (2, 2, "test", 6)
+    assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
+    first, = json.loads(Path("out.json").read_text())
+    assert (first["dropped"], first["n"], first["temperature"]) == (0, 4, 0)
+    assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
+    assert json.loads(Path("out.json").read_text()) == [first]
+    capsys.readouterr()
+    assert "all 2 problems were trained on" in fails(
+        capsys, *arguments[:-1], "2", "--seed", "3", main=evaluation.main)
+
+
+def test_bad_evaluations(capsys):
+    said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731
+    assert "--words 10,x: give positive whole numbers" in said("--words", "10,x")
+    assert "--problems 0: give 1 or more" in said("--problems", "0")
+    assert "unrecognized arguments: --colour" in said("--colour", "red")
+    assert "--task juggling: no such task" in said("--task", "juggling")
+
+
+def test_a_users_task_trains(tmp_path):
+    example = TOP / "tests" / "examples" / "reverse.py"
+    assert train.main(["--task", f"{example}:Reverse", "--prompts", "2", "--group-size", "4", "--steps", "1",
+                       "--eval-problems", "2", "--device", "cpu"]) == 0
+    assert (tmp_path / "runs" / "reverse-seed0" / "metrics.jsonl").exists()
