@@ -15,7 +15,7 @@ from grpo.config import load_config
 from grpo.evaluate import evaluate, summarise
 from grpo.policy import Policy, load_policy
 from grpo.store.checkpoint import find_resume
-from grpo.store.metrics import printable
+from grpo.text import visible
 from tasks.base import Task, UserError, load_task, problem_at, unseen
 
 
@@ -117,8 +117,8 @@ def show(results: list[dict], task: Task):
             if group.scores[0].exact:
                 continue
             console.print(f"\nlevel {result['level']}, score {group.scores[0].value:.4f}", style="bold")
-            console.print(f"  wanted: {printable(group.problem.target)}", markup=False)
-            console.print(f"  wrote:  {printable(group.completions[0].text)}", markup=False)
+            console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
+            console.print(f"  wrote:  {visible(group.completions[0].text)}", markup=False)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"train.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except FloatingPointError as error:
         print(f"train.py: stopped: {error}", file=sys.stderr)
         return 1
@@ -44,7 +47,10 @@ def train(config: Config, run: Run, task, console: Console):
     while trainer.done < config.steps:
         try:
             report = trainer.step()
-        except FloatingPointError as error:
+        except OSError as error:
+        print(f"train.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
             raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
         run.record(report)
         console.step(report)

@@ -140,7 +140,21 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     policy = Policy(model, tokenizer, name=spec, keep_reference=keep_reference)
     if keep_reference and weights is not None and not has_adapter:
         policy._frozen = _load_model(_resolve(spec), device, torch_dtype).requires_grad_(False)
+    _probe(policy)
     return policy
+
+
+def _probe(policy: Policy):
+    """Raise UserError unless the model hands its attention arguments through to `rollout.cache.attention`."""
+    try:
+        with torch.no_grad():
+            _, shared = policy.prefill([(0,)])
+    except TypeError:
+        shared = None
+    if shared is None or not shared.prompt:
+        kind = type(policy._causal).__name__
+        raise UserError(f"--model {policy.name}: {kind} does not pass attention arguments on to its layers; give a model of "
+                        "the Llama, Qwen or Mistral families")
 
 
 def _resolve(spec: str) -> str:

@@ -61,7 +61,7 @@ class Run:
         """Fill in what was left to defaults; `config.yaml` holds the result."""
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
-        rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
+        rate = config.learning_rate or (2e-5 if rank else 6e-5 if builtin else 1e-5)
         on_gpu = config.device.startswith("cuda") or config.device == "auto" and torch.cuda.is_available()
         level = config.level or getattr(task, "default_level", 1)
         self.config = dataclasses.replace(

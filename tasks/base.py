@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,7 +60,10 @@ class Score:
 
 
 class Task(Protocol):
-    """What the trainer asks of a task. A constructor without arguments must work."""
+    """What the trainer asks of a task. A constructor without arguments must work.
+
+    Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score.
+    """
 
     name: str
     rewards: tuple[str, ...]  # names for --reward, the default first; () where the task has one reward only
@@ -100,10 +104,11 @@ def _load_class(spec: str):
         raise UserError(f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName")
     if not path.is_file():
         raise UserError(f"--task {spec}: no file {path}")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module_spec = importlib.util.spec_from_file_location(f"users_task_{path.stem}", path)
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where dataclasses resolve postponed annotations
     module_spec.loader.exec_module(module)
-    if not hasattr(module, name):
+    if not isinstance(getattr(module, name, None), type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
     return getattr(module, name)
 

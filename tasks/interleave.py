@@ -55,6 +55,11 @@ class Interleave:
     default_level = 25
     metric = "similarity"
 
+    @staticmethod
+    def default_steps(level: int) -> int:
+        """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
+        return 180 if level <= 10 else 130 if level <= 25 else 300
+
     def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
         self.reward = reward
         self._documents = load_corpus() if documents is None else list(documents)

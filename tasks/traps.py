@@ -4,11 +4,12 @@ A reward that pays a strategy well which ignores one of the texts invites the po
 similarity pays 0.50 for copying A.
 """
 import argparse
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.base import problem_at
+from tasks.base import UserError, problem_at
 from tasks.interleave import Interleave, interleaved, strategies
 
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
@@ -44,19 +45,30 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
     return {key: float(np.mean(values)) for key, values in pay.items()}
 
 
-def main(argv: Sequence[str] | None = None):
+def levels(text: str) -> list[int]:
+    """Return the levels of "10,25,50"; argparse turns the ValueError of anything else into its one line."""
+    return [int(part) for part in text.split(",")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--levels", default="10,25,50,100,200,500")
+    parser.add_argument("--levels", type=levels, default="10,25,50,100,200,500")
     parser.add_argument("--samples", type=int, default=5, help="problems averaged over")
     arguments = parser.parse_args(argv)
-    for level in map(int, arguments.levels.split(",")):
-        pay = table([level], arguments.samples)
+    for level in arguments.levels:
+        try:
+            pay = table([level], arguments.samples)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
         print("|---|" + "---|" * len(Interleave.rewards))
         for name in dict.fromkeys(name for name, *_ in pay):
             print(f"| {name} | " + " | ".join(f"{pay[name, level, reward]:.2f}" for reward in Interleave.rewards) + " |")
         print()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

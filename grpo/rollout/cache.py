@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from tasks.base import UserError
+
 NAME = "grpo_shared_prompt"
 
 
@@ -56,13 +58,21 @@ class SharedPrompt:
             self.own[layer] = kept
 
 
-def attention(module, query, key, value, attention_mask, *, scaling, shared: SharedPrompt | None = None, **_):
-    """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D), None)."""
-    assert shared is not None, "a model with this attention is run by the policy only"
+def attention(module, query, key, value, attention_mask, *, scaling, shared: SharedPrompt, sliding_window: int | None = None,
+              **_):
+    """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D), None).
+
+    Raises UserError where the model has a sliding window that the tokens outgrow: it is not applied here.
+    """
     layer = module.layer_idx
+    length = shared.padding_PL.shape[1] + shared.filled + (query.shape[2] if shared.prefilled else 0)
+    if sliding_window and length > sliding_window:
+        raise UserError(f"--model: its attention slides over {sliding_window} tokens, and prompt and completion have {length}; "
+                        "give fewer --words, or a model with full attention")
     if not shared.prefilled:
         shared.prompt[layer] = (key, value)
-        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=key.shape[1] != query.shape[1])
+        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling,
+                                              enable_gqa=key.shape[1] != query.shape[1])
         return output.transpose(1, 2), None
     causal = None
     if shared.room:

@@ -22,6 +22,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from grpo.records import StepReport
+from grpo.text import visible
 
 # Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is the score's name.
 FIGURES = {
@@ -41,15 +42,6 @@ PANEL_ROWS = (("level", "value", *GROUPS), (*SPEED, "time/rollout", "time/update
 Evaluation = Mapping[str, Any]  # a line of eval.jsonl
 HISTORY = 40  # steps of the sparkline
 PANEL_WIDTH = 80  # columns; rich makes it narrower where the terminal is
-
-
-def visible(text: str) -> str:
-    """Return `text` with each unprintable character spelled out: escape codes, line breaks, direction marks.
-
-    >>> visible("a\\x1b[31m\\nb")
-    'a\\\\x1b[31m\\\\nb'
-    """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def clock_time(seconds: float) -> str:

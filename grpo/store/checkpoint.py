@@ -17,9 +17,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from data.files import read_json
 from tasks.base import UserError
 
+_FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
+_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")  # how Rust's writers (safetensors, tokenizers) wrap it
 _verified: dict[tuple[str, int], str | None] = {}  # (path, time of its manifest): what `verify` found
 
 
@@ -29,27 +32,31 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note
     Raises UserError when the disk will not take it; what was there before stays.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
-    aside = final.with_name(f".tmp-{final.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".tmp-old-{final.name}")
     try:
+        remove_partial(run)
         aside.mkdir(parents=True)
         write(aside)
         files = {str(path.relative_to(aside)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
                  for path in sorted(aside.rglob("*")) if path.is_file()}
-        manifest = {"format": 1, "step": step, "note": note, "files": files}
+        manifest = {"format": _FORMAT, "step": step, "note": note, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-        for path in aside.rglob("*"):
+        for path in (aside, *aside.rglob("*")):
             _sync(path)
         if final.exists():  # a step that is made again after a resume
-            shutil.rmtree(final)
+            os.replace(final, old)
         os.replace(aside, final)
         _sync(final.parent)
     except Exception as error:
+        if old.exists() and not final.exists():
+            os.replace(old, final)
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError) or "No space left" in str(error):  # safetensors wraps the system's error
-            raise UserError(f"{final}: cannot be written ({error.strerror if isinstance(error, OSError) else error}); earlier "
-                            f"checkpoints are untouched: free some space and go on with --resume {run}") from error
+        if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise UserError(f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free some "
+                            f"space and go on with --resume {run}") from error
         raise
+    shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -66,8 +73,10 @@ def verify(path: Path) -> str | None:
 
 def _damage(path: Path, manifest: Path) -> str | None:
     try:
-        files = json.loads(manifest.read_text())["files"].items()
-        for name, fact in files:
+        saved = read_json(manifest)
+        if saved.get("format") != _FORMAT:
+            return f"{path}: no checkpoint that this version reads (its manifest.json has no \"format\": {_FORMAT})"
+        for name, fact in saved["files"].items():
             file = path / name
             if path.resolve() not in file.resolve().parents:
                 return f"{path}: manifest.json names a file outside the checkpoint: {name}"
@@ -121,12 +130,21 @@ def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
     each that was removed. Damaged ones are left for their owner to see."""
     valid, _ = checkpoints(run)
     keep = {valid[0], *valid[-2:], keep_best} if valid else set()
-    removed = [path for path in valid if path not in keep]
-    for path in removed:
+    return _remove([path for path in valid if path not in keep])
+
+
+def remove_after(run: Path, step: int) -> list[str]:
+    """Remove the valid checkpoints of later steps, for a run taken up at `step` makes them again, and return a line
+    for each. Left there they would pass for the most recent ones: `prune` would keep them and remove the new."""
+    return _remove([path for path in checkpoints(run)[0] if _step(path) > step])
+
+
+def _remove(paths: list[Path]) -> list[str]:
+    for path in paths:
         grave = path.with_name(f".tmp-{path.name}")  # renamed first: a kill in the middle leaves no half checkpoint
         os.replace(path, grave)
         shutil.rmtree(grave)
-    return [f"removed checkpoint {path.name}" for path in removed]
+    return [f"removed checkpoint {path.name}" for path in paths]
 
 
 class CheckpointRules:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import read_jsonl, write_whole
+from data.files import write_whole
 from grpo.records import Group
+from grpo.text import visible
 from tasks.base import UserError
 
 
@@ -21,7 +22,7 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]):
         """Write one line. JSON has no NaN or infinity, so such numbers become null."""
-        _append(self.path, json.dumps({key: _finite(value) for key, value in line.items()}, ensure_ascii=False) + "\n")
+        _append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     def truncate_after(self, step: int):
         """Drop the lines of later steps and a half-written last line: they will be made again."""
@@ -35,13 +36,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         return []
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):  # the writer was stopped in the middle of a line
-        write_whole(path, content[:content.rfind(b"\n") + 1])
     lines = []
-    for where, line in read_jsonl(path):
-        if not isinstance(line.get("step"), int):
-            raise UserError(f'{where}: has no whole number "step"; the file is not a log of a run')
+    for number, text in enumerate(_whole_lines(path), start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: is not JSON ({error})") from error
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            raise UserError(f'{path}, line {number}: has no whole number "step"; the file is not a log of a run')
         lines.append(line)
     return lines
 
@@ -49,7 +51,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class SamplesLog:
     """samples.log: the best and the worst completion of every `every`-th step."""
 
-    HEAD = re.compile(r"^=== step (\d+) ")
+    HEAD = re.compile(rb"^=== step (\d+) ")
 
     def __init__(self, folder: Path, every: int):
         self.path, self.every = Path(folder) / "samples.log", every
@@ -64,25 +66,20 @@ class SamplesLog:
         for name, row in (("best", max(rows, key=lambda row: row[0])), ("worst", min(rows, key=lambda row: row[0]))):
             reward, value, group, completion = row
             parts.append(f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
-                         f"  wanted: {printable(group.problem.target)}\n  wrote:  {printable(completion.text)}\n")
+                         f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(completion.text)}\n")
         _append(self.path, "".join(parts))
 
     def truncate_after(self, step: int):
-        """Drop the entries of later steps."""
+        """Drop the entries of later steps and a half-written last line."""
         if not self.path.exists():
             return
         kept, keep = [], True
-        for line in self.path.read_text().splitlines(keepends=True):
+        for line in _whole_lines(self.path):
             head = self.HEAD.match(line)
             keep = int(head[1]) <= step if head else keep
             if keep:
-                kept.append(line)
-        write_whole(self.path, "".join(kept).encode())
-
-
-def printable(text: str) -> str:
-    """Return `text` on one line with everything a terminal could obey spelled out: ``\\x1b``, ``\\n``, ``\\u2028``."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+                kept.append(line + b"\n")
+        write_whole(self.path, b"".join(kept))
 
 
 def _append(path: Path, text: str):
@@ -95,5 +92,14 @@ def _append(path: Path, text: str):
         raise UserError(f"{path}: cannot be written: {error.strerror}; free some space and go on with --resume") from error
 
 
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a log but a cut last one; as bytes, for it may be cut in the middle of a character."""
+    return path.read_bytes().split(b"\n")[:-1]
+
+
 def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

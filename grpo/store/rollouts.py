@@ -20,18 +20,23 @@ _NAME = re.compile(r"(?:step|eval|failed)-(\d+)\.jsonl\.zst")
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
-    """Write the groups of one step, whole or not at all. Raises UserError when the disk will not take them."""
+    """Write the groups of one step, whole or not at all, with a checksum.
+
+    Raises UserError when the disk will not take them.
+    """
     lines = "".join(json.dumps(_to_json(number, group, step), ensure_ascii=True) + "\n" for number, group in enumerate(groups))
-    write_whole(path, zstandard.ZstdCompressor(level=3).compress(lines.encode()))
+    write_whole(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(lines.encode()))
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the groups of one file as JSON objects. Raises UserError naming the file when it is damaged."""
     try:
-        with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
-            text = reader.read().decode()
-        if not text.endswith("\n"):
-            raise ValueError("it ends in the middle of a line")
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        text = frame.decompress(Path(path).read_bytes()).decode()
+        if not frame.eof:
+            raise ValueError("it is cut")
+        if frame.unused_data:
+            raise ValueError("something was added to it")
         lines = [json.loads(line) for line in text.splitlines()]
     except (OSError, ValueError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error

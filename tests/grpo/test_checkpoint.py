@@ -2,17 +2,20 @@ import errno
 import json
 import os
 import random
+import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from grpo.store import checkpoint as store
 from grpo.store.checkpoint import (CheckpointRules, checkpoints, find_resume, load_optimizer, load_rng, prune,
-                                   remove_partial, save_checkpoint, save_optimizer, save_rng, verify)
+                                   remove_after, remove_partial, save_checkpoint, save_optimizer, save_rng, verify)
 from tasks.base import UserError
 
 
@@ -47,6 +50,29 @@ def test_a_step_made_again_replaces_the_old_one(tmp_path):
     assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
 
 
+def test_a_step_made_again_gives_way_only_to_a_whole_one(tmp_path, monkeypatch):
+    old, replace = save(tmp_path, 20), os.replace
+
+    def fails_on_the_new(source, target):
+        if Path(source).name == ".tmp-step-000020":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(store.os, "replace", fails_on_the_new)
+    with pytest.raises(UserError, match="Input/output error"):
+        save(tmp_path, 20)
+    assert names(tmp_path) == ["step-000020"] and verify(old) is None
+
+
+def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+    synced, replace = [], os.replace
+    monkeypatch.setattr(store, "_sync", lambda path: synced.append(str(path.relative_to(tmp_path / "checkpoints"))))
+    monkeypatch.setattr(store.os, "replace", lambda *paths: (synced.append("rename"), replace(*paths)))
+    save(tmp_path, 20)
+    inside = [".tmp-step-000020" + name for name in ("", "/manifest.json", "/sub", "/sub/state.json", "/weights.bin")]
+    assert sorted(synced[:5]) == inside and synced[5:] == ["rename", "."]
+
+
 def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
     save(tmp_path, 20)
 
@@ -65,7 +91,7 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fails(*_):
-        raise full if where != "safetensors" else RuntimeError("Error while serializing: No space left on device")
+        raise full if where != "safetensors" else RuntimeError("Error: No space left on device (os error 28)")
 
     if where in ("fsync", "replace"):
         monkeypatch.setattr(store.os, where, fails)
@@ -75,6 +101,17 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
     assert "\n" not in str(error.value)
     assert names(tmp_path) == ["step-000020"] and verify(old) is None
+
+
+def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # bytes a file: the system itself refuses
+    try:
+        with pytest.raises(UserError, match="step-000020: cannot be written .*File too large"):
+            save_checkpoint(tmp_path, 20, lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"), note={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == []
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -94,8 +131,10 @@ DAMAGE = {
     "sub/state.json is missing": lambda path: (path / "sub" / "state.json").unlink(),
     "no checkpoint": lambda path: (path / "manifest.json").unlink(),
     "manifest.json is damaged": lambda path: (path / "manifest.json").write_text('{"files"'),
+    "manifest.json is damaged ": lambda path: (path / "manifest.json").write_text("[" * 100_000),  # too deep to parse
+    "no checkpoint that this version reads": lambda path: (path / "manifest.json").write_text('{"name": "of a web page"}'),
     "manifest.json names a file outside": lambda path: (path / "manifest.json").write_text(
-        json.dumps({"files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}})),
+        json.dumps({"format": 1, "files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}})),
 }
 
 
@@ -104,6 +143,7 @@ def test_damage_is_named_and_passed_over(tmp_path, reason):
     good, bad = save(tmp_path, 20), save(tmp_path, 40)
     DAMAGE[reason](bad)
     store._verified.clear()
+    reason = reason.strip()
     assert reason in verify(bad)
     path, warnings = find_resume(tmp_path)
     assert path == good and len(warnings) == 1 and reason in warnings[0]
@@ -121,6 +161,7 @@ def test_where_there_is_nothing_to_resume(tmp_path):
         find_resume(tmp_path)
 
 
+@settings(deadline=None, max_examples=40)  # each example waits for the disk
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 7))
 def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
     run = tmp_path_factory.mktemp("run")
@@ -137,6 +178,14 @@ def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
     assert len(lines) == len(good) - len(stay)
     assert all(path.exists() for path, ok in zip(paths, valid) if not ok)
     shutil.rmtree(run)
+
+
+def test_what_was_made_after_the_step_gone_back_to_does_not_pass_for_the_latest(tmp_path):
+    for step in (20, 80, 100):
+        save(tmp_path, step)
+    assert remove_after(tmp_path, 20) == ["removed checkpoint step-000080", "removed checkpoint step-000100"]
+    new = save(tmp_path, 40)
+    assert prune(tmp_path) == [] and find_resume(tmp_path) == (new, [])
 
 
 def test_rules_by_hand():

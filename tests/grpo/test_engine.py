@@ -2,9 +2,10 @@
 import pytest
 import torch
 from conftest import make_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import (AutoModelForCausalLM, AutoTokenizer, BloomConfig, LlamaConfig, MistralConfig, Qwen2Config,
+                          Qwen3Config)
 
-from grpo.policy import load_policy
+from grpo.policy import BUILTIN, load_policy
 from grpo.rollout.engine import _compact, budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import UserError
@@ -99,3 +100,43 @@ def test_budget(tiny_policy):
         budget_for(tiny_policy, (1,), target, asked=needed - 1)
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
         budget_for(tiny_policy, (1,) * 1020, target)
+
+
+SHAPE = dict(vocab_size=2048, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, eos_token_id=3, pad_token_id=0, initializer_range=0.15)
+FAMILIES = {
+    "llama-3 rotary scaling": lambda: LlamaConfig(**SHAPE, head_dim=16, tie_word_embeddings=True, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}),
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_sample_from_their_own_distribution(tmp_path, family):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    for prompt, answers in zip(*rollout(policy)):
+        for answer in answers:
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
+    AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="its attention slides over 50 tokens, and prompt and completion have 51"):
+        rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
+
+
+def test_an_architecture_without_the_interface_is_refused(tmp_path):
+    config = BloomConfig(vocab_size=2048, hidden_size=32, n_layer=1, n_head=2, eos_token_id=3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="--model "):
+        load_policy(str(tmp_path), device="cpu")

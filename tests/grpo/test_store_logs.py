@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.store.metrics import MetricsLog, SamplesLog, printable, read_metrics
+from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import groups_of, read_rollouts, remove_after, write_rollouts
 from tasks.base import Problem, Score, UserError
 
@@ -56,11 +56,6 @@ def test_samples_hold_best_and_worst(tmp_path):
     assert "good\\x1b[31m\\n" in text and "tar\\x1bget" in text and "\x1b" not in text and "middling" not in text
     log.truncate_after(10)
     assert [line.split()[2] for line in log.path.read_text().splitlines() if line.startswith("===")] == ["1", "10"]
-
-
-@given(st.text())
-def test_printable_is_one_harmless_line(text):
-    assert printable(text).isprintable()
 
 
 @given(st.lists(st.tuples(st.text(), FLOATS, FLOATS, st.booleans()), min_size=1, max_size=4), FLOATS, st.booleans())

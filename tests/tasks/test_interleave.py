@@ -1,16 +1,16 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data.corpus import Document
+from data.corpus import Document, documents_of
 from tasks.base import UserError
 from tasks.interleave import Interleave, interleaved, strategies
-from tasks.traps import IGNORE_A_TEXT, all_strategies, main, table
 
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]  # right: a1 b1 a2 b2 a3 b3 a4 b4
-WORDS = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the", "x"]), max_size=14)
+LONG_A, LONG_B = [f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]
+TEXT = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the", "x"]), min_size=1, max_size=7)
 
 
 def score(text, reward="similarity", a=A, b=B):
@@ -18,86 +18,127 @@ def score(text, reward="similarity", a=A, b=B):
     return task.score(task.problem(a, b), [text])[0]
 
 
+@st.composite
+def attempts(draw):
+    """Two texts and an attempt at them: words at random, both texts' words in any order, or the target with slips."""
+    a, b = draw(TEXT), draw(TEXT)
+    words = draw(st.one_of(st.just([]), TEXT, st.permutations(a + b), st.just(interleaved(a, b))))
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(words)))
+        words = words[:place] + draw(st.lists(st.sampled_from(a + b), max_size=2)) + words[place + draw(st.integers(0, 2)):]
+    return a, b, words
+
+
 def test_interleaved_by_hand():
+    assert interleaved(["a", "b", "c"], ["1", "2", "3"]) == ["a", "1", "b", "2", "c", "3"]
     assert interleaved(["a", "b", "c"], ["1"]) == ["a", "1", "b", "c"]
     assert interleaved([], ["1", "2"]) == ["1", "2"]
 
 
-def test_the_right_answer():
-    for reward in Interleave.rewards:
-        right = score("a1 b1 a2 b2 a3 b3 a4 b4", reward)
-        assert right.reward == right.value == 1 and right.exact
-        assert right.parts["first_divergence"] is None and right.parts["trap"] is None
-        assert right.parts["share_a"] == right.parts["share_b"] == 1
+def test_the_problem_holds_texts_and_target():
+    problem = Interleave().problem(["Owls", "see."], ["It", "rains,"])
+    assert problem.prompt.endswith("\nA: Owls see.\nB: It rains,") and problem.target == "Owls It see. rains,"
+    assert problem.level == 2 and problem.data == {"a": ["Owls", "see."], "b": ["It", "rains,"]}
 
 
-def test_parts_by_hand():
-    # a2 is missing, x stands for b3: 6 matches, 1 substitution, 1 gap; S = 6 - 1 - 1 = 4, M = 8, (4 + 8) / 16
-    parts = score("a1 b1 b2 a3 x a4 b4")
-    assert parts.value == 0.75 and not parts.exact
-    assert {name: parts.parts[name] for name in ("words", "matches", "substitutions", "gaps", "first_divergence")} == {
-        "words": 7, "matches": 6, "substitutions": 1, "gaps": 1, "first_divergence": 2}
-    assert (parts.parts["share_a"], parts.parts["share_b"], parts.parts["balance"]) == (0.75, 0.75, 1.0)
+@pytest.mark.parametrize("reward", Interleave.rewards)
+def test_the_right_answer(reward):
+    right = score(" a1 b1\na2 b2  a3 b3 a4 b4", reward)  # white space is no matter
+    assert right.reward == right.value == 1 and right.exact
+    assert right.parts == {"words": 8, "matches": 8, "substitutions": 0, "gaps": 0, "first_divergence": None,
+                           "share_a": 1, "share_b": 1, "balance": 1, "trap": None}
 
 
-@pytest.mark.parametrize("reward, pay", [
-    ("similarity", 0.75),
-    ("balanced", 0.75),  # 0.75 * (0.75 / 0.75)
-    ("clipped", 0.5),  # 4 / 8
-    ("prefix", 0.25),  # two words are right before the first divergence, of 8
-    # 6 matches, one substitution, one gap of one word: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 * 0.25) = 7.25
-    ("affine", (3 + 7.25) / (8 + 7.25)),
+@pytest.mark.parametrize("text, similarity, parts", [
+    # a2 is missing, x stands for b3: S = 6 - 1 - 1 = 4, M = 8, similarity (4 + 8) / 16
+    ("a1 b1 b2 a3 x a4 b4", 0.75,
+     {"words": 7, "matches": 6, "substitutions": 1, "gaps": 1, "first_divergence": 2,
+      "share_a": 3 / 4, "share_b": 3 / 4, "balance": 1, "trap": None}),
+    # three words of B are missing: S = 5 - 3 = 2, M = 8, (2 + 8) / 16
+    ("a1 b1 a2 a3 a4", 0.625,
+     {"words": 5, "matches": 5, "substitutions": 0, "gaps": 3, "first_divergence": 3,
+      "share_a": 1, "share_b": 1 / 4, "balance": 1 / 4, "trap": None}),
+    # A alone: S = 4 - 4 = 0, M = 8, (0 + 8) / 16
+    ("a1 a2 a3 a4", 0.5,
+     {"words": 4, "matches": 4, "substitutions": 0, "gaps": 4, "first_divergence": 1,
+      "share_a": 1, "share_b": 0, "balance": 0, "trap": "copies A"}),
+    # right, and two words more: S = 8 - 2 = 6, M = 10, (6 + 10) / 20
+    ("a1 b1 a2 b2 a3 b3 a4 b4 x x", 0.8,
+     {"words": 10, "matches": 8, "substitutions": 0, "gaps": 2, "first_divergence": 8,
+      "share_a": 1, "share_b": 1, "balance": 1, "trap": None}),
+    # nothing: S = -8, M = 8, (-8 + 8) / 16
+    (" \n", 0,
+     {"words": 0, "matches": 0, "substitutions": 0, "gaps": 8, "first_divergence": 0,
+      "share_a": 0, "share_b": 0, "balance": 0, "trap": "empty"}),
 ])
-def test_rewards_by_hand(reward, pay):
-    assert score("a1 b1 b2 a3 x a4 b4", reward).reward == pytest.approx(pay)
+def test_parts_by_hand(text, similarity, parts):
+    got = score(text)
+    assert got.value == got.reward == similarity and not got.exact and got.parts == parts
 
 
-def test_nothing_written():
-    for reward in Interleave.rewards:
-        empty = score("  ", reward)
-        assert empty.reward == 0 and empty.parts["trap"] == "empty" and empty.parts["first_divergence"] == 0
+def test_shares_where_one_text_is_longer():
+    parts = score("a1 b1 a2", a=["a1", "a2", "a3", "a4"], b=["b1"]).parts  # target a1 b1 a2 a3 a4
+    assert (parts["share_a"], parts["share_b"], parts["balance"]) == (0.5, 1, 0.5)
 
 
-@pytest.mark.parametrize("trap", strategies(A, B))
+@pytest.mark.parametrize("reward, uneven, lopsided", [  # the first two texts of test_parts_by_hand
+    ("similarity", 0.75, 0.625),
+    ("balanced", 0.75 * 1, 0.625 / 4),
+    ("clipped", 4 / 8, 2 / 8),
+    ("prefix", 2 / 8, 3 / 8),
+    # 6 matches, one substitution, one gap: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 * 0.25) = 7.25.
+    # 5 matches, three gaps of one word: S' = 5 - 6 = -1; F = (2 + 4 * 0.25) + (2 + 7 * 0.25) = 6.75
+    ("affine", (3 + 7.25) / (8 + 7.25), (-1 + 6.75) / (8 + 6.75)),
+])
+def test_rewards_by_hand(reward, uneven, lopsided):
+    task = Interleave(reward)
+    scores = task.score(task.problem(A, B), ["a1 b1 b2 a3 x a4 b4", "a1 b1 a2 a3 a4"])
+    assert [each.reward for each in scores] == pytest.approx([uneven, lopsided])
+    assert [each.value for each in scores] == [0.75, 0.625]  # reports show the similarity, whatever is paid
+
+
+@pytest.mark.parametrize("reward", Interleave.rewards)
+def test_nothing_written_earns_nothing(reward):
+    assert score("", reward).reward == 0
+
+
+@pytest.mark.parametrize("trap", strategies(LONG_A, LONG_B))
 def test_every_trap_is_named(trap):
-    a, b = [f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]
-    assert score(" ".join(strategies(a, b)[trap]), a=a, b=b).parts["trap"] == trap
+    assert score(" ".join(strategies(LONG_A, LONG_B)[trap]), a=LONG_A, b=LONG_B).parts["trap"] == trap
 
 
-@given(WORDS, st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the"]), min_size=1, max_size=6),
-       st.lists(st.sampled_from(["a1", "b1", "the", "y"]), min_size=1, max_size=6), st.sampled_from(Interleave.rewards))
-def test_rewards_are_shares_and_one_only_when_exact(words, a, b, reward):
+def test_a_trap_is_named_when_four_fifths_agree():
+    def trap(strange):
+        return score(" ".join(LONG_A[:20 - strange] + ["x"] * strange), a=LONG_A, b=LONG_B).parts["trap"]
+
+    assert trap(4) == "copies A"  # 16 of 20 words
+    assert trap(5) is None
+
+
+@given(attempts(), st.sampled_from(Interleave.rewards))
+@example((["a1"], ["a1"], ["a1"]), "prefix")  # half of it, and yet both texts in full
+def test_rewards_are_shares_and_one_only_when_exact(attempt, reward):
+    a, b, words = attempt
     got = score(" ".join(words), reward, a, b)
     assert 0 <= got.reward <= 1 and 0 <= got.value <= 1
     assert (got.reward == 1) == (got.value == 1) == got.exact == (words == interleaved(a, b))
 
 
+def test_scores_keep_the_order_of_completions():
+    task = Interleave("similarity")
+    texts = ["", "a1 a2 a3 a4", "a1 b1 a2 b2 a3 b3 a4 b4", "a1 b1 a2 a3 a4"]
+    assert [each.reward for each in task.score(task.problem(A, B), texts)] == [0, 0.5, 1, 0.625]
+
+
 def test_a_corpus_that_is_too_short():
-    task = Interleave(documents=[Document(str(i), " ".join(f"w{i}.{j}" for j in range(50 + i))) for i in range(40)])
-    with pytest.raises(UserError, match=r"--words 5000: the train split of the corpus has 0 documents of 5000 words or more, "
-                                        r"and two are needed; at most --words \d+ can be made"):
-        task.make(5000, "train", random.Random(0))
-
-
-@pytest.mark.parametrize("level", [10, 25, 50, 100])
-def test_no_strategy_that_ignores_a_text_is_paid(level):
-    pay = table([level], samples=5)
-    for name in IGNORE_A_TEXT:
-        assert pay[name, level, Interleave.rewards[0]] <= 0.1
-    assert all(pay["right", level, reward] == 1 for reward in Interleave.rewards)
-    assert pay["copies A", level, "similarity"] == pytest.approx(0.5, abs=0.05)  # the trap of the original experiment
-
-
-@given(st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=10, max_size=30), st.data())
-def test_under_the_default_reward_one_text_never_pays(a, data):
-    b = data.draw(st.lists(st.text("stuvwxyz", min_size=1, max_size=3), min_size=len(a), max_size=len(a)))
-    written = all_strategies(a, b)
-    task = Interleave()
-    scores = task.score(task.problem(a, b), [" ".join(written[name]) for name in IGNORE_A_TEXT])
-    assert max(score.reward for score in scores) <= 0.1
-
-
-def test_the_trap_table_prints_every_strategy(capsys):
-    main(["--levels", "10", "--samples", "1"])
-    printed = capsys.readouterr().out
-    assert all(f"| {name} |" in printed for name in all_strategies(A, B)) and "| 10 words |" in printed
+    documents = [Document(str(i), " ".join(f"w{i}.{j}" for j in range(50 + i))) for i in range(40)]
+    longest, second = sorted((len(document.words) for document in documents_of("train", documents)), reverse=True)[:2]
+    task = Interleave(documents=documents)
+    for words, enough in ((second + 1, 1), (longest + 1, 0)):
+        with pytest.raises(UserError) as error:
+            task.make(words, "train", random.Random(0))
+        assert str(error.value) == (
+            f"--words {words}: the train split of the corpus has {enough} documents of {words} words or more, and two are "
+            f"needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge")
+    made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
+    assert len(made.data["a"]) == len(made.data["b"]) == second

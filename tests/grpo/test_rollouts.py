@@ -1,0 +1,54 @@
+"""Rollout files under damage and at the edges of what floats and texts can be."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.records import Completion, Group
+from grpo.store.rollouts import groups_of, write_rollouts
+from tasks.base import Problem, Score, UserError
+
+
+def group(texts, logprob=-0.25, rewards=(0.0, 1.0)):
+    return Group(3, Problem("t", 2, texts[0], texts[-1], "k", {"a": texts}), (1, 2), 1.0,
+                 [Completion(tuple(range(9)), (logprob,) * 9, text, "stop") for text in texts],
+                 scores=[Score(reward) for reward in rewards], advantages=[-1.0, 1.0])
+
+
+WILD = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\x85\u2028\ufeff"))
+
+
+@settings(deadline=None)
+@given(st.lists(WILD, min_size=2, max_size=2), st.floats(allow_nan=False))
+def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts, number):
+    path = tmp_path_factory.getbasetemp() / "step-000001.jsonl.zst"
+    groups = [group(texts, number), group(texts[::-1])]
+    write_rollouts(path, groups, step=1)
+    back = groups_of(path)
+    assert back == groups
+    assert repr(back) == repr(groups)  # -0.0 and 0.0 are equal, and are not the same number
+
+
+def test_no_flipped_bit_passes_for_what_was_written(tmp_path):
+    path = tmp_path / "step-000001.jsonl.zst"
+    groups = [group(["one two three", "three two one"])]
+    write_rollouts(path, groups, step=1)
+    whole, refused = path.read_bytes(), 0
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            assert groups_of(path) == groups, position  # a bit of the frame's header that means nothing
+        except UserError:
+            refused += 1
+    assert refused > 0.9 * len(whole)
+
+
+def test_every_cut_and_every_addition_is_refused(tmp_path):
+    path = tmp_path / "step-000001.jsonl.zst"
+    write_rollouts(path, [group(["one", "two"])], step=1)
+    whole = path.read_bytes()
+    for damaged in (*(whole[:end] for end in range(len(whole))), whole + b"\x00", whole + whole):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="step-000001.jsonl.zst: not a whole rollout file"):
+            groups_of(path)
