@@ -47,16 +47,13 @@ def train(config: Config, run: Run, task, console: Console):
     while trainer.done < config.steps:
         try:
             report = trainer.step()
-        except OSError as error:
-        print(f"train.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
+        except FloatingPointError as error:
             raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
         run.record(report)
         console.step(report)
-        run.save_if_due(report)
         if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
             run.evaluate()
+        run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
     run.finish()
 
 

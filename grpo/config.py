@@ -34,6 +34,7 @@ class Config:
     curriculum: str | None = flag(None, "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
                                   nargs="?", const=",".join(map(str, LADDER)))
     ramp: bool = flag(True, "start with the levels of the ladder below the asked one (interleave only)")
+    promote_by: str = flag("running", "climb by the running mean of training, or by heldout evaluations (--eval-every)")
     promote_at: float = flag(0.9, "climb to the next level at this running mean of the score")
     promote_window: int = flag(3, "steps of that running mean")
     replay: float = flag(0.25, "share of prompts drawn from earlier levels")
@@ -103,6 +104,8 @@ class Config:
         yield "loss", self.loss in LOSSES, one_of(*LOSSES)
         yield "scale", self.scale in SCALES, one_of(*SCALES)
         yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")
+        yield "promote_by", self.promote_by in ("running", "heldout"), one_of("running", "heldout")
+        yield "eval_every", self.eval_every or self.promote_by == "running", "give 1 or more: --promote-by heldout needs evaluations"
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"

@@ -33,14 +33,16 @@ def parse_rungs(text: str) -> list[int]:
 class Curriculum:
     """Which level each prompt of a step has. One rung is a fixed level.
 
-    The next rung is reached when the mean score of the last `window` steps on this one is `promote_at` or more. A share
-    `replay` of the prompts comes from earlier rungs. When `collapse_at` or more of the groups collapse for
+    The next rung is reached at a mean score of `promote_at` on this one: by `promote_by` "running", that of the last
+    `window` steps; by "heldout", that of an evaluation on held-out problems. A share `replay` of the prompts comes from
+    earlier rungs. When `collapse_at` or more of the groups collapse for
     `collapse_steps` steps in a row, training goes one rung back.
     """
 
-    def __init__(self, rungs: list[int], *, promote_at: float = 0.9, window: int = 3, replay: float = 0.25,
-                 collapse_at: float = 0.9, collapse_steps: int = 8):
-        assert rungs and 0 <= replay < 1 and window >= 1
+    def __init__(self, rungs: list[int], *, promote_by: str = "running", promote_at: float = 0.9, window: int = 3,
+                 replay: float = 0.25, collapse_at: float = 0.9, collapse_steps: int = 8):
+        assert rungs and 0 <= replay < 1 and window >= 1 and promote_by in ("running", "heldout")
+        self.promote_by = promote_by
         self.rungs, self.promote_at, self.window, self.replay = list(rungs), promote_at, window, replay
         self.collapse_at, self.collapse_steps = collapse_at, collapse_steps
         self.rung = 0
@@ -70,8 +72,15 @@ class Curriculum:
         if self.collapsed >= self.collapse_steps and self.rung > 0:
             return [self._move(-1, step, f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed")]
         ready = len(self.values) == self.window and fmean(self.values) >= self.promote_at
-        if ready and self.rung + 1 < len(self.rungs):
+        if self.promote_by == "running" and ready and self.rung + 1 < len(self.rungs):
             return [self._move(+1, step, f"running mean {fmean(self.values):.3f} over {self.window} steps")]
+        return []
+
+    def observe_heldout(self, step: int, level: int, mean: float, n: int) -> list[str]:
+        """Take note of a held-out evaluation: mean score of `n` problems; return the line to be said, if any."""
+        ready = self.promote_by == "heldout" and level == self.level and mean >= self.promote_at
+        if ready and self.rung + 1 < len(self.rungs):
+            return [self._move(+1, step, f"held-out mean {mean:.3f} of {n} problems")]
         return []
 
     def _move(self, by: int, step: int, why: str) -> str:

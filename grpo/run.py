@@ -19,7 +19,7 @@ import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.evaluate import evaluate, summarise
-from grpo.records import StepReport
+from grpo.records import Group, StepReport
 from grpo.rollout.engine import budget_for
 from grpo.show.console import Console
 from grpo.store.checkpoint import (CheckpointRules, find_resume, load_optimizer, load_rng, prune, remove_partial,
@@ -27,7 +27,7 @@ from grpo.store.checkpoint import (CheckpointRules, find_resume, load_optimizer,
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import remove_after, write_rollouts
 from grpo.trainer import Trainer
-from tasks.base import Task, UserError, problem_at
+from tasks.base import Task, UserError, problem_at, unseen
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 
@@ -169,18 +169,34 @@ class Run:
         (folder / "trainer.json").write_text(json.dumps(state))
 
     def evaluate(self):
-        """Score the policy on held-out problems of the asked level; one line in eval.jsonl, all texts in rollouts/."""
-        config, trainer, task = self.config, self.trainer, self.trainer.task
-        problems = [problem_at(task, seed=EVAL_SEED, split="validation", level=config.level, index=index)
-                    for index in range(config.eval_problems)]
-        step = trainer.done
-        groups = evaluate(trainer.policy, task, [p for p in problems if p.key not in trainer.seen],
-                          temperature=config.temperature, truncate=trainer.truncate)
-        line = {"step": step, "task": config.task, "level": config.level, "split": "validation",
-                "temperature": config.temperature, "metric": getattr(task, "metric", "score"), **summarise(groups)}
-        write_rollouts(self.folder / "rollouts" / f"eval-{step:06d}.jsonl.zst", groups, step=step)
-        self.evals.append(line)
-        self.console.evaluation(line)
+        """Score the policy on held-out problems of the asked level, and of the current one where promotion hangs on it.
+
+        A line a level in eval.jsonl, all texts in rollouts/.
+        """
+        config, curriculum = self.config, self.trainer.curriculum
+        levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
+        step, every = self.trainer.done, []
+        for level in sorted(levels):
+            groups = self._answers(level)
+            line = {"step": step, "task": config.task, "level": level, "split": "validation",
+                    "temperature": config.temperature, "metric": getattr(self.trainer.task, "metric", "score"),
+                    **summarise(groups)}
+            self.evals.append(line)
+            self.console.evaluation(line)
+            for event in curriculum.observe_heldout(step, level, line["mean"], line["n"]):
+                self.console.say(event)
+            every += groups
+        write_rollouts(self.folder / "rollouts" / f"eval-{step:06d}.jsonl.zst", every, step=step)
+
+    def _answers(self, level: int) -> list[Group]:
+        task, trainer = self.trainer.task, self.trainer
+        drawn = [problem_at(task, seed=EVAL_SEED, split="validation", level=level, index=index)
+                 for index in range(self.config.eval_problems)]
+        problems, _ = unseen(drawn, trainer.seen)
+        if not problems:
+            raise UserError(f"--dataset {self.config.dataset}: every held-out problem of level {level} is among those trained "
+                            "on; leave them out of the dataset")
+        return evaluate(trainer.policy, task, problems, temperature=self.config.temperature, truncate=trainer.truncate)
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
@@ -191,7 +207,8 @@ class Run:
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
         flag = "--words" if self.config.task == "interleave" else "--level"
-        self.console.summary(lines[:1], lines[-1:], {name: str(path) for name, path in files.items()}, [
+        before, after = ([line for line in lines if line["level"] == self.config.level][i:][:1] for i in (0, -1))
+        self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task} {flag} {self.config.level}"])
 
 

@@ -34,8 +34,8 @@ class Trainer:
         self.truncate = truncation(config.top_k, config.top_p)
         self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
                                            weight_decay=config.weight_decay)
-        self.curriculum = Curriculum(config.rungs, promote_at=config.promote_at, window=config.promote_window,
-                                     replay=config.replay)
+        self.curriculum = Curriculum(config.rungs, promote_by=config.promote_by, promote_at=config.promote_at,
+                                     window=config.promote_window, replay=config.replay)
         self.monitor = VarianceMonitor(
             config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
             retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -136,7 +136,7 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def unseen(problems: Iterable[Problem], seen: set[str]) -> tuple[list[Problem], int]:
+def unseen(problems: Iterable[Problem], seen: Container[str]) -> tuple[list[Problem], int]:
     """Split off what training has seen: (the problems whose key is not in `seen`, how many were dropped)."""
     problems = list(problems)
     kept = [problem for problem in problems if problem.key not in seen]

@@ -125,6 +125,14 @@ def test_sigkill_and_resume_of_a_real_process(tmp_path):
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
 
 
+def test_the_ladder_climbs_by_held_out_score(tmp_path, capsys):
+    run("--name", "a", "--curriculum", "4,6", "--promote-by", "heldout", "--promote-at", "0.01", "--eval-every", "2")
+    assert "step 0: level 4 → 6, held-out mean" in capsys.readouterr().out
+    assert [(line["step"], line["level"]) for line in read_metrics(tmp_path / "runs" / "a" / "eval.jsonl")] == [
+        (0, 4), (0, 6), (2, 6), (4, 6)]
+    assert [line["level"] for line in read_metrics(tmp_path / "runs" / "a" / "metrics.jsonl")] == [6, 6, 6, 6]
+
+
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys):
     run("--name", "whole")
     run("--name", "hurt")

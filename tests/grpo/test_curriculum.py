@@ -30,6 +30,14 @@ def test_promotion_by_hand():
     assert ladder.observe(5, {25: [1.0]}, 0) == []  # the top has nowhere to go, and the window began anew
 
 
+def test_promotion_by_held_out_score_alone():
+    ladder = Curriculum([10, 25], promote_by="heldout", promote_at=0.9, window=1)
+    assert ladder.observe(1, {10: [1.0]}, 0) == []
+    assert ladder.observe_heldout(1, 25, 0.95, 200) == [] and ladder.observe_heldout(1, 10, 0.899, 200) == []
+    assert ladder.observe_heldout(2, 10, 0.9, 200) == ["step 2: level 10 → 25, held-out mean 0.900 of 200 problems"]
+    assert Curriculum([10, 25]).observe_heldout(1, 10, 1.0, 200) == []
+
+
 def test_step_back_on_collapse():
     ladder = Curriculum([10, 25], window=1, collapse_at=0.9, collapse_steps=2)
     ladder.observe(1, {10: [1.0]}, 0)
