@@ -48,7 +48,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-class Kitchen:
+class Batches:
     """Serves batches: int16 tokens (rows, length) and a mask of what is learned. Words are tokenised once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, batch_tokens: int):
@@ -95,9 +95,9 @@ class Kitchen:
         return tokens, learned
 
 
-def cook(kitchen: Kitchen, queue):
+def serve(batches: Batches, queue):
     while True:
-        queue.put(kitchen.batch())
+        queue.put(batches.batch())
 
 
 def loss_of(model, tokens, learned):
@@ -107,12 +107,12 @@ def loss_of(model, tokens, learned):
 
 
 @torch.no_grad()
-def accuracy_by_skill(model, kitchen: Kitchen, device: str, rows: int = 256) -> dict[str, float]:
+def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> dict[str, float]:
     """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up to 320 tokens."""
     hits = defaultdict(lambda: [0, 0])
     for length in (160, 320):
         for _ in range(rows // 64):
-            lessons = [kitchen.lesson(length) for _ in range(64)]
+            lessons = [batches.lesson(length) for _ in range(64)]
             tokens = torch.zeros(64, length, dtype=torch.long)
             for row, (ids, _, _) in enumerate(lessons):
                 tokens[row, :len(ids)] = torch.tensor(ids)
@@ -146,9 +146,9 @@ def train(arguments):
     fork = multiprocessing.get_context("fork")  # the workers must exist before torch computes anything
     queue = fork.Queue(maxsize=32)
     for worker in range(arguments.workers):
-        kitchen = Kitchen(tokenizer, arguments.seed * 1000 + worker + 1, arguments.batch_tokens)
-        fork.Process(target=cook, args=(kitchen, queue), daemon=True).start()
-    checks = Kitchen(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
+        batches = Batches(tokenizer, arguments.seed * 1000 + worker + 1, arguments.batch_tokens)
+        fork.Process(target=serve, args=(batches, queue), daemon=True).start()
+    checks = Batches(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
     model = build(arguments, tokenizer).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)

@@ -1,9 +1,14 @@
 """What several rooms' tests share: a tiny random model that any machine runs in milliseconds."""
 import pytest
 import torch
+from hypothesis import settings
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.policy import BUILTIN, load_policy
+
+
+settings.register_profile("house", deadline=None)  # shared machines are slow at times; that is no failure
+settings.load_profile("house")
 
 
 def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
