@@ -47,10 +47,7 @@ def train(config: Config, run: Run, task, console: Console):
     while trainer.done < config.steps:
         try:
             report = trainer.step()
-        except OSError as error:
-        print(f"train.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
+        except FloatingPointError as error:
             raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
         run.record(report)
         console.step(report)
