@@ -91,7 +91,9 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fails(*_):
-        raise full if where != "safetensors" else RuntimeError('IoError(Os { code: 28, message: "No space left on device" })')
+        if where == "safetensors":  # as its older versions word it
+            raise RuntimeError('IoError(Os { code: 28, message: "No space left on device" })')
+        raise full
 
     if where in ("fsync", "replace"):
         monkeypatch.setattr(store.os, where, fails)
@@ -121,6 +123,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     write(write_to)
     assert checkpoints(tmp_path)[0] == [tmp_path / "checkpoints" / "step-000020"]
     remove_partial(tmp_path)
+    assert names(tmp_path) == ["step-000020"]
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
+    left = tmp_path / "checkpoints" / ".tmp-step-000020"
+    left.mkdir(parents=True)
+    (left / "half.bin").touch()
+    assert not (save(tmp_path, 20) / "half.bin").exists()
     assert names(tmp_path) == ["step-000020"]
 
 
