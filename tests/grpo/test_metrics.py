@@ -32,8 +32,8 @@ def test_whatever_is_logged_is_strict_json(tmp_path_factory, value):
 
 
 def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
-    group = Group(0, Problem("t", 1, "p", "é → ж", "k"), (1,), 1.0, [Completion((2,), (-0.1,), "é → ж", "stop")],
-                  scores=[Score(0.5)])
+    problem, answer = Problem("t", 1, "p", "é → ж", "k"), Completion((2,), (-0.1,), "é → ж", "stop")
+    group = Group(0, problem, (1,), 1.0, [answer], scores=[Score(0.5)])
     log = SamplesLog(tmp_path, every=1)
     log.append(1, [group])
     first = log.path.read_bytes()

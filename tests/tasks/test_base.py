@@ -57,7 +57,8 @@ def test_the_stream_is_the_sequence_of_problems():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_windows_come_from_two_documents_of_the_split_and_stand_in_no_other(split):
-    texts = {each: [f" {' '.join(document.words)} " for document in documents_of(each, load_corpus())] for each in SPLITS}
+    corpus = load_corpus()
+    texts = {each: [f" {' '.join(document.words)} " for document in documents_of(each, corpus)] for each in SPLITS}
     for index in range(60):
         problem = problem_at(INTERLEAVE, seed=0, split=split, level=12, index=index)
         windows = [f" {' '.join(problem.data[side])} " for side in "ab"]

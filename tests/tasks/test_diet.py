@@ -112,7 +112,8 @@ def test_turns_are_never_word_by_word(size):
 def test_copies_are_whole():
     for size in (4, 40, 400):
         lesson = diet.example("copy", size, words())
-        assert lesson.completion.split(" ") == texts_of(lesson.prompt)["A"] and len(texts_of(lesson.prompt)["A"]) == size // 2
+        text = texts_of(lesson.prompt)["A"]
+        assert lesson.completion.split(" ") == text and len(text) == size // 2
 
 
 def test_list_lessons_by_hand():

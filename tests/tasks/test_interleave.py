@@ -25,7 +25,8 @@ def attempts(draw):
     words = draw(st.one_of(st.just([]), TEXT, st.permutations(a + b), st.just(interleaved(a, b))))
     for _ in range(draw(st.integers(0, 2))):
         place = draw(st.integers(0, len(words)))
-        words = words[:place] + draw(st.lists(st.sampled_from(a + b), max_size=2)) + words[place + draw(st.integers(0, 2)):]
+        written = draw(st.lists(st.sampled_from(a + b), max_size=2))
+        words = words[:place] + written + words[place + draw(st.integers(0, 2)):]
     return a, b, words
 
 
@@ -138,7 +139,7 @@ def test_a_corpus_that_is_too_short():
         with pytest.raises(UserError) as error:
             task.make(words, "train", random.Random(0))
         assert str(error.value) == (
-            f"--words {words}: the train split of the corpus has {enough} documents of {words} words or more, and two are "
-            f"needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge")
+            f"--words {words}: the train split of the corpus has {enough} documents of {words} words or more, and two "
+            f"are needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge")
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second
