@@ -22,8 +22,8 @@ from grpo.evaluate import evaluate, summarise
 from grpo.records import Group, StepReport
 from grpo.rollout.engine import budget_for
 from grpo.show.console import Console
-from grpo.store.checkpoint import (CheckpointRules, find_resume, load_optimizer, load_rng, prune, remove_partial,
-                                   save_checkpoint, save_optimizer, save_rng)
+from grpo.store import checkpoint as checkpoints
+from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import remove_after, write_rollouts
 from grpo.trainer import Trainer
@@ -115,7 +115,7 @@ class Run:
             return
         for warning in self.warnings:
             self.console.warn(warning)
-        remove_partial(self.folder)
+        checkpoints.remove_partial(self.folder)
         state = json.loads((self.checkpoint / "trainer.json").read_text())
         self.trainer.restore(state["trainer"])
         self.rules.load_state_dict(state["rules"])
@@ -126,6 +126,7 @@ class Run:
         for log in (self.metrics, self.evals, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
+        checkpoints.remove_after(self.folder, done)
         self.console.say(f"resumed {self.folder} after step {done}")
 
     def record(self, report: StepReport):
@@ -152,10 +153,10 @@ class Run:
         path = self._checkpoint_path(report.step)
         if any("best" in reason for reason in reasons):
             self.best = path.name
-        save_checkpoint(self.folder, report.step, self._write_state, note={"reasons": reasons})
+        checkpoints.save_checkpoint(self.folder, report.step, self._write_state, note={"reasons": reasons})
         self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
         keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
-        for line in prune(self.folder, keep_best=keep):
+        for line in checkpoints.prune(self.folder, keep_best=keep):
             self.console.say(line)
 
     def _checkpoint_path(self, step: int) -> Path:
