@@ -1,38 +1,43 @@
 """The loop on a task that can be forced: degenerate groups, retries, schedule, state."""
 import copy
 import json
+import math
+from collections import Counter
 
 import pytest
 import torch
 
+from grpo import trainer as trainer_module
 from grpo.config import Config
+from grpo.learn.loss import LOSSES
 from grpo.policy import load_policy
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, key_of
 
 
 class Forced:
-    """Rewards by the problem's index, whatever is written: even ones vary, odd ones are `odd` throughout."""
+    """Rewards by the problem's index, whatever is written: even ones vary, odd ones are `odd` in the first `stuck` tries."""
 
     name, rewards, default_level = "forced", (), 1
 
-    def __init__(self, odd=0.5, drawn=None):
-        self.odd, self.drawn = odd, drawn or {}
+    def __init__(self, odd=0.5, stuck=9):
+        self.odd, self.stuck, self.drawn, self.tries = odd, stuck, {}, Counter()
 
     def make(self, level, split, rng):
         number = rng.randrange(10**6)
         return Problem(self.name, level, f"Copy text A.\nA: {number}", f"{number} {number}", key_of(number), {})
 
     def score(self, problem, completions):
-        index = self.drawn[problem.key]
-        return [Score(0.1 * i if index % 2 == 0 else self.odd) for i in range(len(completions))]
+        self.tries[problem.key] += 1
+        varied = self.drawn[problem.key] % 2 == 0 or self.tries[problem.key] > self.stuck
+        return [Score(0.1 * i if varied else self.odd) for i in range(len(completions))]
 
 
-def trainer_for(policy, odd=0.5, **options):
+def trainer_for(policy, odd=0.5, stuck=9, **options):
     """A trainer whose prompts 1, 3, ... of each step are degenerate."""
     config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
                     **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
-    trainer = Trainer(config, Forced(odd), policy)
+    trainer = Trainer(config, Forced(odd, stuck), policy)
     trainer.task.drawn = {problem.key: index for step in (1, 2, 3) for index, problem in trainer.problems(step)}
     return trainer
 
@@ -59,7 +64,8 @@ def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
 def test_kept_groups_stay_in_the_denominator(tiny_model):
     norms = {}
     for policy in ("keep", "skip"):
-        trainer = trainer_for(load_policy(str(tiny_model), device="cpu"), on_degenerate=policy, loss="dr_grpo", max_grad_norm=0.0)
+        trainer = trainer_for(load_policy(str(tiny_model), device="cpu"), on_degenerate=policy, loss="dr_grpo",
+                              max_grad_norm=0.0)
         norms[policy] = trainer.step().metrics["grad_norm"]
     # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but double the rows
     assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
@@ -75,14 +81,27 @@ def test_resampled_groups_are_drawn_again_hotter_then_skipped(tiny_policy):
     assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
 
 
+def test_a_second_try_that_varies_is_learned_from(tiny_policy):
+    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample", heat=1.2).step()
+    tries = sorted((group.index, group.attempt, group.action, group.temperature) for group in report.groups)
+    assert tries == [(0, 0, "keep", 1.0), (1, 0, "resample", 1.0), (1, 1, "keep", 1.2),
+                     (2, 0, "keep", 1.0), (3, 0, "resample", 1.0), (3, 1, "keep", 1.2)]
+    assert all(len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups)
+    assert report.metrics["groups/kept"] == 4
+    # a try is scored at its own temperature, and figures of reward are those of first tries
+    assert report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+    assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
+
+
 def test_solved_groups_are_not_drawn_again(tiny_policy):
     report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
     assert {group.action for group in report.groups if group.index % 2} == {"skip"}
     assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
 
 
-def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy):
-    trainer = trainer_for(tiny_policy, prompts=2)
+@pytest.mark.parametrize("on_degenerate", ["skip", "resample"])
+def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy, on_degenerate):
+    trainer = trainer_for(tiny_policy, prompts=2, on_degenerate=on_degenerate)
     trainer.task.drawn = dict.fromkeys(trainer.task.drawn, 1)
     before = weights(tiny_policy)
     report = trainer.step()
@@ -98,12 +117,31 @@ def test_advantages_are_kept_beside_rewards(tiny_policy):
     assert next(group for group in report.groups if group.index == 1).advantages == []
 
 
-def test_epochs_are_updates_on_one_rollout(tiny_policy):
-    trainer = trainer_for(tiny_policy, epochs=3)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_takes_a_finite_step(tiny_model, loss):
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    before = weights(policy)
+    metrics = trainer_for(policy, loss=loss, beta=0.1).step().metrics
+    assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
+    assert all(p.isfinite().all() for p in policy.parameters)
+    assert not any(torch.equal(x, y) for x, y in zip(before, weights(policy), strict=True))
+
+
+def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
+    passes = []
+
+    def watched(*args, **options):
+        passes.append(plain_update(*args, **options))
+        return passes[-1]
+
+    plain_update = trainer_module.update
+    monkeypatch.setattr(trainer_module, "update", watched)
+    trainer = trainer_for(tiny_policy, epochs=2)
     metrics = trainer.step().metrics
-    assert {int(entry["step"]) for entry in trainer.optimizer.state.values()} == {3}
-    assert metrics["parity/max_abs_logprob_diff"] < 1e-4  # that of the first pass; the last is off policy
-    assert metrics["loss"] != 0
+    assert {int(entry["step"]) for entry in trainer.optimizer.state.values()} == {2}
+    on_policy, off_policy = (one["parity/max_abs_logprob_diff"] for one in passes)
+    assert on_policy < 1e-5 and off_policy > 1e-3  # the log of the ratio
+    assert metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]
 
 
 def test_problems_are_a_pure_function_of_seed_and_step(tiny_policy):
@@ -113,8 +151,15 @@ def test_problems_are_a_pure_function_of_seed_and_step(tiny_policy):
     assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
 
 
+def test_a_dataset_is_gone_through_in_turns(tiny_policy):
+    trainer = trainer_for(tiny_policy)
+    trainer.dataset = [Problem("forced", 1, "p", "x", str(i)) for i in range(3)]
+    assert [(index, problem.key) for index, problem in trainer.problems(2)] == [(4, "1"), (5, "2"), (6, "0"), (7, "1")]
+
+
 def test_schedule_by_hand(tiny_policy):
     trainer = trainer_for(tiny_policy, warmup=1, schedule="constant")
+    assert trainer.step().metrics["learning_rate"] == pytest.approx(0.5e-3)  # half of 1e-3
     assert [trainer.rate(step) for step in (1, 2, 4)] == [0.5, 1.0, 1.0]
     trainer = trainer_for(tiny_policy, warmup=0, schedule="cosine")  # (1 + cos(pi * step / 5)) / 2
     assert [round(trainer.rate(step), 4) for step in (1, 2, 4)] == [0.9045, 0.6545, 0.0955]

@@ -1,4 +1,5 @@
 """The update against a plain `transformers` forward pass: log-probs, gradients, micro-batches, degenerate groups."""
+import math
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from grpo.learn.update import completion_logprobs, update
 from grpo.policy import load_policy
 from grpo.records import Group
 from grpo.rollout.engine import generate
-from grpo.rollout.sampling import sample_key
+from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, Score
 
 PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
@@ -45,33 +46,59 @@ def float64(tiny_policy, monkeypatch):
     tiny_policy.model.double()
 
 
-def gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
-    update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, kind=kind, micro_tokens=micro_tokens,
-           **SETTINGS | settings)
-    return [p.grad.clone() for p in policy.parameters]
+def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
+    metrics = update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, kind=kind, micro_tokens=micro_tokens,
+                     **SETTINGS | settings)
+    return metrics["loss"], [p.grad.clone() for p in policy.parameters]
+
+
+def plain_logprobs(model, group, completion):
+    """Each completion by itself, whole sequence, full logits."""
+    tokens = torch.tensor([[*group.prompt, *completion.tokens]])
+    logits = model(input_ids=tokens).logits[0, len(group.prompt) - 1:-1] / group.temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
 
 
 def plain_gradients(model, groups, kind):
-    """The same loss the long way: each completion by itself, whole sequence, full logits."""
     lengths = torch.tensor([len(c.tokens) for group in groups for c in group.completions])
     weights = iter(token_weights(kind, lengths, max_length=24))
     model.zero_grad()
     for group in groups:
         for completion, advantage in zip(group.completions, group.advantages):
-            tokens = torch.tensor([[*group.prompt, *completion.tokens]])
-            logits = model(input_ids=tokens).logits[0, len(group.prompt) - 1:-1] / group.temperature
-            logp = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None]).T
-            loss, _ = step_loss(kind, logp, torch.tensor([completion.logprobs], dtype=logp.dtype), torch.tensor([advantage]),
-                                torch.ones(logp.shape, dtype=torch.bool), next(weights)[None], clip_low=0.2, clip_high=0.2)
+            logp = plain_logprobs(model, group, completion)[None]
+            old = torch.tensor([completion.logprobs], dtype=logp.dtype)
+            loss, _ = step_loss(kind, logp, old, torch.tensor([advantage]), torch.ones(logp.shape, dtype=torch.bool),
+                                next(weights)[None], clip_low=0.2, clip_high=0.2)
             loss.backward()
     return [p.grad for p in model.parameters()]
 
 
+def check_logprobs(policy, plain, groups, atol):
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    rows = [(group, completion) for group in groups for completion in group.completions]
+    for logp, (group, completion) in zip(completion_logprobs(policy, batch)[0], rows, strict=True):
+        expected = plain_logprobs(plain, group, completion)
+        torch.testing.assert_close(logp[:len(expected)], expected, atol=atol, rtol=0)
+        assert not logp[len(expected):].any()
+
+
+def test_logprobs_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups):
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager")
+    check_logprobs(tiny_policy, plain, groups, 1e-5)
+
+
+def test_logprobs_are_those_of_a_plain_forward_in_float64(tiny_policy, tiny_model, groups, float64):
+    # sdpa, because transformers' eager attention takes its softmax in float32 whatever the model's precision
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64, attn_implementation="sdpa")
+    check_logprobs(tiny_policy, plain, groups, 1e-10)
+
+
 @pytest.mark.parametrize("kind", LOSSES)
 def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups, float64, kind):
-    # what a plain loss over completion tokens alone gives: so the prompt and the padding get nothing, the end token its share
+    # those of a plain loss over completion tokens alone: prompt and padding get nothing, the end token its share
     plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64, attn_implementation="sdpa")
-    for ours, theirs in zip(gradients(tiny_policy, groups, kind), plain_gradients(plain, groups, kind), strict=True):
+    ours_and_theirs = loss_and_gradients(tiny_policy, groups, kind)[1], plain_gradients(plain, groups, kind)
+    for ours, theirs in zip(*ours_and_theirs, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
 
 
@@ -82,29 +109,48 @@ def test_logprobs_are_the_samplers(tiny_policy, groups):
     assert (logp[~batch.mask_RT] == 0).all() and (entropy[batch.mask_RT] > 0).all()
 
 
-def test_the_end_token_is_learned_from(tiny_policy, groups):
-    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
-    ended = torch.tensor([c.finish == "stop" for group in groups for c in group.completions])
-    last = batch.mask_RT.sum(1) - 1
-    logp, _ = completion_logprobs(tiny_policy, batch)
-    assert ended.any() and torch.isin(batch.tokens_RT[ended, last[ended]], torch.tensor(tiny_policy.stops)).all()
-    logp[ended, last[ended]].sum().backward()
-    assert any(p.grad.abs().max() > 0 for p in tiny_policy.parameters)
+def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, groups):
+    seen = []
+
+    def watch(module, inputs, logits):
+        logits.register_hook(seen.append)
+
+    tiny_policy.model.lm_head.register_forward_hook(watch)
+    loss_and_gradients(tiny_policy, groups)
+    gradient_NV, = seen
+    rows = [(c, a) for group in groups for c, a in zip(group.completions, group.advantages)]
+    tokens = torch.tensor([token for c, _ in rows for token in c.tokens])
+    # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end tokens are among them
+    expected = [-a * -math.expm1(logp) / (len(tokens) * 0.75) for c, a in rows for logp in c.logprobs]
+    assert any(c.finish == "stop" for c, _ in rows) and all(expected)
+    assert len(gradient_NV) == len(tokens)  # nothing for prompt and padding
+    of_tokens = gradient_NV.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 250])
-def test_micro_batches_do_not_change_the_gradient(tiny_policy, groups, float64, micro_tokens):
-    whole, cut = gradients(tiny_policy, groups), gradients(tiny_policy, groups, micro_tokens=micro_tokens)
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 250])  # of rows alone, of parts of a group, of whole groups
+def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, float64, micro_tokens):
     assert len(list(micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"))) > 1
-    for a, b in zip(whole, cut, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-13)
+    loss, whole = loss_and_gradients(tiny_policy, groups)
+    loss_of_parts, parts = loss_and_gradients(tiny_policy, groups, micro_tokens=micro_tokens)
+    assert loss_of_parts == pytest.approx(loss, rel=1e-12)
+    for a, b in zip(whole, parts, strict=True):
+        assert (a - b).norm() <= 1e-12 * a.norm()
 
 
-def test_micro_batches_respect_their_bound(groups):
-    for micro_tokens in (80, 100, 200):
-        for batch in micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"):
-            size = max(map(len, batch.prompts)) * len(batch.prompts) + batch.tokens_RT.numel()
-            assert size <= micro_tokens or len(batch.tokens_RT) == 1
+@pytest.mark.parametrize("limits", [dict(top_k=20), dict(top_p=0.9), dict(top_k=50, top_p=0.95)])
+def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
+    truncate = truncation(**limits)
+    keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
+    answers = generate(tiny_policy, [group.prompt for group in groups], keys=keys, temperatures=[0.75] * 3,
+                       budgets=[24] * 3, truncate=truncate)
+    for group, completions in zip(groups, answers):
+        group.completions = completions
+    batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+    with torch.no_grad():
+        cut, whole = completion_logprobs(tiny_policy, batch, truncate)[0], completion_logprobs(tiny_policy, batch)[0]
+    assert (cut - batch.old_RT).abs().max() < 1e-4
+    assert (cut - whole).max() > 0.05  # it makes a difference
 
 
 def test_padding_does_not_matter(tiny_policy, groups):
@@ -118,7 +164,8 @@ def test_padding_does_not_matter(tiny_policy, groups):
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
     policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
-    assert update(policy, torch.optim.SGD(policy.parameters, lr=0.05), groups, **step)["kl"] == pytest.approx(0, abs=1e-9)
+    first = update(policy, torch.optim.SGD(policy.parameters, lr=0.05), groups, **step)
+    assert first["kl"] == pytest.approx(0, abs=1e-9)
     assert update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, **step)["kl"] > 1e-6
 
 
@@ -141,12 +188,22 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tiny_policy, 
     groups[0].advantages[0] = float("nan")
     before = [p.clone() for p in tiny_policy.parameters]
     with pytest.raises(FloatingPointError, match="the loss is nan"):
-        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0,
+               **SETTINGS)
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tiny_policy, groups):
+    tiny_policy.parameters[3].register_hook(lambda gradient: gradient * float("inf"))
+    before = [p.clone() for p in tiny_policy.parameters]
+    with pytest.raises(FloatingPointError, match="the gradient norm is (nan|inf)"):
+        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0,
+               **SETTINGS)
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
 
 def test_gradient_clipping(tiny_policy, groups):
     norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
-    whole = norm(gradients(tiny_policy, groups))
-    clipped = norm(gradients(tiny_policy, groups, max_grad_norm=float(whole) / 2))
+    whole = norm(loss_and_gradients(tiny_policy, groups)[1])
+    clipped = norm(loss_and_gradients(tiny_policy, groups, max_grad_norm=float(whole) / 2)[1])
     assert clipped == pytest.approx(float(whole) / 2, rel=1e-3)

@@ -1,0 +1,70 @@
+"""Micro-batches by hand, and that cutting loses, doubles and misplaces nothing."""
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.learn.batch import micro_batches
+from grpo.records import Completion, Group
+from tasks.base import Problem
+
+CPU = torch.device("cpu")
+
+
+def group_of(index, prompt_length, lengths, temperature=1.0):
+    """A group whose numbers tell where they come from: row i has the tokens 100 * index + 10 * i, + 1, + 2, ..."""
+    rows = [tuple(100 * index + 10 * i + t for t in range(n)) for i, n in enumerate(lengths)]
+    completions = [Completion(row, tuple(-float(token) for token in row), "", "stop") for row in rows]
+    return Group(index, Problem("t", 1, "p", "x", str(index)), (index,) * prompt_length, temperature, completions,
+                 advantages=[float(100 * index + 10 * i) for i in range(len(lengths))])
+
+
+def cut(groups, micro_tokens, kind="dapo"):
+    return list(micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=30, device=CPU))
+
+
+def test_tensors_by_hand():
+    batch, = cut([group_of(1, 3, [1, 3], 0.5), group_of(2, 2, [2, 2], 2.0)], 0)
+    assert batch.prompts == [(1, 1, 1), (2, 2)]
+    assert batch.tokens_RT.tolist() == [[100, 0, 0], [110, 111, 112], [200, 201, 0], [210, 211, 0]]
+    assert batch.mask_RT.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]
+    assert batch.old_RT.tolist() == [[-100, 0, 0], [-110, -111, -112], [-200, -201, 0], [-210, -211, 0]]
+    assert batch.advantages_R.tolist() == [100, 110, 200, 210]
+    assert batch.temperatures_R.tolist() == [0.5, 0.5, 2.0, 2.0]
+    assert batch.weights_R.tolist() == [1 / 8] * 4  # 1 + 3 + 2 + 2 tokens
+
+
+@pytest.mark.parametrize("micro_tokens, shapes", [
+    (0, [(2, 6)]),  # no bound: (prompts, rows)
+    (26, [(2, 6)]),  # 2 prompts of 4, padded, and 6 rows of 3: 8 + 18
+    (25, [(1, 3), (1, 3)]),  # 4 + 9 and 2 + 9
+    (10, [(1, 2), (1, 1), (1, 2), (1, 1)]),  # 4 + 6 is 10, 4 + 9 is not
+    (1, [(1, 1)] * 6),  # a row is never cut
+])
+def test_cuts_by_hand(micro_tokens, shapes):
+    batches = cut([group_of(1, 4, [3, 3, 3]), group_of(2, 2, [3, 3, 3])], micro_tokens)
+    assert [(len(batch.prompts), len(batch.tokens_RT)) for batch in batches] == shapes
+
+
+def test_weights_are_those_of_the_step_however_it_is_cut():
+    groups = [group_of(1, 1, [1, 4]), group_of(2, 1, [5, 2])]
+    weights = torch.cat([batch.weights_R for batch in cut(groups, 1, "grpo")])
+    assert weights.tolist() == [1 / 4, 1 / 16, 1 / 20, 1 / 8]  # 1 / (4 rows * length), not 1 / (1 row * length)
+
+
+GROUPS = st.integers(1, 4).flatmap(lambda rows: st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=rows, max_size=rows)), min_size=1, max_size=5))
+
+
+@given(GROUPS, st.integers(0, 60))
+def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shapes, micro_tokens):
+    groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
+    rows = []
+    for batch in cut(groups, micro_tokens):
+        each, rest = divmod(len(batch.tokens_RT), len(batch.prompts))
+        assert rest == 0
+        for r, (tokens, mask) in enumerate(zip(batch.tokens_RT, batch.mask_RT)):
+            rows.append((batch.prompts[r // each], tuple(tokens[mask].tolist())))
+        size = max(map(len, batch.prompts)) * len(batch.prompts) + batch.tokens_RT.numel()
+        assert micro_tokens == 0 or size <= micro_tokens or len(batch.tokens_RT) == 1
+    assert rows == [(group.prompt, completion.tokens) for group in groups for completion in group.completions]

@@ -1,0 +1,131 @@
+"""The policy: what it refuses to load, its end tokens, its prompt, and which model its reference is."""
+import json
+import shutil
+
+import pytest
+import torch
+
+from grpo.policy import load_policy
+from tasks.base import UserError
+
+PROMPT = (5, 6, 7)
+
+
+def hidden(policy):
+    with torch.no_grad():
+        return policy.prefill([PROMPT])[0]
+
+
+def disturb(policy):
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+
+
+def no_directory(folder):
+    shutil.rmtree(folder)
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def damaged_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def pointer_for_weights(folder):
+    """What a clone without Git LFS leaves behind."""
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def no_tokenizer(folder):
+    for path in folder.glob("*token*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage, message", [
+    (no_directory, "cannot be loaded"), (no_config, r"no model there \(no config.json\)"),
+    (damaged_config, "cannot be loaded"), (no_weights, "cannot be loaded"), (pointer_for_weights, "cannot be loaded"),
+    (no_tokenizer, "cannot be loaded"),
+])
+def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage, message):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    damage(folder)
+    with pytest.raises(UserError, match=f"--model {folder}: .*{message}.*; give builtin") as caught:
+        load_policy(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; give --device cpu$"):
+        load_policy(str(tiny_model), device="cuda")
+    assert load_policy(str(tiny_model), device="auto").device.type == "cpu"
+
+
+def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [11, 7]}))
+    policy = load_policy(str(folder), device="cpu")
+    assert policy.stops == tuple(sorted({7, 11, policy.tokenizer.eos_token_id}))
+
+
+def test_prompt_and_target_in_tokens(tiny_policy):
+    tokenizer = tiny_policy.tokenizer
+    turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "x"}]
+    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    prompt = tokenizer.decode(tiny_policy.encode("one two"))
+    assert whole.startswith(prompt) and whole[len(prompt):].startswith("x")  # the answer begins where the prompt ends
+    answer = tokenizer("one two", add_special_tokens=False).input_ids
+    assert tiny_policy.target_length("one two") == len(answer) + 1
+    assert tiny_policy.decode([*answer, tokenizer.eos_token_id]) == "one two"
+    tokenizer.chat_template = None
+    assert tokenizer.decode(tiny_policy.encode("one two")) == "one two\n"
+
+
+def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model):
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    start = hidden(policy)
+    disturb(policy)
+    changed = hidden(policy)
+    with pytest.raises(KeyError), policy.reference():
+        assert torch.equal(hidden(policy), start)
+        raise KeyError
+    assert torch.equal(hidden(policy), changed) and not torch.equal(changed, start)  # itself again, after an error too
+
+
+def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_path):
+    policy = load_policy(str(tiny_model), device="cpu")
+    start = hidden(policy)
+    disturb(policy)
+    policy.save(tmp_path)
+    resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
+    assert torch.equal(hidden(resumed), hidden(policy))
+    with resumed.reference():
+        assert torch.equal(hidden(resumed), start)
+
+
+def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
+    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4)
+    start = hidden(policy)
+    disturb(policy)
+    policy.save(tmp_path)
+    resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
+    assert torch.equal(hidden(resumed), hidden(policy)) and not torch.equal(hidden(resumed), start)
+    assert [p.shape for p in resumed.parameters] == [p.shape for p in policy.parameters]
+    with resumed.reference():
+        assert torch.equal(hidden(resumed), start)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])
+def test_no_second_model_is_held_without_need(tiny_model, options):
+    policy = load_policy(str(tiny_model), device="cpu", **options)
+    assert policy._frozen is None
+    if not options:
+        with pytest.raises(AssertionError, match="no reference is held when beta is 0"), policy.reference():
+            pass
