@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -166,17 +167,25 @@ def _resolve(spec: str) -> str:
     return spec
 
 
-def _load_model(source: str, device: str, dtype: torch.dtype):
+@contextmanager
+def _loading(source: str):
+    """Say in one line what `transformers` says in many of a model that is absent, damaged or incomplete."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME)
-    except (OSError, ValueError) as error:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
                         "in Hugging Face layout, or a hub id that can be reached") from error
+
+
+def _load_model(source: str, device: str, dtype: torch.dtype):
+    with _loading(source):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME)
     return model.to(device).eval()
 
 
 def _load_tokenizer(source: str):
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    with _loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -77,15 +77,14 @@ def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer(tiny_mo
 
 def test_prompt_and_target_in_tokens(tiny_policy):
     tokenizer = tiny_policy.tokenizer
-    turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "x"}]
-    whole = tokenizer.apply_chat_template(turns, tokenize=False)
-    prompt = tokenizer.decode(tiny_policy.encode("one two"))
-    assert whole.startswith(prompt) and whole[len(prompt):].startswith("x")  # the answer begins where the prompt ends
-    answer = tokenizer("one two", add_special_tokens=False).input_ids
-    assert tiny_policy.target_length("one two") == len(answer) + 1
-    assert tiny_policy.decode([*answer, tokenizer.eos_token_id]) == "one two"
+    turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]
+    whole = tuple(tokenizer(tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False).input_ids)
+    prompt = tiny_policy.encode("one two")
+    answer = whole[len(prompt):]  # begins where the prompt ends, its end token included
+    assert whole[:len(prompt)] == prompt and answer[-1] == tokenizer.eos_token_id
+    assert tiny_policy.decode(answer).strip() == "three four" and tiny_policy.target_length("three four") == len(answer)
     tokenizer.chat_template = None
-    assert tokenizer.decode(tiny_policy.encode("one two")) == "one two\n"
+    assert tokenizer.decode(tiny_policy.encode("one two")).lstrip() == "one two\n"
 
 
 def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model):

@@ -16,7 +16,7 @@ from tasks.base import Problem, Score, key_of
 
 
 class Forced:
-    """Rewards by the problem's index, whatever is written: even ones vary, odd ones are `odd` in the first `stuck` tries."""
+    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd` in their first `stuck` tries."""
 
     name, rewards, default_level = "forced", (), 1
 
