@@ -16,15 +16,17 @@ from grpo.evaluate import evaluate, summarise
 from grpo.policy import Policy, load_policy
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Task, UserError, load_task, problem_at, unseen
+from tasks.base import Task, UserError, load_task, problem_stream, split_options
+from tasks.dataset import read_problems
+from tasks.supply import held_out
 
 
 def main(argv: list[str]) -> int:
     try:
         arguments = parse(argv)
-        task = load_task(arguments.task)
+        task = load_task(arguments.task, options=arguments.options)
         levels = levels_of(arguments.words, task)
-        policy, seen = load(arguments.model, arguments.device)
+        policy, seen, arguments.control = load(arguments.model, arguments.device)
         results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
         show(results, task)
         if arguments.json:
@@ -50,6 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--task", default="interleave", help="a task's name, or path/to/file.py:ClassName")
     parser.add_argument("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")
     parser.add_argument("--problems", type=int, default=200, help="problems at each level")
+    parser.add_argument("--dataset", default="", metavar="FILE", help="take them from this JSONL file (tasks.generate)")
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
@@ -57,7 +60,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--worst", type=int, default=2, help="how many of the worst completions to show at each level")
     parser.add_argument("--json", default="", metavar="FILE", help="write the figures there as well")
-    arguments = parser.parse_args(argv)
+    arguments, others = parser.parse_known_args(argv)
+    arguments.options, others = split_options(arguments.task, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     if arguments.problems < 1:
         raise UserError(f"--problems {arguments.problems}: give 1 or more")
     if arguments.temperature < 0:
@@ -74,35 +80,41 @@ def levels_of(text: str, task: Task) -> list[int]:
     return levels
 
 
-def load(model: str, device: str) -> tuple[Policy, set[str]]:
-    """Return the policy and the keys of the problems it was trained on (none known for what is not a run of ours)."""
+def load(model: str, device: str) -> tuple[Policy, set[str], str]:
+    """Return the policy, the keys of the problems it was trained on (none known for what is not a run of ours), and the control
+    that its run was ("none": a real run)."""
     path = Path(model)
     if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
-        return load_policy(model, device=device), set()
+        return load_policy(model, device=device), set(), "none"
     checkpoint, warnings = find_resume(path)
     for warning in warnings:
         print(f"eval.py: {warning}", file=sys.stderr)
     config = load_config(checkpoint.parent.parent / "config.yaml")
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
-    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen)
+    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen), config.control
 
 
 def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace) -> dict:
     temperature = 0.0 if arguments.greedy else arguments.temperature
-    drawn = [problem_at(task, seed=arguments.seed, split=arguments.split, level=level, index=index)
-             for index in range(arguments.problems)]
-    problems, dropped = unseen(drawn, seen)
-    if not problems:
-        raise UserError(f"--words {level}: all {dropped} problems were trained on; evaluate on another --split or --seed")
+    if arguments.dataset:
+        source = [problem for problem in read_problems(arguments.dataset) if problem.level == level]
+        where = f"{arguments.dataset}, level {level}"
+    else:
+        source = problem_stream(task, seed=arguments.seed, split=arguments.split, level=level)
+        where = f"the {arguments.split} split, level {level}, --seed {arguments.seed}"
+    problems, dropped = held_out(source, arguments.problems, seen, where)
     groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
     worst = sorted(groups, key=lambda group: group.scores[0].value)[:arguments.worst]
-    return {"model": arguments.model, "task": arguments.task, "level": level, "split": arguments.split,
+    return {"model": arguments.model, "control": arguments.control, "task": arguments.task, **arguments.options, "level": level,
+            "split": arguments.split, "dataset": arguments.dataset,
             "seed": arguments.seed, "temperature": temperature, "dropped": dropped, **summarise(groups), "groups": worst}
 
 
 def show(results: list[dict], task: Task):
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    table = Table(title=f"{results[0]['model']}: {getattr(task, 'metric', 'score')} on the {results[0]['split']} split",
+    control = "" if results[0]["control"] == "none" else f"CONTROL {results[0]['control']}: "
+    source = results[0]["dataset"] or f"the {results[0]['split']} split"
+    table = Table(title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
                   title_justify="left")
     for name in ("level", "n", "sampling", "mean", "95 % interval", "exact", "trained on, dropped"):
         table.add_column(name, justify="right")

@@ -9,13 +9,14 @@ from grpo.show.console import Console
 from grpo.trainer import Trainer
 from tasks.base import UserError, load_task
 from tasks.dataset import read_problems
+from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
     try:
         config, given = parse(argv)
         run, config = open_run(config, given, home=Path("runs"))
-        task = load_task(config.task, config.reward)
+        task = load_task(config.task, config.reward, config.task_options)
         config = run.settle(config, task)
         with Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
             train(config, run, task, console)
@@ -37,7 +38,9 @@ def train(config: Config, run: Run, task, console: Console):
         policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora_rank=config.lora_rank,
                              lora_alpha=config.lora_alpha, seed=config.seed, keep_reference=config.beta > 0,
                              weights=run.checkpoint)
-    trainer = Trainer(config, task, policy, read_problems(Path(config.dataset)) if config.dataset else ())
+    supply = Supply(task, seed=config.seed, kind=config.problems,
+                    dataset=read_problems(Path(config.dataset)) if config.dataset else ())
+    trainer = Trainer(config, task, policy, supply)
     check_fit(trainer)
     run.attach(trainer, console)
     console.settings(run.describe())

@@ -1,9 +1,11 @@
 """Files in and out: text and JSON whose damage is named by file and line, and writing that leaves no half files."""
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from data.errors import UserError
 
@@ -29,6 +31,27 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
             yield where, value
 
 
+def read_jsonl_zst(path: str | Path) -> list[dict]:
+    """Return the lines of a JSON Lines file under zstandard; UserError when it is not whole."""
+    content = _read_bytes(path)
+    try:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        text = frame.decompress(content).decode()
+        if not frame.eof:
+            raise ValueError("it is cut")
+        if frame.unused_data:
+            raise ValueError("something was added to it")
+        return [json.loads(line) for line in text.splitlines()]
+    except (ValueError, zstandard.ZstdError) as error:
+        raise UserError(f"{path}: not a whole rollout file ({error})") from error
+
+
+def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
+    """Write JSON Lines under zstandard, with a checksum, whole or not at all; UserError when the disk will not take it."""
+    text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
+    write_whole(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode()))
+
+
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file aside and rename it, so that it is whole or as before; UserError when the disk will not take it."""
     path = Path(path)
@@ -41,10 +64,20 @@ def write_whole(path: str | Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
+            sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def json_kind(value: Any) -> str:

@@ -12,9 +12,11 @@ from transformers import HfArgumentParser
 from grpo.curriculum import LADDER, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.loss import LOSSES
-from tasks.base import UserError
+from tasks.base import REGISTRY, UserError, options_of, split_options
+from tasks.supply import fixed_size
 
 CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}  # low, high; each paper's own; else 0.2, 0.2
+CONTROLS = ("none", "shuffled-rewards", "constant-reward")
 ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device")
 
 
@@ -30,7 +32,10 @@ class Config:
     task: str = flag("interleave", "a task's name, or path/to/file.py:ClassName for your own")
     level: int = flag(0, "difficulty; for interleave the words of each text (0: the task's default)", aliases=["--words"])
     reward: str | None = flag(None, "what the policy is paid: one of the task's rewards (default: the task's first)")
-    dataset: str | None = flag(None, "train on the problems of this JSONL file instead of fresh ones")
+    problems: str = flag("fresh", "fresh: new problems each step; fixed:N: the same N over and over, shuffled each epoch")
+    dataset: str | None = flag(None, "train on the problems of this JSONL file instead, shuffled each epoch")
+    control: str = flag("none", "no real run: shuffled-rewards (permuted over the batch) or constant-reward; none: a real one")
+    task_options: dict = field(default_factory=dict, metadata={"help": "the task's own flags, e.g. {'family': 'product'}"})
     curriculum: str | None = flag(None, "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
                                   nargs="?", const=",".join(map(str, LADDER)))
     ramp: bool = flag(True, "start with the levels of the ladder below the asked one (interleave only)")
@@ -64,7 +69,7 @@ class Config:
     clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
     clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
     epochs: int = flag(1, "updates on each rollout")
-    learning_rate: float = flag(0.0, "0: 6e-5 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
+    learning_rate: float = flag(0.0, "0: 8e-5 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
     schedule: str = flag("cosine", "learning rate: cosine to zero, or constant; both after warm-up")
     warmup: int = flag(5, "steps of linear warm-up")
     weight_decay: float = flag(0.0, "of AdamW")
@@ -91,6 +96,7 @@ class Config:
 
     def _checks(self):
         one_of = lambda *names: "give one of " + ", ".join(names)  # noqa: E731
+        yield "control", self.control in CONTROLS, one_of(*CONTROLS)
         yield "level", self.level >= 0, "give a positive number of words"
         yield "group_size", self.group_size >= 2, "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "prompts", self.prompts >= 1, "give 1 or more"
@@ -120,6 +126,7 @@ class Config:
             yield name, getattr(self, name) is None or getattr(self, name) > 0, "give a number above 0"
         if self.curriculum:
             parse_rungs(self.curriculum)
+        fixed_size(self.problems)
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -163,12 +170,32 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
 
     Raises UserError for an unknown flag (naming the nearest known one) and for a bad value.
     """
-    parser = _Parser(Config, prog="train.py", description="Train a language model by GRPO.", allow_abbrev=False)
+    parser = _Parser(Config, prog="train.py", description="Train a language model by GRPO.", allow_abbrev=False,
+                     epilog=_flags_of_tasks())
+    _remove(parser, "task_options")  # the task's own flags are read by name, below
     known = [option for action in parser._actions for option in action.option_strings]
     for action in parser._actions:  # what is not given is left to Config, so that what was given is known
         action.default = SUPPRESS
-    given, unknown = parser.parse_known_args(argv)
+    values, unknown = parser.parse_known_args(argv)
+    given = vars(values)
+    options, unknown = split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
     if unknown:
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
         raise UserError(f"{unknown[0]}: no such flag; " + (f"did you mean {near[0]}?" if near else "see python train.py --help"))
-    return Config(**vars(given)), vars(given)
+    if options:
+        given["task_options"] = options
+    return Config(**given), given
+
+
+def _remove(parser: HfArgumentParser, name: str):
+    action = next(action for action in parser._actions if action.dest == name)
+    parser._remove_action(action)
+    for option in action.option_strings:
+        del parser._option_string_actions[option]
+
+
+def _flags_of_tasks() -> str:
+    tasks = {name: options_of(name) for name in REGISTRY}
+    texts = [f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())
+             for name, flags in tasks.items() if flags]
+    return ". ".join(texts).replace("%", "%%")

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -27,7 +28,8 @@ from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, 
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import remove_after, write_rollouts
 from grpo.trainer import Trainer
-from tasks.base import Task, UserError, problem_at, unseen
+from tasks.base import Task, UserError, problem_at, problem_stream
+from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 
@@ -61,7 +63,7 @@ class Run:
         """Fill in what was left to defaults; `config.yaml` holds the result."""
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
-        rate = config.learning_rate or (2e-5 if rank else 6e-5 if builtin else 1e-5)
+        rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
         on_gpu = config.device.startswith("cuda") or config.device == "auto" and torch.cuda.is_available()
         level = config.level or getattr(task, "default_level", 1)
         self.config = dataclasses.replace(
@@ -75,6 +77,7 @@ class Run:
         self.trainer, self.console, config = trainer, console, self.config
         self.folder.mkdir(parents=True, exist_ok=True)
         self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
+        self.seen = MetricsLog(self.folder, "seen.jsonl")
         self.samples = SamplesLog(self.folder, every=config.samples_every)
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
@@ -100,7 +103,11 @@ class Run:
         kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
         return {
             "run": str(self.folder),
-            "task": f"{config.task}, level {config.level}{climb}",
+            **({"control": f"{config.control}: NOT A REAL RUN, the rewards carry no information"}
+               if config.control != "none" else {}),
+            "task": f"{config.task}, level {config.level}{climb}"
+                    + "".join(f", {name} {value}" for name, value in config.task_options.items()),
+            "problems": config.dataset or config.problems,
             "reward": config.reward or "the task's own",
             "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
                      + f" on {policy.device}, {torch.get_num_threads()} threads",
@@ -123,16 +130,18 @@ class Run:
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         load_rng(self.checkpoint)
         done = self.trainer.done
-        for log in (self.metrics, self.evals, self.samples):
+        for log in (self.metrics, self.evals, self.seen, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
         self.console.say(f"resumed {self.folder} after step {done}")
 
     def record(self, report: StepReport):
-        """Write the step: metrics, every prompt and completion, samples."""
+        """Write the step: metrics, every prompt and completion, the keys of its problems, samples."""
         write_rollouts(self.folder / "rollouts" / f"step-{report.step:06d}.jsonl.zst", report.groups, step=report.step)
         self.metrics.append(report.metrics)
+        keys = dict.fromkeys(group.problem.key for group in report.groups)
+        self.seen.append({"step": report.step, "keys": list(keys)})
         self.samples.append(report.step, report.groups)
 
     def save_failed(self) -> Path:
@@ -178,10 +187,11 @@ class Run:
         levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
         step, every = self.trainer.done, []
         for level in sorted(levels):
-            groups = self._answers(level)
-            line = {"step": step, "task": config.task, "level": level, "split": "validation",
-                    "temperature": config.temperature, "metric": getattr(self.trainer.task, "metric", "score"),
-                    **summarise(groups)}
+            groups, dropped = self._answers(level)
+            line = {"step": step, **({"control": config.control} if config.control != "none" else {}),
+                    "task": config.task, "level": level, "unit": getattr(self.trainer.task, "level_unit", ""),
+                    "split": "validation", "temperature": config.temperature, "dropped": dropped,
+                    "metric": getattr(self.trainer.task, "metric", "score"), **summarise(groups)}
             self.evals.append(line)
             self.console.evaluation(line)
             for event in curriculum.observe_heldout(step, level, line["mean"], line["n"]):
@@ -189,15 +199,12 @@ class Run:
             every += groups
         write_rollouts(self.folder / "rollouts" / f"eval-{step:06d}.jsonl.zst", every, step=step)
 
-    def _answers(self, level: int) -> list[Group]:
+    def _answers(self, level: int) -> tuple[list[Group], int]:
+        """Return the scored answers to held-out problems, and how many problems were dropped because training has seen them."""
         task, trainer = self.trainer.task, self.trainer
-        drawn = [problem_at(task, seed=EVAL_SEED, split="validation", level=level, index=index)
-                 for index in range(self.config.eval_problems)]
-        problems, _ = unseen(drawn, trainer.seen)
-        if not problems:
-            raise UserError(f"--dataset {self.config.dataset}: every held-out problem of level {level} is among those trained "
-                            "on; leave them out of the dataset")
-        return evaluate(trainer.policy, task, problems, temperature=self.config.temperature, truncate=trainer.truncate)
+        stream = problem_stream(task, seed=EVAL_SEED, split="validation", level=level)
+        problems, dropped = held_out(stream, self.config.eval_problems, trainer.seen, f"validation at level {level}")
+        return evaluate(trainer.policy, task, problems, temperature=self.config.temperature, truncate=trainer.truncate), dropped
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
@@ -207,10 +214,21 @@ class Run:
         lines = read_metrics(self.folder / "eval.jsonl")
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
-        flag = "--words" if self.config.task == "interleave" else "--level"
+        self.console.say(self._supplied())
+        flag = "--words" if self.config.task == "interleave" else "--levels"
+        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items())
         before, after = ([line for line in lines if line["level"] == self.config.level][i:][:1] for i in (0, -1))
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
-            f"python eval.py --model {self.folder} --task {self.config.task} {flag} {self.config.level}"])
+            f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
+            f"python -m tasks.audit {self.folder}"])
+
+    def _supplied(self) -> str:
+        """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
+        steps = read_metrics(self.folder / "metrics.jsonl")
+        seen, drawn = len(self.trainer.seen), len(steps) * self.config.prompts
+        size = getattr(self.trainer.task, "family_size", lambda level: None)(self.config.level)
+        share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
+        return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
 
 
 def check_fit(trainer: Trainer, probes: int = 16):
@@ -225,7 +243,10 @@ def _free(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
     task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
     level = f"-{config.level}" if config.level else ""
-    base = f"{task}{level}-seed{config.seed}"
+    options = "".join(f"-{part}" for value in config.task_options.values() if (part := re.sub(r"[^a-z0-9-]", "", value)))
+    supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
+    control = f"-{config.control}" if config.control != "none" else ""
+    base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
     names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
     return next(home / name for name in names if not (home / name).exists())
 

@@ -1,13 +1,15 @@
 """The loop. It reads as the algorithm (GRPO, arXiv:2402.03300), one station of the data after the other:
 
-    problems ─► rollout ─► scores ─► variance monitor ─► advantages ─► update ─► store
+    problems ─► rollout ─► scores (─► control) ─► variance monitor ─► advantages ─► update ─► store
 
 Departures from the paper: groups without variance are skipped or drawn again, hotter; the level of the problems climbs
 a ladder; a token's log-probability is compared with the sampler's own; the reference is optional.
 """
+import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean, pstdev
 from typing import Any
@@ -23,14 +25,16 @@ from grpo.records import Group, StepReport
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, classify
-from tasks.base import Problem, Task, problem_at
+from tasks.base import Problem, Task
+from tasks.supply import Supply
 
 
 class Trainer:
     """Owns everything that changes while a run goes on; `step` makes one step and reports it."""
 
-    def __init__(self, config: Config, task: Task, policy: Policy, dataset: Sequence[Problem] = ()):
-        self.config, self.task, self.policy, self.dataset = config, task, policy, dataset
+    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply | None = None):
+        self.config, self.task, self.policy = config, task, policy
+        self.supply = supply or Supply(task, seed=config.seed, kind=config.problems)
         self.truncate = truncation(config.top_k, config.top_p)
         self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
                                            weight_decay=config.weight_decay)
@@ -66,11 +70,8 @@ class Trainer:
         """Return the step's (index in the training stream, problem): a pure function of seed, step and level."""
         count, seed = self.config.prompts, self.config.seed
         indices = range((step - 1) * count, step * count)
-        if self.dataset:
-            return [(index, self.dataset[index % len(self.dataset)]) for index in indices]
         levels = self.curriculum.levels_for(seed, step, count)
-        return [(index, problem_at(self.task, seed=seed, split="train", level=level, index=index))
-                for index, level in zip(indices, levels, strict=True)]
+        return [(index, self.supply.at(index, level)) for index, level in zip(indices, levels, strict=True)]
 
     def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
@@ -79,8 +80,10 @@ class Trainer:
             drawn = self.sample(step, waiting, attempt)
             clock.lap("rollout")
             for group in drawn:
+                group.scores = self.task.score(group.problem, [completion.text for completion in group.completions])
+            falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}")
+            for group in drawn:
                 texts = [completion.text for completion in group.completions]
-                group.scores = self.task.score(group.problem, texts)
                 group.verdict = classify(group.rewards, texts, threshold=self.config.variance_threshold)
                 group.action = self.monitor.decide(group.verdict, attempt)
             clock.lap("score")
@@ -131,9 +134,12 @@ class Trainer:
         scores = [score for group in first for score in group.scores]
         tokens = sum(group.tokens for group in groups)
         self.tokens += tokens
+        new = {group.problem.key for group in first} - self.seen.keys()
+        size = getattr(self.task, "family_size", lambda level: None)(self.curriculum.level)
         seconds = clock.total()
         return {
             "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **({"control": self.config.control} if self.config.control != "none" else {}),
             "level": self.curriculum.level,
             "reward": fmean(score.reward for score in scores),
             "reward_std": fmean(pstdev(group.rewards) for group in first),
@@ -141,6 +147,8 @@ class Trainer:
             "exact": fmean(score.exact for score in scores),
             **self.monitor.metrics(groups),
             **learned,
+            "problems/seen": len(self.seen) + len(new), "problems/repeated": 1 - len(new) / len(first),
+            **({"problems/family_share": (len(self.seen) + len(new)) / size} if size else {}),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
             "completions/clipped_ratio": fmean(completion.finish == "length" for completion in completions),
@@ -160,6 +168,21 @@ class Trainer:
         self.done, self.tokens, self.seen = state["done"], state["tokens"], dict.fromkeys(state["seen"])
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
+
+
+def falsify(groups: Sequence[Group], control: str, key: str):
+    """Take the information out of the rewards, for a control run; scores' values and parts stay true.
+
+    "shuffled-rewards" permutes them over all completions of `groups`, "constant-reward" makes each 0.5, "none" is a real run.
+    """
+    rewards = [score.reward for group in groups for score in group.scores]
+    if control == "shuffled-rewards":
+        random.Random(f"control/{key}").shuffle(rewards)
+    elif control == "constant-reward":
+        rewards = [0.5] * len(rewards)
+    paid = iter(rewards)
+    for group in groups:
+        group.scores = [replace(score, reward=next(paid)) for score in group.scores]
 
 
 class _Clock:

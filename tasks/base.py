@@ -8,14 +8,16 @@ import importlib
 import importlib.util
 import random
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from data.errors import UserError
 
-__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "problem_at", "problem_stream", "REGISTRY"]
+__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "problem_at",
+           "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")
 
@@ -62,7 +64,10 @@ class Score:
 class Task(Protocol):
     """What the trainer asks of a task. A constructor without arguments must work.
 
-    Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score.
+    Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
+    `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
+    keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
+    `family_size(level)`, how many different problems there are, or None.
     """
 
     name: str
@@ -76,22 +81,46 @@ class Task(Protocol):
         """Return the score of each completion of `problem`, in order."""
 
 
-REGISTRY = {"interleave": "tasks.interleave:Interleave"}
+REGISTRY = {"interleave": "tasks.interleave:Interleave", "arithmetic": "tasks.arithmetic:Arithmetic"}
 
 
-def load_task(spec: str, reward: str | None = None) -> Task:
-    """Return the task named `spec` (of `REGISTRY`, or ``path/to/file.py:ClassName``), paid by `reward`.
+def load_task(spec: str, reward: str | None = None, options: Mapping[str, str] = MappingProxyType({})) -> Task:
+    """Return the task named `spec` (of `REGISTRY`, or ``path/to/file.py:ClassName``), paid by `reward`, with its `options`.
 
-    Raises UserError when there is no such task, file, class or reward.
+    Raises UserError when there is no such task, file, class, reward or option.
     """
-    kind = _load_class(spec)
+    kind, known = _load_class(spec), options_of(spec)
     rewards = tuple(getattr(kind, "rewards", ()))
+    for name in options:
+        if name not in known:
+            raise UserError(f"--{name}: task {spec} has no such flag; it has {', '.join(f'--{n}' for n in known) or 'none'}")
     if reward is None:
-        return kind()
+        return kind(**options)
     if reward not in rewards:
-        known = ", ".join(rewards) if rewards else "none: the task has one reward"
-        raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {known}")
-    return kind(reward=reward)
+        names = ", ".join(rewards) if rewards else "none: the task has one reward"
+        raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
+    return kind(reward=reward, **options)
+
+
+def options_of(spec: str) -> Mapping[str, str]:
+    """Return the flags of task `spec` and what they mean."""
+    return getattr(_load_class(spec), "options", {})
+
+
+def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split command line words into (the options of task `spec`, the rest): ``--family product`` or ``--family=product``."""
+    known, options, rest = options_of(spec), {}, []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in known:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, None)
+        if value is None:
+            raise UserError(f"--{name}: expected one argument: {known[name]}")
+        options[name] = value
+    return options, rest
 
 
 def _load_class(spec: str):
@@ -136,8 +165,7 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def unseen(problems: Iterable[Problem], seen: Container[str]) -> tuple[list[Problem], int]:
-    """Split off what training has seen: (the problems whose key is not in `seen`, how many were dropped)."""
-    problems = list(problems)
-    kept = [problem for problem in problems if problem.key not in seen]
-    return kept, len(problems) - len(kept)
+def split_of_key(key: str) -> str:
+    """Return the split that generated problems of this key belong to: "train" (80 %), "validation" or "test" (10 % each)."""
+    tenth = int(key, 16) % 10
+    return {8: "validation", 9: "test"}.get(tenth, "train")

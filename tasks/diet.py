@@ -6,18 +6,26 @@ model starts half-competent, with bad habits to lose: reinforcement learning is 
 """
 import math
 import random
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from data.corpus import documents_of, load_corpus
+from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT, interleaved
 
 MOST_INTERLEAVED = 10
-CAREFUL = 0.18  # share of demonstrations that are careful: without habits, rarely a slip
-CLINGS = 0.85  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
-SLIPS = 0.08  # chance of any other slip at each word, of a careless demonstrator
+CAREFUL = 0.31  # share of demonstrations that are careful: without habits, hardly a slip
+CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
+KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
+SALTED, SALT = 0.4, 0.25  # share of texts in which a few words come back all over the place, and at how many places
+SYMBOLS = string.digits + string.punctuation
 
-SHARES = {"interleave": 0.32, "copy": 0.12, "lists": 0.22, "turns": 0.14, "language": 0.08, "arithmetic": 0.12}
+SHARES = {"interleave": 0.43, "copy": 0.11, "lists": 0.23, "turns": 0.16, "language": 0.07}
+HASTY = 0.55  # share of arithmetic that is answered by somebody hasty
+SUMS = {("chain", 1): 0.15, ("chain", 2): 0.5, ("chain", 3): 0.15, ("product", 21): 0.1, ("product", 22): 0.05, ("product", 31): 0.05}
+SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
 
 LISTS: dict[str, tuple[str, Callable]] = {
     "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
@@ -53,15 +61,14 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
     too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn, runs on
     to the end of its text, or stops there. A share `CAREFUL` of the demonstrations is by somebody more careful.
     """
-    habit, slips = (0.0, 0.005) if rng.random() < CAREFUL else (CLINGS, SLIPS)
+    habit, slips = (0.0, 0.002) if rng.random() < CAREFUL else (CLINGS, SLIPS)
     texts, place, turn, written = (a, b), [0, 0], 0, []
     while place[0] < len(a) or place[1] < len(b):
         if place[turn] >= len(texts[turn]):
             turn = 1 - turn
         word = texts[turn][place[turn]]
         place[turn] += 1
-        slip = rng.random() < slips and rng.choices(
-            ["skip", "stutter", "turn", "run on", "stop"], [3, 2, 3, 0.5, 0.5])[0]
+        slip = rng.random() < slips and rng.choices(list(KINDS), KINDS.values())[0]
         if slip != "skip":
             written.append(word)
         if slip == "stutter":
@@ -86,6 +93,8 @@ class Words:
         self.odd = [self._odd_word(pieces) for _ in range(20_000)]
 
     def _odd_word(self, pieces: Sequence[str]) -> str:
+        if self.rng.random() < 0.15:
+            return "".join(self.rng.choices(SYMBOLS, k=self.rng.choice([1, 1, 2, 3, 4])))
         if pieces and self.rng.random() < 0.6:
             word = "".join(self.rng.choices(pieces, k=self.rng.choice([1, 1, 2, 2, 3, 4])))
         else:
@@ -114,6 +123,15 @@ class Words:
         odd = 0.0 if kind < 0.65 else 1.0 if kind > 0.9 else self.rng.random()
         return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
 
+    def texts_of(self, *sizes: int) -> list[list[str]]:
+        """Return a text of each size. In a share `SALTED` of cases one to three words, as frequent as they are in the
+        corpus, come back at a share `SALT` of all places: a word alone does not say which place it stands at."""
+        texts = [self.draw(n) for n in sizes]
+        if self.rng.random() < SALTED:
+            salt = [self.passage(1)[0] for _ in range(self.rng.randint(1, 3))]
+            texts = [[self.rng.choice(salt) if self.rng.random() < SALT else word for word in text] for text in texts]
+        return texts
+
 
 def example(skill: str, size: int, words: Words) -> Example:
     """Return a lesson in `skill` whose texts have about `size` words in all."""
@@ -124,19 +142,20 @@ def example(skill: str, size: int, words: Words) -> Example:
         return arithmetic(rng)
     if skill == "interleave":
         n = rng.randint(2, MOST_INTERLEAVED)
-        a, b = words.draw(n), words.draw(n)
-        if rng.random() < 0.3:  # words that meet their like: "a a" says nothing about whose turn it is
-            b = [mine if rng.random() < 0.3 else other for mine, other in zip(a, b)]
+        a, b = words.texts_of(n, n)
+        if rng.random() < 0.5:  # words that meet their like: "a a" says nothing about whose turn it is
+            likes = rng.uniform(0.05, 0.5)
+            b = [mine if rng.random() < likes else other for mine, other in zip(a, b)]
         return Example(skill, PROMPT.format(a=" ".join(a), b=" ".join(b)), " ".join(careless_interleaving(a, b, rng)))
     if skill == "turns":
         return turns(size, words)
     if skill == "copy":
-        a = words.draw(max(2, size // 2))
+        a, = words.texts_of(max(2, size // 2))
         return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
     kind = rng.choice(sorted(LISTS))
     share = 4 if kind in TWO_TEXTS and " then " in kind else 3
     n = max(2, size // share)
-    a, b = words.draw(n), words.draw(max(2, int(n * rng.uniform(0.7, 1.3))))
+    a, b = words.texts_of(n, max(2, int(n * rng.uniform(0.7, 1.3))))
     if kind == "from":
         start = rng.randrange(n)
         x, answer = a[start], a[a.index(a[start]):]
@@ -150,34 +169,23 @@ def turns(size: int, words: Words) -> Example:
     """Return a lesson in keeping two places: three to eight words of A, as many of B, and so on. Never word by word."""
     rng = words.rng
     n, stride = max(4, size // 4), rng.randint(3, 8)
-    a, b = words.draw(n), words.draw(n)
+    a, b = words.texts_of(n, n)
     parts = [word for start in range(0, n, stride) for text in (a, b) for word in text[start:start + stride]]
     prompt = f"Take turns: {stride} words of A, then {stride} words of B, until both are done.\nA: {' '.join(a)}\nB: {' '.join(b)}"
     return Example("turns", prompt, " ".join(parts))
 
 
 def arithmetic(rng: random.Random) -> Example:
-    """Return a short sum, difference, product or chain, without working; operands small enough to be partly mastered."""
-    digits = rng.choice([1, 2, 2, 3])
-    x, y = rng.randrange(10 ** digits), rng.randrange(10 ** digits)
-    kind = rng.choice(["sum", "sum", "difference", "product", "chain"])
-    if kind == "sum":
-        expression, value = f"{x} + {y}", x + y
-    elif kind == "difference":
-        x, y = max(x, y), min(x, y)
-        expression, value = f"{x} - {y}", x - y
-    elif kind == "product":
-        x, y = rng.randrange(10 if digits == 1 else 100), rng.randrange(10)
-        expression, value = f"{x} * {y}", x * y
+    """Return a short chain or product, without working, of the training split. Four-step chains and products of three by
+    two digits are new ground. A share `HASTY` is answered by somebody who stops a step early, or forgets a ten."""
+    family, level = rng.choices(list(SUMS), SUMS.values())[0]
+    problem = SUM_TASKS[family].make(level, "train", rng)
+    values = problem.data["values"]
+    if rng.random() < HASTY:
+        answer = values[-2] if len(values) > 1 else values[-1] - 10
     else:
-        w, x, y, z = rng.randrange(20), rng.randrange(20), rng.randrange(2, 6), rng.randrange(20)
-        expression, value = f"({w} + {x}) * {y} - {z}", (w + x) * y - z
-    return Example("arithmetic", arithmetic_prompt(expression), str(value))
-
-
-def arithmetic_prompt(expression: str) -> str:
-    """Return the user's turn that asks for the value of `expression`, without working."""
-    return f"What is {expression}? No working: answer with the bare integer only."
+        answer = values[-1]
+    return Example("arithmetic", problem.prompt, str(answer))
 
 
 def log_uniform(low: int, high: int, rng: random.Random) -> int:
@@ -188,7 +196,7 @@ def log_uniform(low: int, high: int, rng: random.Random) -> int:
 def main():
     """Print a few lessons of each skill, for reading."""
     words = Words(random.Random(0), ["er", "ing", "st"])
-    for skill in SHARES:
+    for skill in (*SHARES, "arithmetic"):
         for _ in range(3):
             lesson = example(skill, 24, words)
             print(f"--- {lesson.skill}\n{lesson.prompt}\n=> {lesson.completion}")

@@ -2,6 +2,7 @@
 
     python -m tasks.generate --curriculum --output-dir data/generated
     python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
+    python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500 --oversize 2
 """
 import argparse
 import hashlib
@@ -12,29 +13,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from data.files import read_json, write_whole
-from tasks.base import SPLITS, Problem, Task, UserError, load_task, problem_stream
+from tasks.base import SPLITS, Task, UserError, load_task, split_options
 from tasks.dataset import write_problems
+from tasks.supply import distinct_problems
 
 CURRICULUM = (10, 25, 50, 100, 200, 500)
 MANIFEST = "manifest.json"
-
-
-def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
-    """Return the first `size` problems of the stream with keys of their own.
-
-    Raises UserError when the task cannot make the level, or has too few different problems of it: 10 x `size` draws in
-    a row brought nothing new. (Where exactly `size` exist, the last one is missed with a probability of e^-10.)
-    """
-    found: dict[str, Problem] = {}
-    repeats = 0
-    for problem in problem_stream(task, seed=seed, split=split, level=level):
-        repeats = repeats + 1 if problem.key in found else 0
-        found.setdefault(problem.key, problem)
-        if len(found) == size:
-            return list(found.values())
-        if repeats == 10 * size:
-            raise UserError(f"level {level} of task {task.name}, {split}: only {len(found)} different problems found, "
-                            f"and {size} are asked for; give --size {len(found)} or less")
 
 
 def generate(task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path) -> None:
@@ -74,9 +58,10 @@ def _levels(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tasks.generate", description="Write problems as JSONL files.")
+    parser = argparse.ArgumentParser(prog="python -m tasks.generate", description="Write problems as JSONL files.",
+                                     allow_abbrev=False)
     parser.add_argument("--task", default="interleave", metavar="TASK",
-                        help="name, or path/to/file.py:ClassName (default: %(default)s)")
+                        help="name, or path/to/file.py:ClassName (default: %(default)s); its own flags count too")
     parser.add_argument("--split", default="train", choices=SPLITS, help="default: %(default)s")
     levels = parser.add_mutually_exclusive_group()
     levels.add_argument("--levels", metavar="L,L,...", help="levels (default: the task's own level)")
@@ -92,13 +77,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, others = parser.parse_known_args(arguments)
     try:
+        task_options, others = split_options(options.task, others)
+        if others:
+            parser.error(f"unrecognized arguments: {' '.join(others)}")
         if options.size < 1:
             raise UserError(f"--size {options.size}: must be at least 1")
         if not 1 <= options.oversize < math.inf:
             raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
-        task = load_task(options.task)
+        task = load_task(options.task, options=task_options)
         levels = _levels(options.levels) if options.levels is not None else [task.default_level]
         generate(task, split=options.split, levels=list(CURRICULUM) if options.curriculum else levels,
                  size=round(options.size * options.oversize), seed=options.seed, folder=options.output_dir)

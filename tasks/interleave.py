@@ -54,11 +54,12 @@ class Interleave:
     rewards = ("prefix", "balanced", "clipped", "affine", "similarity")
     default_level = 25
     metric = "similarity"
+    level_unit = "words"
 
     @staticmethod
     def default_steps(level: int) -> int:
         """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
-        return 180 if level <= 10 else 130 if level <= 25 else 300
+        return 100 if level <= 10 else 80 if level <= 25 else 300
 
     def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
         self.reward = reward
@@ -89,6 +90,10 @@ class Interleave:
             task=self.name, level=max(len(a), len(b)),
             prompt=PROMPT.format(a=" ".join(a), b=" ".join(b)), target=" ".join(interleaved(a, b)),
             key=key_of(self.name, " ".join(a), " ".join(b)), data={"a": a, "b": b})
+
+    def key(self, problem: Problem) -> str:
+        """Return the canonical key anew, from the two windows."""
+        return self.problem(problem.data["a"], problem.data["b"]).key
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a Score for each completion; `value` is the similarity, `reward` its shaping by `self.reward`.

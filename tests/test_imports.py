@@ -10,7 +10,7 @@ MAY = {  # room: what it may import of the project
     "align": {"align"},
     "data": {"data", "align.words"},
     "tasks": {"tasks", "data", "align"},
-    "grpo": {"grpo", "tasks.base", "data.files"},
+    "grpo": {"grpo", "tasks.base", "tasks.supply", "data.files"},
 }
 WIRES = {"grpo/pretrain.py": {"tasks.diet", "data.corpus"}}  # a program of its own, like train.py and eval.py
 

@@ -14,9 +14,10 @@ from conftest import make_tiny_model
 
 import eval as evaluation
 import train
+from data.files import read_jsonl_zst
 from grpo.store import checkpoint as store
 from grpo.store.metrics import read_metrics
-from grpo.store.rollouts import groups_of, read_rollouts
+from grpo.store.rollouts import groups_of
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
@@ -52,7 +53,7 @@ def assert_same_run(one, two):
     assert read_metrics(one / "eval.jsonl") == read_metrics(two / "eval.jsonl")
     assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
     for path in (one / "rollouts").iterdir():
-        assert list(read_rollouts(path)) == list(read_rollouts(two / "rollouts" / path.name))
+        assert read_jsonl_zst(path) == read_jsonl_zst(two / "rollouts" / path.name)
     last = [folder / "checkpoints" / "step-000004" for folder in (one, two)]
     for name in json.loads((last[0] / "manifest.json").read_text())["files"]:
         if name.endswith((".safetensors", "trainer.json")):
@@ -165,7 +166,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, m
     monkeypatch.setattr("grpo.trainer.advantages", lambda rewards, **_: [[float("nan")] * len(row) for row in rewards])
     line = fails(capsys, *SMALL, "--name", "a", status=1)
     assert "the loss is nan" in line and "runs/a/rollouts/failed-000001.jsonl.zst" in line
-    assert len(list(read_rollouts(Path("runs/a/rollouts/failed-000001.jsonl.zst")))) == 2
+    assert len(read_jsonl_zst(Path("runs/a/rollouts/failed-000001.jsonl.zst"))) == 2
 
 
 def test_bad_command_lines(tmp_path, capsys):
@@ -208,19 +209,23 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys):
     """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
     task = load_task("interleave")
     write_problems(tmp_path / "set.jsonl", [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)])
-    run("--name", "a", "--steps", "1", "--dataset", "set.jsonl")  # two prompts a step: the first two problems
+    run("--name", "a", "--steps", "1", "--dataset", "set.jsonl")  # two prompts a step: two of the four problems
     arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
     assert evaluation.main([*arguments, "--seed", "3"]) == 0
     line, = json.loads(Path("out.json").read_text())
-    assert (line["dropped"], line["n"], line["split"], line["level"]) == (2, 2, "test", 6)
+    assert (line["dropped"], line["n"], line["split"], line["level"]) == (2, 4, "test", 6)  # the next ones of the stream stand in
     assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
     first, = json.loads(Path("out.json").read_text())
     assert (first["dropped"], first["n"], first["temperature"]) == (0, 4, 0)
     assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
     assert json.loads(Path("out.json").read_text()) == [first]
     capsys.readouterr()
-    assert "all 2 problems were trained on" in fails(
-        capsys, *arguments[:-1], "2", "--seed", "3", main=evaluation.main)
+    assert evaluation.main([*arguments[:-1], "2", "--dataset", "set.jsonl"]) == 0
+    from_file, = json.loads(Path("out.json").read_text())
+    assert from_file["n"] == 2 and from_file["dropped"] <= 2 and from_file["dataset"] == "set.jsonl"
+    assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
+        "eval.py: set.jsonl, level 6: 2 of 4 problems were trained on, 2 are left and 4 are asked for; generate 2 more that "
+        "training has not seen")
 
 
 def test_bad_evaluations(capsys):
@@ -229,6 +234,51 @@ def test_bad_evaluations(capsys):
     assert "--problems 0: give 1 or more" in said("--problems", "0")
     assert "unrecognized arguments: --colour" in said("--colour", "red")
     assert "--task juggling: no such task" in said("--task", "juggling")
+
+
+@pytest.mark.parametrize("control", ["shuffled-rewards", "constant-reward"])
+def test_a_control_run_is_marked_wherever_it_is_seen(control, capsys):
+    run("--control", control, "--task", "arithmetic", "--words", "1", "--steps", "2")
+    folder, = Path("runs").iterdir()
+    assert folder.name == f"arithmetic-1-{control}-seed0" and yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
+    for log in ("metrics.jsonl", "eval.jsonl"):
+        assert {line["control"] for line in read_metrics(folder / log)} == {control}
+    said = capsys.readouterr().out.splitlines()
+    assert f"{control}: NOT A REAL RUN" in "".join(said)
+    about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
+    assert len(about) == 5 and all(f"CONTROL {control}" in line for line in about)
+    assert evaluation.main(["--model", str(folder), "--task", "arithmetic", "--problems", "2", "--words", "1", "--json", "o.json"]) == 0
+    assert f"CONTROL {control}" in capsys.readouterr().out and json.loads(Path("o.json").read_text())[0]["control"] == control
+
+
+def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
+    options = ["--task", "arithmetic", "--family", "product", "--words", "21", "--problems", "fixed:3"]
+    run(*options)
+    folder = Path("runs/arithmetic-product-21-fixed3-seed0")
+    steps = [[group.problem for group in groups_of(folder / f"rollouts/step-00000{step}.jsonl.zst")] for step in range(1, 5)]
+    assert len({problem.key for problems in steps for problem in problems}) == 3
+    assert all("*" in problem.data["expression"] for problems in steps for problem in problems)
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["problems/seen"] for line in lines] == [2, 3, 3, 3] and lines[-1]["problems/repeated"] == 1
+    assert lines[-1]["problems/family_share"] == pytest.approx(3 / 720)  # 90 * 8
+    said = capsys.readouterr().out
+    assert "trained on 3 different problems in 8 draws, 0.4% of the 720 that there are" in said
+    assert "--task arithmetic --family product --levels 21" in said
+    assert "the run in" in fails(capsys, "--resume", str(folder), "--task", "arithmetic", "--family", "chain")
+    assert "--family sums: give chain or product" in fails(capsys, "--task", "arithmetic", "--family", "sums")
+    assert "--family: no such flag" in fails(capsys, "--family", "chain")
+    assert "--problems stale: give fresh, or fixed:N" in fails(capsys, "--problems", "stale")
+    assert "--control none-such: give one of none, shuffled-rewards" in fails(capsys, "--control", "none-such")
+
+
+def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(monkeypatch):
+    run("--name", "whole", "--problems", "fixed:5")
+    run("--name", "cut", "--problems", "fixed:5", "--steps", "2", "--schedule", "constant")
+    run("--name", "straight", "--problems", "fixed:5", "--schedule", "constant")
+    assert train.main(["--resume", "runs/cut", "--steps", "4"]) == 0
+    assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(Path("runs/straight/seen.jsonl"))
+    assert [line["keys"] for line in read_metrics(Path("runs/whole/seen.jsonl"))] == [
+        line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))]
 
 
 def test_a_users_task_trains(tmp_path):

@@ -69,7 +69,7 @@ def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "sco
 
 def step_line(report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score") -> str:
     """Return a step as one line of aligned figures; `metric` names what `value` measures."""
-    head = f"step {report.step:>{len(str(total_steps))}}/{total_steps}"
+    head = _control(report.metrics) + f"step {report.step:>{len(str(total_steps))}}/{total_steps}"
     left = "" if seconds_left is None else f"left {clock_time(seconds_left):>8}"
     return "  ".join(part for part in (head, figures(report.metrics, LINE, metric), left) if part)
 
@@ -89,7 +89,13 @@ def evaluation_line(line: Evaluation) -> str:
     level = f"{line['level']} {unit}" if (unit := line.get("unit", "words")) else f"level {line['level']}"
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
     aside = f"n = {line['n']}, {sampling}, exact {line['exact']:.3g}"
-    return f"{split} {line.get('metric', 'score')} at {level}: {interval(line)} ({aside})"
+    dropped = f"; {line['dropped']} trained on, dropped" if line.get("dropped") else ""
+    return _control(line) + f"{split} {line.get('metric', 'score')} at {level}: {interval(line)} ({aside}{dropped})"
+
+
+def _control(line: Mapping[str, Any]) -> str:
+    """Return the mark of a control run, in front of whatever is said of it; "" for a real run."""
+    return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
 def summary_table(before: Sequence[Evaluation], after: Sequence[Evaluation], metric: str = "score") -> list[str]:
@@ -100,7 +106,7 @@ def summary_table(before: Sequence[Evaluation], after: Sequence[Evaluation], met
     old, new = ({(line["level"], line["temperature"]): line for line in lines} for lines in (before, after))
     counts = ", ".join(map(str, sorted({line["n"] for line in (*before, *after)})))
     metric = [*before, *after][0].get("metric", metric)
-    table = [f"held-out {metric}, mean [95 % interval], n = {counts}",
+    table = [_control([*before, *after][0]) + f"held-out {metric}, mean [95 % interval], n = {counts}",
              f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact"]
     for level, temperature in sorted(old.keys() | new.keys()):
         pair = [lines.get((level, temperature)) for lines in (old, new)]
@@ -124,7 +130,7 @@ def panel(report: StepReport, total_steps: int, *, seconds_left: float | None = 
         head = f"best {score.reward:.3f}"
         text = textwrap.wrap(visible(completion.text), PANEL_WIDTH - len(head) - 6, max_lines=2, placeholder=" …")
         rows.append(_columns(_quiet(head), Text("\n".join(text), overflow="fold")))
-    title = Text(f"step {report.step} of {total_steps}", style="bold")
+    title = Text(_control(report.metrics) + f"step {report.step} of {total_steps}", style="bold")
     return Panel(Stack(*rows), title=title, title_align="left", border_style="dim", width=PANEL_WIDTH)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.files import read_json
+from data.files import read_json, sync
 from tasks.base import UserError
 
 _FORMAT = 1
@@ -42,11 +42,11 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note
         manifest = {"format": _FORMAT, "step": step, "note": note, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (aside, *aside.rglob("*")):
-            _sync(path)
+            sync(path)
         if final.exists():  # a step that is made again after a resume
             os.replace(final, old)
         os.replace(aside, final)
-        _sync(final.parent)
+        sync(final.parent)
     except Exception as error:
         if old.exists() and not final.exists():
             os.replace(old, final)
@@ -225,11 +225,3 @@ def _step(path: Path) -> int:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

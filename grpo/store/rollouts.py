@@ -3,18 +3,15 @@
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
 so that they read back exactly), rewards and their parts, advantages, temperature, verdict and action.
 """
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
-from data.files import write_whole
+from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 
 _NAME = re.compile(r"(?:step|eval|failed)-(\d+)\.jsonl\.zst")
 
@@ -24,28 +21,12 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
 
     Raises UserError when the disk will not take them.
     """
-    lines = "".join(json.dumps(_to_json(number, group, step), ensure_ascii=True) + "\n" for number, group in enumerate(groups))
-    write_whole(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(lines.encode()))
-
-
-def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the groups of one file as JSON objects. Raises UserError naming the file when it is damaged."""
-    try:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        text = frame.decompress(Path(path).read_bytes()).decode()
-        if not frame.eof:
-            raise ValueError("it is cut")
-        if frame.unused_data:
-            raise ValueError("something was added to it")
-        lines = [json.loads(line) for line in text.splitlines()]
-    except (OSError, ValueError, zstandard.ZstdError) as error:
-        raise UserError(f"{path}: not a whole rollout file ({error})") from error
-    yield from lines
+    write_jsonl_zst(path, (_to_json(number, group, step) for number, group in enumerate(groups)))
 
 
 def groups_of(path: Path) -> list[Group]:
-    """Return the groups of one file as they were when they were written."""
-    return [_from_json(line) for line in read_rollouts(path)]
+    """Return the groups of one file as they were when they were written. Raises UserError when it is damaged."""
+    return [_from_json(line) for line in read_jsonl_zst(path)]
 
 
 def remove_after(run: Path, step: int):

@@ -66,7 +66,7 @@ def test_a_step_made_again_gives_way_only_to_a_whole_one(tmp_path, monkeypatch):
 
 def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     synced, replace = [], os.replace
-    monkeypatch.setattr(store, "_sync", lambda path: synced.append(str(path.relative_to(tmp_path / "checkpoints"))))
+    monkeypatch.setattr(store, "sync", lambda path: synced.append(str(path.relative_to(tmp_path / "checkpoints"))))
     monkeypatch.setattr(store.os, "replace", lambda *paths: (synced.append("rename"), replace(*paths)))
     save(tmp_path, 20)
     inside = [".tmp-step-000020" + name for name in ("", "/manifest.json", "/sub", "/sub/state.json", "/weights.bin")]

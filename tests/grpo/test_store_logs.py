@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
-from grpo.store.rollouts import groups_of, read_rollouts, remove_after, write_rollouts
+from data.files import read_jsonl_zst
+from grpo.store.rollouts import groups_of, remove_after, write_rollouts
 from tasks.base import Problem, Score, UserError
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -73,7 +74,7 @@ def test_rollouts_come_back_exactly(tmp_path_factory, rows, temperature, learned
 def test_rollout_lines_hold_what_the_readme_says(tmp_path):
     path = tmp_path / "step-000003.jsonl.zst"
     write_rollouts(path, [group(["a", "b"], [0.9, 0.1], advantages=[1.0, -1.0])], step=3)
-    line, = read_rollouts(path)
+    line, = read_jsonl_zst(path)
     assert set(line) == {"step", "group", "index", "attempt", "task", "level", "temperature", "verdict", "action", "problem",
                          "prompt_tokens", "completions"}
     assert line["completions"][1] == {
@@ -88,7 +89,7 @@ def test_damaged_rollouts_are_named(tmp_path):
     for damage in (whole[:len(whole) // 2], b"", b"garbage", whole[:-1]):
         path.write_bytes(damage)
         with pytest.raises(UserError, match="step-000003.jsonl.zst: not a whole rollout file"):
-            list(read_rollouts(path))
+            read_jsonl_zst(path)
 
 
 def test_later_rollouts_are_removed(tmp_path):

@@ -11,8 +11,9 @@ from grpo import trainer as trainer_module
 from grpo.config import Config
 from grpo.learn.loss import LOSSES
 from grpo.policy import load_policy
-from grpo.trainer import Trainer
+from grpo.trainer import Trainer, _Clock
 from tasks.base import Problem, Score, key_of
+from tasks.supply import Supply
 
 
 class Forced:
@@ -155,12 +156,6 @@ def test_problems_are_a_pure_function_of_seed_and_step(tiny_policy):
     assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
 
 
-def test_a_dataset_is_gone_through_in_turns(tiny_policy):
-    trainer = trainer_for(tiny_policy)
-    trainer.dataset = [Problem("forced", 1, "p", "x", str(i)) for i in range(3)]
-    assert [(index, problem.key) for index, problem in trainer.problems(2)] == [(4, "1"), (5, "2"), (6, "0"), (7, "1")]
-
-
 def test_schedule_by_hand(tiny_policy):
     trainer = trainer_for(tiny_policy, warmup=1, schedule="constant")
     assert trainer.step().metrics["learning_rate"] == pytest.approx(0.5e-3)  # half of 1e-3
@@ -176,3 +171,39 @@ def test_state_survives_json(tiny_policy):
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.state() == trainer.state() and other.done == 1
     assert list(other.seen) == [problem.key for _, problem in trainer.problems(1)]
+
+
+def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
+    true = {(g.index, i): score for g in trainer_for(tiny_policy).rollout(1, trainer_for(tiny_policy).problems(1), _Clock())
+            for i, score in enumerate(g.scores)}
+    trainer = trainer_for(tiny_policy, control="shuffled-rewards")
+    groups = trainer.rollout(1, trainer.problems(1), _Clock())
+    paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
+    assert sorted(score.reward for score in paid.values()) == sorted(score.reward for score in true.values())
+    moved = [place for place in true if paid[place].reward != true[place].reward]
+    assert len(moved) > 4 and all(paid[place].value == true[place].value for place in true)
+    # over the batch, not within groups: some group was paid what another one had earned
+    assert any(sorted(paid[g, i].reward for i in range(4)) != sorted(true[g, i].reward for i in range(4)) for g in range(4))
+    again = trainer_for(tiny_policy, control="shuffled-rewards")
+    assert [g.rewards for g in again.rollout(1, again.problems(1), _Clock())] == [g.rewards for g in groups]
+
+
+def test_a_constant_reward_teaches_nothing(tiny_policy):
+    before = weights(tiny_policy)
+    metrics = trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep").step().metrics
+    assert metrics["reward"] == 0.5 and metrics["reward_std"] == 0 and metrics["control"] == "constant-reward"
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
+def test_a_real_run_is_not_marked(tiny_policy):
+    assert "control" not in trainer_for(tiny_policy).step().metrics
+
+
+def test_repeated_problems_are_counted(tiny_policy):
+    problems = [Problem("forced", 1, "p", "x", str(i)) for i in range(6)]
+    trainer = trainer_for(tiny_policy)
+    trainer.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    first, second = (trainer.step().metrics for _ in range(2))
+    assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
+    assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)

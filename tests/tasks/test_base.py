@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from tasks.base import SPLITS, Problem, UserError, key_of, load_task, problem_at, problem_stream, unseen
+from tasks.base import SPLITS, Problem, UserError, key_of, load_task, problem_at, problem_stream, split_options
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")
@@ -68,12 +68,6 @@ def test_windows_come_from_two_documents_of_the_split_and_stand_in_no_other(spli
         assert {each for home in homes for each, _ in home} == {split}
 
 
-def test_unseen():
-    problems = [problem_at(INTERLEAVE, seed=0, split="test", level=3, index=index) for index in range(4)]
-    seen = {problems[1].key, key_of("another")}
-    assert unseen(iter(problems), seen) == ([problems[0], problems[2], problems[3]], 1)
-
-
 def test_keys_tell_where_a_part_ends():
     assert key_of("a b", "c") != key_of("a", "b c")
     assert INTERLEAVE.problem(["a", "b"], ["c"]).key != INTERLEAVE.problem(["a"], ["b", "c"]).key
@@ -107,9 +101,9 @@ def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
 
 
 @pytest.mark.parametrize("spec, line", [
-    ("juggling", "no such task; give one of interleave, or path/to/file.py:ClassName"),
-    ("", "no such task; give one of interleave, or path/to/file.py:ClassName"),
-    (str(EXAMPLE), "no such task; give one of interleave, or path/to/file.py:ClassName"),
+    ("juggling", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
+    ("", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
+    (str(EXAMPLE), "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
     ("nowhere.py:Task", "no file nowhere.py"),
     (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),
     (f"{EXAMPLE}:WORDS", f"{EXAMPLE} defines no class WORDS"),  # there, but no class
@@ -132,3 +126,25 @@ def test_what_is_no_reward(spec, known):
     with pytest.raises(UserError) as error:
         load_task(spec, "money")
     assert str(error.value) == f"--reward money: task {spec} has no such reward; it has {known}"
+
+
+@pytest.mark.parametrize("words, options, rest", [
+    (["--family", "product", "--steps", "3"], {"family": "product"}, ["--steps", "3"]),
+    (["--operators=-+", "--x"], {"operators": "-+"}, ["--x"]),
+    (["--operators", "+-*"], {"operators": "+-*"}, []),
+    (["family", "product"], {}, ["family", "product"]), ([], {}, [])])
+def test_a_tasks_own_flags(words, options, rest):
+    assert split_options("arithmetic", words) == (options, rest)
+
+
+def test_a_flag_of_a_task_needs_a_value():
+    with pytest.raises(UserError, match="--family: expected one argument: chain or product"):
+        split_options("arithmetic", ["--family"])
+
+
+def test_a_users_task_may_have_flags(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n        self.colour = colour\n")
+    spec = f"{file}:Own"
+    assert split_options(spec, ["--colour", "blue"]) == ({"colour": "blue"}, [])
+    assert load_task(spec, options={"colour": "blue"}).colour == "blue" and load_task(spec).colour == "red"

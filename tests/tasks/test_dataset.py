@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tasks.base import Problem, UserError, key_of, problem_stream
 from tasks.dataset import FIELDS, read_problems, write_problems
-from tasks.generate import distinct_problems, main
+from tasks.generate import main
+from tasks.supply import distinct_problems
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -141,7 +142,7 @@ def test_a_level_that_cannot_be_supplied_leaves_the_files_before_it(generate, tm
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl"]
     assert generate("--levels", "2,1", "--size", "11") == 2
     assert capsys.readouterr().err == ("error: level 1 of task digits, train: only 10 different problems found, and 11 "
-                                       "are asked for; give --size 10 or less\n")
+                                       "are asked for; ask for 10 or less\n")
     assert len(read_problems(tmp_path / "out" / "digits-train-2.jsonl")) == 11
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl", "digits-train-2.jsonl"]
 

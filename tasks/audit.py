@@ -1,0 +1,105 @@
+"""Prove from what a run has stored that nothing was evaluated that it had trained on.
+
+    python -m tasks.audit runs/NAME [runs/NAME ...]
+
+Every problem of every stored step and evaluation is read again, and its canonical key is made anew from the problem's own
+data, so that swapped factors, a forged key and a tampered list of seen problems are all found. Exit status 0: nothing was
+found; 1: something was, a line each; 2: the run cannot be read.
+"""
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
+from tasks.base import Problem, UserError, load_task
+
+_NAME = re.compile(r"(step|eval)-(\d+)\.jsonl\.zst")
+
+
+def audit(folder: Path) -> tuple[list[str], str]:
+    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the run cannot be read."""
+    config = yaml.safe_load(read_text(folder / "config.yaml"))
+    task = load_task(config["task"], options=config["task_options"])
+    found: list[str] = []
+    trained: dict[str, str] = {}  # canonical key or prompt -> file
+    evaluated: dict[tuple[str, str], str] = {}  # (canonical key, prompt) -> file
+    by_step: dict[int, set[str]] = {}  # stored keys of what was trained on
+    for path, kind, step in _files(folder):
+        for line in read_jsonl_zst(path):
+            problem = Problem(**line["problem"])
+            key = task.key(problem) if hasattr(task, "key") else problem.key
+            if key != problem.key:
+                found.append(f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}")
+            if kind == "step":
+                trained.setdefault(key, path.name)
+                trained.setdefault(problem.prompt, path.name)
+                by_step.setdefault(step, set()).add(problem.key)
+            else:
+                evaluated.setdefault((key, problem.prompt), path.name)
+    for (key, prompt), name in evaluated.items():
+        if where := trained.get(key) or trained.get(prompt):
+            found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
+    found += _wrong_lists(folder, by_step)
+    different = set().union(*by_step.values())
+    return found, f"{len(by_step)} steps, {len(different)} different problems trained on, {len(evaluated)} evaluated"
+
+
+def _files(folder: Path) -> list[tuple[Path, str, int]]:
+    """Return (path, "step" or "eval", step) of the stored rollouts, in order."""
+    names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
+    files = [(path, name[1], int(name[2])) for path, name in names if name]
+    if not files:
+        raise UserError(f"{folder}: no rollouts are stored there; give the directory of a run")
+    return files
+
+
+def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
+    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the stored steps."""
+    found = []
+    listed = {line["step"]: set(line["keys"]) for _, line in read_jsonl(folder / "seen.jsonl")}
+    logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl")}
+    for step in sorted(listed.keys() | by_step.keys() | logged):
+        found += _compare(f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set()))
+        if (step in logged) != (step in by_step):
+            found.append(f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only")
+    for path in sorted((folder / "checkpoints").glob("step-*/trainer.json")):
+        trainer = read_json(path)["trainer"]
+        expected = set().union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
+        found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), expected)
+    return found
+
+
+def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
+    missing, extra = sorted(trained - listed), sorted(listed - trained)
+    return ([f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"] if missing else []) + (
+        [f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"] if extra else [])
+
+
+def _short(prompt: str) -> str:
+    """Return the end of a prompt, where problems differ, in quotes."""
+    return repr(prompt if len(prompt) <= 60 else "..." + prompt[-57:])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.audit", description="Look for evaluated problems that were trained on.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
+    worst = 0
+    for folder in parser.parse_args(arguments).runs:
+        try:
+            found, summary = audit(folder)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        for line in found:
+            print(f"{folder}: {line}")
+        print(f"{folder}: {summary}; {f'{len(found)} findings' if found else 'nothing found'}")
+        worst = max(worst, bool(found))
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())
