@@ -25,7 +25,8 @@ PAD, USER, ASSISTANT, END = range(4)
 CHAT = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # a digit is a token of its own
-LENGTHS = {160: 0.38, 320: 0.20, 640: 0.16, 1280: 0.12, 2560: 0.09, 4096: 0.05}  # row length in tokens: share of batches
+LENGTHS = {48: 0.08, 160: 0.38, 320: 0.22, 640: 0.13, 1280: 0.09, 2560: 0.06, 4096: 0.04}  # row length in tokens: share of batches
+SHORTEST = min(LENGTHS)  # rows of this length hold arithmetic, and no others do
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -37,7 +38,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     bpe.decoder = decoders.ByteLevel()
     words = diet.Words(random.Random(0), [])
-    prompts = [diet.example(skill, 20, words).prompt or "" for skill in diet.SHARES for _ in range(200)]
+    prompts = [diet.example(skill, 20, words).prompt or "" for skill in (*diet.SHARES, "arithmetic") for _ in range(200)]
     texts = [document.text for document in documents_of("train", load_corpus())]
     bpe.train_from_iterator(texts + prompts, trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
@@ -74,8 +75,8 @@ class Batches:
         """Return (tokens, where learning starts, skill) of a lesson that fits `length` and fills at least half of it
         where the skill has a size."""
         while True:
-            skills = [s for s in diet.SHARES if length <= 320 or s not in ("interleave", "arithmetic")]
-            skill = self.rng.choices(skills, [diet.SHARES[s] for s in skills])[0]
+            skills = [skill for skill in diet.SHARES if length <= 320 or skill != "interleave"]
+            skill = self.rng.choices(skills, [diet.SHARES[s] for s in skills])[0] if length > SHORTEST else "arithmetic"
             size = diet.log_uniform(4 if length <= 160 else int(length / 4), int(length / 1.4), self.rng)
             lesson = diet.example(skill, size, self.words)
             head = [] if lesson.prompt is None else [USER, *self.encode(lesson.prompt), END, ASSISTANT]
@@ -110,7 +111,7 @@ def loss_of(model, tokens, learned):
 def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> dict[str, float]:
     """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up to 320 tokens."""
     hits = defaultdict(lambda: [0, 0])
-    for length in (160, 320):
+    for length in (SHORTEST, 160, 320):
         for _ in range(rows // 64):
             lessons = [batches.lesson(length) for _ in range(64)]
             tokens = torch.zeros(64, length, dtype=torch.long)
@@ -153,6 +154,7 @@ def train(arguments):
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
     steppers = optimizers(model, arguments.rate)
+    fast_loss = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of  # one graph for each row length
     start, seen = time.time(), 0
     for step in range(arguments.steps):
         progress = max(step / arguments.steps, (time.time() - start) / (60 * arguments.minutes))
@@ -163,7 +165,7 @@ def train(arguments):
                 group["lr"] = arguments.rate * min(1.0, (step + 1) / 100, (1 - progress) / 0.4)
         tokens, learned = (torch.from_numpy(array).to(device) for array in queue.get())
         with torch.autocast(device, torch.bfloat16):
-            loss = loss_of(model, tokens.long(), learned)
+            loss = fast_loss(model, tokens.long(), learned)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for stepper in steppers:
@@ -192,7 +194,7 @@ def save(model, tokenizer, arguments, cost):
 def parse(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="data/base_model")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--inner", type=int, default=768)
     parser.add_argument("--heads", type=int, default=4)
@@ -200,7 +202,7 @@ def parse(argv=None):
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps", type=int, default=14_000, help="optimizer steps, unless --minutes end it first")
+    parser.add_argument("--steps", type=int, default=22_500, help="optimizer steps, unless --minutes end it first")
     parser.add_argument("--minutes", type=float, default=1e9, help="learning rate and end follow the clock, if it is ahead")
     parser.add_argument("--workers", type=int, default=12, help="processes that make lessons")
     parser.add_argument("--seed", type=int, default=0)
