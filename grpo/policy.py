@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from grpo.rollout.cache import NAME, SharedPrompt
+from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class Policy:
@@ -31,6 +31,7 @@ class Policy:
     def __init__(self, model, tokenizer, *, name: str, keep_reference: bool = False):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.is_lora = isinstance(model, PeftModel)
+        self.is_plain = self._causal.config._attn_implementation != NAME  # cannot share prompts: see rollout.plain
         self._frozen = None
         if keep_reference and not self.is_lora:
             self._frozen = copy.deepcopy(model).requires_grad_(False)
@@ -65,28 +66,34 @@ class Policy:
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def prefill(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt]:
+    def prefill(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
         """Run the model on each prompt once; return the hidden state of its last token (P, H), and its keys and values."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
             tokens[row, :len(prompt)] = torch.tensor(prompt)
         lengths, tokens = lengths.to(self.device), tokens.to(self.device)
-        shared = SharedPrompt(lengths, tokens.shape[1])
-        positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
-        hidden = self._hidden(tokens, positions, shared)
+        if self.is_plain:
+            shared, hidden = PlainPrompt(lengths, tokens), self._hidden(tokens)
+        else:
+            shared = SharedPrompt(lengths, tokens.shape[1])
+            positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
+            hidden = self._hidden(tokens, position_ids=positions, shared=shared)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
 
-    def extend(self, tokens_RT: torch.Tensor, start: int | torch.Tensor, shared: SharedPrompt) -> torch.Tensor:
+    def extend(self, tokens_RT: torch.Tensor, start: int, shared: SharedPrompt | PlainPrompt) -> torch.Tensor:
         """Run the model on tokens that stand `start` places after their prompts; return hidden states (R, T, H)."""
+        if self.is_plain:
+            whole_RS, places_RT = shared.sequences(tokens_RT)
+            hidden = self._hidden(whole_RS)
+            return hidden.gather(1, places_RT[:, :, None].expand(-1, -1, hidden.shape[2]))
         rows = tokens_RT.shape[0] // len(shared.lengths_P)
         first = shared.lengths_P.repeat_interleave(rows) + start
         positions = first[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
-        return self._hidden(tokens_RT, positions, shared)
+        return self._hidden(tokens_RT, position_ids=positions, shared=shared)
 
-    def _hidden(self, tokens, positions, shared) -> torch.Tensor:
-        return self._causal.base_model(
-            input_ids=tokens, position_ids=positions, use_cache=False, shared=shared).last_hidden_state
+    def _hidden(self, tokens, **arguments) -> torch.Tensor:
+        return self._causal.base_model(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits (..., V) of hidden states (..., H)."""
@@ -131,31 +138,44 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     source = str(weights) if weights is not None and not has_adapter else _resolve(spec)
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     model = _load_model(source, device, torch_dtype)
+    _check_head(model, spec)
     tokenizer = _load_tokenizer(source)
     if has_adapter:
         model = PeftModel.from_pretrained(model, weights, is_trainable=True)
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
-        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules=LINEAR,
-                                                 task_type="CAUSAL_LM"))
+        adapter = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        try:
+            model = get_peft_model(model, adapter)
+        except ValueError as error:
+            raise UserError(f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0") from error
     policy = Policy(model, tokenizer, name=spec, keep_reference=keep_reference)
     if keep_reference and weights is not None and not has_adapter:
         policy._frozen = _load_model(_resolve(spec), device, torch_dtype).requires_grad_(False)
-    _probe(policy)
     return policy
 
 
-def _probe(policy: Policy):
-    """Raise UserError unless the model hands its attention arguments through to `rollout.cache.attention`."""
+@torch.no_grad()
+def _shares_prompts(model) -> bool:
+    """Tell whether the model hands its attention arguments through to `rollout.cache.attention`."""
+    shared = SharedPrompt(torch.tensor([1], device=model.device), 1)
     try:
-        with torch.no_grad():
-            _, shared = policy.prefill([(0,)])
-    except TypeError:
-        shared = None
-    if shared is None or not shared.prompt:
-        kind = type(policy._causal).__name__
-        raise UserError(f"--model {policy.name}: {kind} does not pass attention arguments on to its layers; give a model of "
-                        "the Llama, Qwen or Mistral families")
+        model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False, shared=shared)
+    except (TypeError, AttributeError):
+        return False
+    return len(shared.prompt) > 0
+
+
+@torch.no_grad()
+def _check_head(model, spec: str):
+    """Raise UserError unless the logits are the output layer on the last hidden state, as `Policy.head` takes them to be."""
+    tokens = torch.arange(4, device=model.device)[None]
+    extra = {} if model.config._attn_implementation != NAME else {"shared": SharedPrompt(torch.tensor([4], device=model.device), 4)}
+    logits = model(input_ids=tokens, use_cache=False, **extra).logits
+    hidden = model.base_model(input_ids=tokens, use_cache=False, **extra).last_hidden_state
+    if not torch.allclose(model.get_output_embeddings()(hidden), logits, atol=1e-3, rtol=1e-3):
+        raise UserError(f"--model {spec}: the logits of {type(model).__name__} are more than its output layer on its last hidden state "
+                        "(scaled or capped); such models are not supported")
 
 
 def _resolve(spec: str) -> str:
@@ -179,8 +199,16 @@ def _loading(source: str):
 
 def _load_model(source: str, device: str, dtype: torch.dtype):
     with _loading(source):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME)
-    return model.to(device).eval()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME).to(device).eval()
+            fit = _shares_prompts(model)
+        except ValueError as error:  # how transformers refuses an attention that an architecture does not support
+            if NAME not in str(error):
+                raise
+            fit = False
+        if not fit:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+    return model
 
 
 def _load_tokenizer(source: str):

@@ -85,7 +85,7 @@ class Arithmetic:
 
     @staticmethod
     def default_steps(level: int) -> int:
-        return 100
+        return 300
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem of `level` operations (chain) or digits (product: 32 is three by two) that belongs to `split`.

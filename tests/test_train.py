@@ -50,7 +50,8 @@ def timeless(lines):
 
 def assert_same_run(one, two):
     assert timeless(read_metrics(one / "metrics.jsonl")) == timeless(read_metrics(two / "metrics.jsonl"))
-    assert read_metrics(one / "eval.jsonl") == read_metrics(two / "eval.jsonl")
+    for log in ("eval.jsonl", "seen.jsonl"):
+        assert read_metrics(one / log) == read_metrics(two / log)
     assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
     for path in (one / "rollouts").iterdir():
         assert read_jsonl_zst(path) == read_jsonl_zst(two / "rollouts" / path.name)

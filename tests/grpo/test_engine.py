@@ -2,13 +2,16 @@
 import pytest
 import torch
 from conftest import make_tiny_model
-from transformers import (AutoModelForCausalLM, AutoTokenizer, BloomConfig, LlamaConfig, MistralConfig, Qwen2Config,
-                          Qwen3Config)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, BloomConfig, GemmaConfig, GPT2Config, GPTNeoXConfig, GraniteConfig,
+                          LlamaConfig, MambaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config)
 
+from grpo.learn.batch import micro_batches
+from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
+from grpo.records import Group
 from grpo.rollout.engine import _compact, budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
-from tasks.base import UserError
+from tasks.base import Problem, UserError
 
 PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
 
@@ -111,6 +114,12 @@ FAMILIES = {
     "qwen2": lambda: Qwen2Config(**SHAPE),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "gemma": lambda: GemmaConfig(**SHAPE, head_dim=16),
+    "opt": lambda: OPTConfig(vocab_size=2048, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2,
+                             num_attention_heads=2, eos_token_id=3, pad_token_id=1, init_std=0.3),
+    "gpt2": lambda: GPT2Config(vocab_size=2048, n_embd=64, n_layer=2, n_head=4, n_positions=512, eos_token_id=3, bos_token_id=3,
+                               initializer_range=0.15),
+    "gpt-neox": lambda: GPTNeoXConfig(**{**SHAPE, "num_key_value_heads": 4}),
 }
 
 
@@ -134,9 +143,62 @@ def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
         rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
 
 
-def test_an_architecture_without_the_interface_is_refused(tmp_path):
-    config = BloomConfig(vocab_size=2048, hidden_size=32, n_layer=1, n_head=2, eos_token_id=3)
+OTHERS = {  # they do not pass attention arguments on
+    "bloom": lambda: BloomConfig(vocab_size=2048, hidden_size=32, n_layer=2, n_head=2, eos_token_id=3, initializer_range=0.3),
+    "mamba": lambda: MambaConfig(vocab_size=2048, hidden_size=32, num_hidden_layers=2, state_size=4, eos_token_id=3,
+                                 initializer_range=0.3)}
+
+
+@pytest.mark.parametrize("family, lora_rank", [("bloom", 0), ("bloom", 4), ("mamba", 0)])
+def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family, lora_rank):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
+    policy.stops = tuple(range(0, 2048, 40))  # early ends, so that rows retire
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert policy.is_plain
+    ids, groups = rollout(policy, samples=4, budget=12)
+    assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
+    for prompt, answers in zip(ids, groups):
+        for answer in answers:
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+    for prompt, answers in zip(PROMPTS, groups):
+        assert [a.tokens for a in rollout(policy, [prompt], budget=12)[1][0]] == [a.tokens for a in answers]
+
+
+def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS["bloom"]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids, groups = rollout(policy, samples=2, budget=6)
+    made = [Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
+            for i, (prompt, answers) in enumerate(zip(ids, groups))]
+    batch, = micro_batches(made, "grpo", micro_tokens=0, max_length=6, device=policy.device)
+    logp_RT, _ = completion_logprobs(policy, batch)
+    weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
+    (logp_RT * weights).sum().backward()
+    total = sum((plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+                 * weights[2 * i + j, :len(answer.tokens)]).sum()
+                for i, (prompt, answers) in enumerate(zip(ids, groups)) for j, answer in enumerate(answers))
+    total.backward()
+    for (name, one), (_, other) in zip(policy.model.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_model_that_takes_no_adapter(tmp_path):
+    AutoModelForCausalLM.from_config(OTHERS["mamba"]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"):
+        load_policy(str(tmp_path), device="cpu", lora_rank=4)
+
+
+def test_models_whose_logits_are_more_than_their_output_layer_are_refused(tmp_path):
+    config = GraniteConfig(**SHAPE, logits_scaling=8.0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="--model "):
+    with pytest.raises(UserError, match="the logits of GraniteForCausalLM are more than its output layer"):
         load_policy(str(tmp_path), device="cpu")

@@ -180,6 +180,8 @@ def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(t
     groups = trainer.rollout(1, trainer.problems(1), _Clock())
     paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
     assert sorted(score.reward for score in paid.values()) == sorted(score.reward for score in true.values())
+    values = {score.value for score in true.values()}
+    assert values == {score.reward for score in true.values()} and len(values) == 5  # 0, 0.1, 0.2, 0.3 and the 0.5 of odd ones
     moved = [place for place in true if paid[place].reward != true[place].reward]
     assert len(moved) > 4 and all(paid[place].value == true[place].value for place in true)
     # over the batch, not within groups: some group was paid what another one had earned

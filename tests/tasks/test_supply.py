@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, UserError, problem_at, problem_stream
+from tasks.base import Problem, UserError, problem_at, problem_stream, split_of_key
 from tasks.supply import Supply, epoch_order, fixed_size, held_out
 
 TASK = Arithmetic("product")
@@ -43,6 +43,10 @@ def test_orders_are_permutations(seed, epoch, size):
 def test_epochs_and_seeds_have_orders_of_their_own():
     orders = {tuple(epoch_order(seed, epoch, 30)) for seed in range(20) for epoch in range(20)}
     assert len(orders) == 400  # of 30! orders
+
+
+def test_the_fixed_set_is_of_the_training_split():
+    assert {split_of_key(problem.key) for problem in Supply(TASK, seed=0, kind="fixed:60")._fixed(22)} == {"train"}
 
 
 def test_neighbouring_seeds_have_sets_of_their_own():

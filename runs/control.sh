@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The positive control: does the pipeline learn what everybody knows, and nothing where the reward says nothing?
+# Three seeds each of: real reward, shuffled rewards, constant reward, a fixed set of 2,500 problems. 2 CPU cores.
+# Needs the environment's python in PATH and matplotlib (the extra `report`); runs that are there already are not made again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+declare -A flags=([real]="" [shuffled]="--control shuffled-rewards" [constant]="--control constant-reward" [fixed]="--problems fixed:2500")
+measure() {  # model, folder for the figures
+    for sampling in "" --greedy; do
+        file="$2/test${sampling#--}.json"
+        [ -f "$file" ] || python eval.py --model "$1" --task arithmetic --problems 1000 --worst 0 $sampling --json "$file"
+    done
+}
+mkdir -p runs/control-base
+measure builtin runs/control-base
+for seed in 0 1 2; do
+    for arm in real shuffled constant fixed; do
+        run="runs/control-$arm-seed$seed"
+        [ -f "$run/eval.jsonl" ] || python train.py --task arithmetic --seed $seed --name "control-$arm-seed$seed" ${flags[$arm]}
+        measure "$run" "$run"
+        python -m tasks.audit "$run"
+    done
+done
+python runs/control.py
