@@ -97,6 +97,7 @@ class Config:
     def _checks(self):
         one_of = lambda *names: "give one of " + ", ".join(names)  # noqa: E731
         yield "control", self.control in CONTROLS, one_of(*CONTROLS)
+        yield "problems", self.problems == "fresh" or not self.dataset, "leave it out: --dataset says which problems there are"
         yield "level", self.level >= 0, "give a positive number of words"
         yield "group_size", self.group_size >= 2, "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "prompts", self.prompts >= 1, "give 1 or more"
@@ -175,6 +176,10 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
     _remove(parser, "task_options")  # the task's own flags are read by name, below
     known = [option for action in parser._actions for option in action.option_strings]
     for action in parser._actions:  # what is not given is left to Config, so that what was given is known
+        if any(option.startswith("--no-") for option in action.option_strings):
+            action.help = "do not " + action.help
+        elif action.default not in (None, SUPPRESS) and "(default" not in action.help:
+            action.help += f" (default: {action.default})".replace("%", "%%")
         action.default = SUPPRESS
     values, unknown = parser.parse_known_args(argv)
     given = vars(values)
@@ -190,6 +195,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
 def _remove(parser: HfArgumentParser, name: str):
     action = next(action for action in parser._actions if action.dest == name)
     parser._remove_action(action)
+    action.help = SUPPRESS  # its group knows it still
     for option in action.option_strings:
         del parser._option_string_actions[option]
 

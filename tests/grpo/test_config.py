@@ -68,3 +68,23 @@ def test_bootstrap_interval_is_that_of_the_normal_approximation():
     assert line["mean"] == pytest.approx(values.mean())
     assert line["ci_low"] == pytest.approx(values.mean() - half, abs=0.1 * half)
     assert line["ci_high"] == pytest.approx(values.mean() + half, abs=0.1 * half)
+
+
+def test_a_dataset_and_a_fixed_supply_exclude_each_other():
+    with pytest.raises(UserError, match="--problems fixed:5: leave it out"):
+        Config(problems="fixed:5", dataset="set.jsonl")
+
+
+def test_the_help_names_every_flag_with_its_default_and_the_tasks_flags(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(Config):
+        if field.name == "task_options":
+            assert "--task-options" not in said
+            continue
+        assert f"--{field.name.replace('_', '-')} " in said
+        if field.default is not None:
+            about = said.split("options:")[1].split(f"--{field.name.replace('_', '-')} ")[1]
+            assert f"default: {field.default})" in about[:400], field.name
+    assert "of --task arithmetic: --family: chain or product" in said
