@@ -8,6 +8,8 @@ Symbols are any hashables and are compared as dictionary keys, so 1 == 1.0 == Tr
 of its characters. Of several best alignments the one returned is, read from its end, at each step a pair (match or
 substitute) if one can be had, else a delete, else an insert.
 
+The standard scoring (match 1, mismatch -1, gap -1) is done by `align.bitparallel`, several times faster; all others here.
+
 Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices make the fill short and fast:
 - All cells of an anti-diagonal d = i + j are computed together, in arrays whose row i is cell (i, d - i) and whose
   columns are the pairs. No cell depends on one below or right of it, so padding cannot reach the cell of a result.
@@ -18,16 +20,18 @@ Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices m
 Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M steps.
 """
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 
+from align.bitparallel import DELETE, INSERT, PAIR, Columns, chunks
+
 Symbols = Sequence[Hashable]
 Number = int | float
 
-PAIR, DELETE, INSERT, ANY = range(4)  # the last operation of an alignment that ends in some cell
+ANY = 3  # beside PAIR, DELETE, INSERT: the last operation of an alignment that ends in some cell
 
 
 class Op(NamedTuple):
@@ -62,6 +66,8 @@ def nw_score(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1
 def nw_score_batch(pairs: Sequence[tuple[Symbols, Symbols]], *, match: Number = 1, mismatch: Number = -1,
                    gap: Number = -1, gap_open: Number | None = None) -> np.ndarray:
     """Return the scores (B,) of the `pairs`, int64, or float64 if a parameter is a float. Memory O(B (N + M))."""
+    if _is_standard(match, mismatch, gap, gap_open):
+        return np.array([columns.score(k) for columns, k in _columns(pairs, keep=False)], dtype=np.int64)
     return _Batch(pairs, match, mismatch, gap, gap_open).fill()
 
 
@@ -77,7 +83,10 @@ def nw_align(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1
 
 def nw_align_batch(pairs: Sequence[tuple[Symbols, Symbols]], *, match: Number = 1, mismatch: Number = -1,
                    gap: Number = -1, gap_open: Number | None = None) -> list[Alignment]:
-    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all."""
+    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all (standard scoring: 3 bits)."""
+    if _is_standard(match, mismatch, gap, gap_open):
+        return [Alignment(columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second))
+                for columns, k in _columns(pairs, keep=True)]
     batch, moves = _Batch(pairs, match, mismatch, gap, gap_open), []
     scores = batch.fill(moves).tolist()
     return [Alignment(score, batch.trace(moves, column)) for column, score in enumerate(scores)]
@@ -93,6 +102,37 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
     scores = nw_score_batch([(completion, target) for completion in completions])
     longest = np.array([max(len(completion), len(target)) for completion in completions], dtype=np.int64)
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
+
+
+def _is_standard(match, mismatch, gap, gap_open) -> bool:
+    scale = (match, mismatch, gap)
+    return gap_open is None and scale == (1, -1, -1) and all(isinstance(number, Integral) for number in scale)
+
+
+def _columns(pairs, keep: bool) -> Iterator[tuple[Columns, int]]:
+    """Yield for each pair the columns that it is in, and its place there: neighbours with one and the same b share them."""
+    for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
+        firsts, seconds = zip(*neighbours)
+        for part in chunks([len(first) for first in firsts]):
+            columns = Columns(firsts[part.start:part.stop], seconds[0], keep)
+            yield from ((columns, k) for k in range(len(part)))
+
+
+def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
+    """Return the operations whose kinds are given from the end."""
+    ops, i, j, make = [], 0, 0, tuple.__new__  # Op(...) takes twice the time, which would be most of it
+    for kind in reversed(kinds):
+        if kind == PAIR:
+            ops.append(make(Op, ("match" if a[i] is b[j] or a[i] == b[j] else "substitute", i, j)))
+            i += 1
+            j += 1
+        elif kind == DELETE:
+            ops.append(make(Op, ("delete", i, None)))
+            i += 1
+        else:
+            ops.append(make(Op, ("insert", None, j)))
+            j += 1
+    return ops
 
 
 class _Batch:
@@ -129,23 +169,16 @@ class _Batch:
         """Return the operations of pair `column`, found from its last cell backwards."""
         a, b = self.a[:, column].tolist(), self.b[:, column].tolist()
         i, j = self.lengths[:, column].tolist()
-        ops, last = [], ANY
+        kinds, last = [], ANY
         while i and j:
             move = moves[i + j - 2].item(i - max(1, i + j - len(b)), column)
             if last == ANY:
                 last = move >> 6
-            if last == PAIR:
-                i, j = i - 1, j - 1
-                ops.append(Op("match" if a[i] == b[j] else "substitute", i, j))
-            elif last == DELETE:
-                i -= 1
-                ops.append(Op("delete", i, None))
-            else:
-                j -= 1
-                ops.append(Op("insert", None, j))
+            kinds.append(last)
+            i -= last != INSERT
+            j -= last != DELETE
             last = move >> 2 * last & 3
-        ops += [Op("delete", k, None) for k in reversed(range(i))] + [Op("insert", None, k) for k in reversed(range(j))]
-        return ops[::-1]
+        return _ops(kinds + [DELETE] * i + [INSERT] * j, a, b)
 
     def _diagonals(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield for d = 2, 3, ... the rows of the inner cells, the rows above them, the scores of their pairs."""

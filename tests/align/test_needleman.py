@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from align import bitparallel
 from align.needleman import (Alignment, Op, nw_align, nw_align_batch, nw_score, nw_score_batch, similarity,
                              similarity_batch)
 
@@ -73,7 +74,44 @@ def test_score_and_path_are_those_of_the_definition(a, b, scoring):
     assert as_path(alignment.ops) == first
 
 
-@given(words(40), words(40), SCORINGS)
+STANDARD = st.just({"match": 1, "mismatch": -1, "gap": -1})  # done by bits, all others by arrays
+
+
+@settings(max_examples=500)
+@given(words(5), words(5))
+def test_the_standard_scoring_is_that_of_the_definition(a, b):
+    test_score_and_path_are_those_of_the_definition.hypothesis.inner_test(a, b, {})
+
+
+@settings(max_examples=300)
+@given(st.lists(words(25), max_size=5), words(25), st.integers(1, 200))
+def test_bits_and_arrays_agree(firsts, b, side_by_side):
+    """However many stand side by side in one integer; floats go by arrays, and their sums are exact."""
+    pairs = [(a, b) for a in firsts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
+        assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
+        assert nw_score_batch(pairs).tolist() == nw_score_batch(pairs, match=1.0).tolist()
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 100))
+def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, side_by_side):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
+        parts = list(bitparallel.chunks(lengths))
+    assert [k for part in parts for k in part] == list(range(len(lengths)))
+    assert all(len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= side_by_side for part in parts)
+
+
+def test_long_sequences_by_bits():
+    rng = random.Random(0)
+    b = [rng.randrange(60) for _ in range(700)]
+    firsts = [[w for w in b if rng.random() < 0.9] + [rng.randrange(60)] * rng.randrange(9) for _ in range(3)]
+    pairs = [(a, b) for a in firsts]
+    assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
+
+
+@given(words(40), words(40), SCORINGS | STANDARD)
 def test_path_spells_out_both_sequences_and_scores_the_score(a, b, scoring):
     score, ops = nw_align(a, b, **scoring)
     assert [op.i for op in ops if op.i is not None] == list(range(len(a)))
@@ -96,7 +134,7 @@ def test_biopython_agrees(a, b, costs, opening):
     assert nw_score(a, b, **costs, gap_open=gap_open) == aligner.score("".join(a), "".join(b))
 
 
-@given(st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | scorings(EIGHTHS))
+@given(st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | STANDARD | scorings(EIGHTHS))
 @example([([], []), (list("ab"), []), ([], list("abc")), (list("abc"), list("ab"))], {"gap_open": -3})
 @example([([], [])], {})
 @example([], {})
@@ -107,14 +145,14 @@ def test_batch_equals_single(pairs, scoring):
     assert nw_align_batch(pairs, **scoring) == [nw_align(a, b, **scoring) for a, b in pairs]
 
 
-@given(words(30), words(30), SCORINGS)
+@given(words(30), words(30), SCORINGS | STANDARD)
 def test_symmetry(a, b, scoring):
     score = nw_score(a, b, **scoring)
     assert nw_score(b, a, **scoring) == score
     assert nw_score(a[::-1], b[::-1], **scoring) == score
 
 
-@given(words(30), words(30), st.permutations([("x", 1), None, 3.5]), SCORINGS)
+@given(words(30), words(30), st.permutations([("x", 1), None, 3.5]), SCORINGS | STANDARD)
 def test_names_of_words_do_not_matter(a, b, names, scoring):
     renamed = dict(zip("abc", names))
     assert nw_align([renamed[w] for w in a], [renamed[w] for w in b], **scoring) == nw_align(a, b, **scoring)
@@ -151,16 +189,19 @@ def test_integers_stay_integers():
 
 
 def test_symbols_are_compared_as_dictionary_keys():
-    assert nw_score([1, True, "1"], [1.0, 1, 1]) == 1 + 1 - 1
+    nan = float("nan")  # itself as a key, though not equal to itself
+    for match in (1, 1.0):
+        assert nw_score([1, True, "1"], [1.0, 1, 1], match=match) == 1 + 1 - 1
+        assert nw_align([nan, nan], [nan], match=match) == Alignment(0, [Op("delete", 0, None), Op("match", 1, 0)])
 
 
-@pytest.mark.parametrize("gap_open", [None, -2])
-def test_memory_of_the_score_is_linear(gap_open):
+@pytest.mark.parametrize("scoring", [{}, {"gap": -2}, {"gap_open": -2}])
+def test_memory_of_the_score_is_linear(scoring):
     rng = random.Random(0)
     a, b = ([rng.randrange(500) for _ in range(3000)] for _ in range(2))
     tracemalloc.start()
     try:
-        nw_score(a, b, gap_open=gap_open)
+        nw_score(a, b, **scoring)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -1,0 +1,114 @@
+"""How fast groups are aligned, beside the exact peers that are installed: `python tests/benchmarks/bench_align.py`.
+
+A group is 16 completions against one target, as lists of words. Each side gets what it wants as fast as it takes it: we take the
+words, Biopython strings of one character a word and rapidfuzz integers (made inside the timing, for that is what a user would pay).
+Everything runs in one process on one core, side by side and in turns; the least of several times counts. Scores are compared
+first: a peer that is not exact is named and left out.
+"""
+import argparse
+import json
+import random
+import time
+
+from align.needleman import nw_align_batch, nw_score_batch
+
+GROUP = 16
+SLIPS = {"nearly right": 0.02, "half wrong": 0.3, "all wrong": 1.0}  # share of words that are dropped, doubled or replaced
+
+
+def group_of(words: int, slips: float, rng: random.Random) -> tuple[list[list[str]], list[str]]:
+    vocabulary = [f"w{i}" for i in range(max(10, words // 2))]
+    target = rng.choices(vocabulary, k=words)
+
+    def completion():
+        made = []
+        for word in target:
+            made += rng.choice([[], [word, word], [rng.choice(vocabulary)]]) if rng.random() < slips else [word]
+        return made
+
+    return [completion() for _ in range(GROUP)], target
+
+
+def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
+    return [ids.setdefault(word, len(ids)) for word in words]
+
+
+def contestants() -> dict[str, dict]:
+    """Return name -> {"score": ..., "path": ...}, functions of (completions, target); "score" returns the scores."""
+    ours = {"score": lambda completions, target: nw_score_batch([(words, target) for words in completions]).tolist(),
+            "path": lambda completions, target: nw_align_batch([(words, target) for words in completions])}
+    found = {"ours": ours}
+    try:
+        from Bio.Align import PairwiseAligner
+
+        aligner = PairwiseAligner(mode="global")
+        aligner.match_score, aligner.mismatch_score, aligner.gap_score = 1, -1, -1
+
+        def as_text(words, ids):
+            return "".join(chr(0x4E00 + number) for number in ids_of(words, ids))
+
+        def biopython(completions, target, use):
+            ids: dict[str, int] = {}
+            second = as_text(target, ids)
+            return [use(as_text(words, ids), second) for words in completions]
+
+        found["Biopython"] = {
+            "score": lambda completions, target: biopython(completions, target, aligner.score),
+            "path": lambda completions, target: biopython(completions, target, lambda x, y: aligner.align(x, y)[0].aligned)}
+    except ImportError:
+        pass
+    try:
+        from rapidfuzz.distance import Levenshtein
+
+        def rapidfuzz(completions, target):  # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
+            ids: dict[str, int] = {}
+            second = ids_of(target, ids)
+            return [(len(words) + len(target) - Levenshtein.distance(ids_of(words, ids), second, weights=(3, 3, 4))) / 2
+                    for words in completions]
+
+        found["rapidfuzz"] = {"score": rapidfuzz}
+    except ImportError:
+        pass
+    return found
+
+
+def least(work, times: int) -> float:
+    """Return the least of `times` durations of `work`, in milliseconds."""
+    durations = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - start)
+    return 1000 * min(durations)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--words", default="20,50,200,1000")
+    parser.add_argument("--json", default="", metavar="FILE")
+    arguments = parser.parse_args()
+    rows, everyone = [], contestants()
+    print(f"{'words':>5}  {'completions':<13}{'what':<7}" + "".join(f"{name:>12}" for name in everyone) + "  ms; ours / best peer")
+    for words in map(int, arguments.words.split(",")):
+        for label, slips in SLIPS.items():
+            completions, target = group_of(words, slips, random.Random(0))
+            right = everyone["ours"]["score"](completions, target)
+            for what in ("score", "path"):
+                rounds = []
+                for _ in range(3):  # in turns, so that a noisy moment does not fall on one of them
+                    rounds.append({name: least(lambda: work[what](completions, target), 2 if words > 500 else 20)
+                                   for name, work in everyone.items()
+                                   if what in work and list(work["score"](completions, target)) == right})
+                times = {name: min(each[name] for each in rounds) for name in rounds[0]}
+                peers = [value for name, value in times.items() if name != "ours"]
+                ratio = times["ours"] / min(peers) if peers else None
+                rows.append({"words": words, "completions": label, "what": what, "ms": times, "ratio": ratio})
+                print(f"{words:>5}  {label:<13}{what:<7}" + "".join(f"{times[name]:>12.2f}" if name in times else f"{'-':>12}"
+                                                                    for name in everyone) + (f"  {ratio:.2f}" if peers else ""), flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
