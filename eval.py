@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         arguments = parse(argv)
         task = load_task(arguments.task, options=arguments.options)
         levels = levels_of(arguments.words, task)
-        policy, seen, arguments.control = load(arguments.model, arguments.device)
+        policy, seen, arguments.mark = load(arguments.model, arguments.device)
         results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
         show(results, task)
         if arguments.json:
@@ -80,18 +80,18 @@ def levels_of(text: str, task: Task) -> list[int]:
     return levels
 
 
-def load(model: str, device: str) -> tuple[Policy, set[str], str]:
-    """Return the policy, the keys of the problems it was trained on (none known for what is not a run of ours), and the control
-    that its run was ("none": a real run)."""
+def load(model: str, device: str) -> tuple[Policy, set[str], dict[str, str]]:
+    """Return the policy, the keys of the problems it was trained on (none known for what is not a run of ours), and the mark of
+    a control run ({}: a real one)."""
     path = Path(model)
     if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
-        return load_policy(model, device=device), set(), "none"
+        return load_policy(model, device=device), set(), {}
     checkpoint, warnings = find_resume(path)
     for warning in warnings:
         print(f"eval.py: {warning}", file=sys.stderr)
     config = load_config(checkpoint.parent.parent / "config.yaml")
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
-    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen), config.control
+    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen), config.mark
 
 
 def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace) -> dict:
@@ -105,14 +105,13 @@ def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], argum
     problems, dropped = held_out(source, arguments.problems, seen, where)
     groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
     worst = sorted(groups, key=lambda group: group.scores[0].value)[:arguments.worst]
-    return {"model": arguments.model, "control": arguments.control, "task": arguments.task, **arguments.options, "level": level,
-            "split": arguments.split, "dataset": arguments.dataset,
-            "seed": arguments.seed, "temperature": temperature, "dropped": dropped, **summarise(groups), "groups": worst}
+    return {"model": arguments.model, **arguments.mark, "task": arguments.task, **arguments.options, "level": level, "split": arguments.split,
+            "dataset": arguments.dataset, "seed": arguments.seed, "temperature": temperature, "dropped": dropped, **summarise(groups), "groups": worst}
 
 
 def show(results: list[dict], task: Task):
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    control = "" if results[0]["control"] == "none" else f"CONTROL {results[0]['control']}: "
+    control = f"CONTROL {results[0]['control']}: " if "control" in results[0] else ""
     source = results[0]["dataset"] or f"the {results[0]['split']} split"
     table = Table(title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
                   title_justify="left")

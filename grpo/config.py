@@ -135,6 +135,11 @@ class Config:
         return self.clip_low or low, self.clip_high or high
 
     @property
+    def mark(self) -> dict[str, str]:
+        """What every line of a control run carries, so that it is never taken for a real one; nothing for a real run."""
+        return {} if self.control == "none" else {"control": self.control}
+
+    @property
     def rungs(self) -> list[int]:
         """The levels that training climbs; the last is the one that was asked for."""
         if self.curriculum:

@@ -103,8 +103,7 @@ class Run:
         kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
         return {
             "run": str(self.folder),
-            **({"control": f"{config.control}: NOT A REAL RUN, the rewards carry no information"}
-               if config.control != "none" else {}),
+            **{name: f"{control}: NOT A REAL RUN, the rewards carry no information" for name, control in config.mark.items()},
             "task": f"{config.task}, level {config.level}{climb}"
                     + "".join(f", {name} {value}" for name, value in config.task_options.items()),
             "problems": config.dataset or config.problems,
@@ -188,8 +187,7 @@ class Run:
         step, every = self.trainer.done, []
         for level in sorted(levels):
             groups, dropped = self._answers(level)
-            line = {"step": step, **({"control": config.control} if config.control != "none" else {}),
-                    "task": config.task, "level": level, "unit": getattr(self.trainer.task, "level_unit", ""),
+            line = {"step": step, **config.mark, "task": config.task, "level": level, "unit": getattr(self.trainer.task, "level_unit", ""),
                     "split": "validation", "temperature": config.temperature, "dropped": dropped,
                     "metric": getattr(self.trainer.task, "metric", "score"), **summarise(groups)}
             self.evals.append(line)
@@ -245,7 +243,7 @@ def _free(home: Path, config: Config) -> Path:
     level = f"-{config.level}" if config.level else ""
     options = "".join(f"-{part}" for value in config.task_options.values() if (part := re.sub(r"[^a-z0-9-]", "", value)))
     supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
-    control = f"-{config.control}" if config.control != "none" else ""
+    control = "".join(f"-{name}" for name in config.mark.values())
     base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
     names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
     return next(home / name for name in names if not (home / name).exists())

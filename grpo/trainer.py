@@ -139,8 +139,7 @@ class Trainer:
         seconds = clock.total()
         return {
             "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            **({"control": self.config.control} if self.config.control != "none" else {}),
-            "level": self.curriculum.level,
+            **self.config.mark, "level": self.curriculum.level,
             "reward": fmean(score.reward for score in scores),
             "reward_std": fmean(pstdev(group.rewards) for group in first),
             "value": fmean(score.value for score in scores),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from data.corpus import documents_of, load_corpus
 from tasks.arithmetic import Arithmetic
-from tasks.interleave import PROMPT, interleaved
+from tasks.interleave import PROMPT
 
 MOST_INTERLEAVED = 10
 CAREFUL = 0.31  # share of demonstrations that are careful: without habits, hardly a slip
