@@ -28,7 +28,7 @@ def chunks(lengths: Sequence[int]) -> Iterator[range]:
 
 
 class Columns:
-    """The columns of several first sequences `firsts` against one `second`; `keep` all of them for `ops`, or the last alone."""
+    """The columns of several first sequences `firsts` against one `second`; `keep` all of them for `operations`, or the last alone."""
 
     def __init__(self, firsts: Sequence[Sequence[Hashable]], second: Sequence[Hashable], keep: bool):
         self.firsts, self.second, self.starts = firsts, second, []
@@ -45,7 +45,7 @@ class Columns:
             dollars |= ((1 << width) - 1) // 7 << start
             start += width + 1
         column = ones
-        self.columns = [column]
+        self.columns = [column]  # 0, 1, ..., or the last alone
         for symbol in second:
             grown = column & dollars
             column = (column + grown | column - grown) & ones
@@ -57,12 +57,13 @@ class Columns:
                 column = (column + grown | column - grown) & ones
             if keep:
                 self.columns.append(column)
-        self.last = column
+            else:
+                self.columns[0] = column
 
     def score(self, k: int) -> int:
         """Return the best score of `firsts[k]` and `second`."""
         n = len(self.firsts[k])
-        bits = self.last >> self.starts[k] & (1 << 3 * n) - 1
+        bits = self.columns[-1] >> self.starts[k] & (1 << 3 * n) - 1
         return 3 * n - bits.bit_count() - n - len(self.second)
 
     def operations(self, k: int) -> list[int]:

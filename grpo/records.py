@@ -47,6 +47,10 @@ class Group:
     advantages: list[float] = field(default_factory=list)
 
     @property
+    def texts(self) -> list[str]:
+        return [completion.text for completion in self.completions]
+
+    @property
     def rewards(self) -> list[float]:
         return [score.reward for score in self.scores]
 

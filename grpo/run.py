@@ -224,7 +224,7 @@ class Run:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
         steps = read_metrics(self.folder / "metrics.jsonl")
         seen, drawn = len(self.trainer.seen), len(steps) * self.config.prompts
-        size = getattr(self.trainer.task, "family_size", lambda level: None)(self.config.level)
+        size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
 

@@ -80,11 +80,10 @@ class Trainer:
             drawn = self.sample(step, waiting, attempt)
             clock.lap("rollout")
             for group in drawn:
-                group.scores = self.task.score(group.problem, [completion.text for completion in group.completions])
+                group.scores = self.task.score(group.problem, group.texts)
             falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}")
             for group in drawn:
-                texts = [completion.text for completion in group.completions]
-                group.verdict = classify(group.rewards, texts, threshold=self.config.variance_threshold)
+                group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)
                 group.action = self.monitor.decide(group.verdict, attempt)
             clock.lap("score")
             groups += drawn
@@ -135,7 +134,7 @@ class Trainer:
         tokens = sum(group.tokens for group in groups)
         self.tokens += tokens
         new = {group.problem.key for group in first} - self.seen.keys()
-        size = getattr(self.task, "family_size", lambda level: None)(self.curriculum.level)
+        size = self.supply.family_size(self.curriculum.level)
         seconds = clock.total()
         return {
             "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

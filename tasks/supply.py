@@ -30,6 +30,10 @@ class Supply:
         epoch, place = divmod(index, len(problems))
         return problems[self._epoch(len(problems), epoch)[place]]
 
+    def family_size(self, level: int) -> int | None:
+        """Return how many different problems there are at `level`, where the task knows it."""
+        return getattr(self.task, "family_size", lambda level: None)(level)
+
     def _fixed(self, level: int) -> list[Problem]:
         if level not in self._sets:
             self._sets[level] = distinct_problems(self.task, seed=self.seed, split="train", level=level, size=self.fixed)
@@ -75,24 +79,19 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
                             f"and {size} are asked for; ask for {len(found)} or less")
 
 
-def unseen(problems: Iterable[Problem], seen: Container[str]) -> tuple[list[Problem], int]:
-    """Split off what training has seen: (the problems whose key is not in `seen`, how many were dropped)."""
-    problems = list(problems)
-    kept = [problem for problem in problems if problem.key not in seen]
-    return kept, len(problems) - len(kept)
-
-
 def held_out(problems: Iterable[Problem], size: int, seen: Container[str], where: str) -> tuple[list[Problem], int]:
     """Return (`size` of `problems` that training has not seen, the first ones; how many seen ones were dropped).
 
     At most 2 x `size` are looked at, so that a stream without end may be given. Raises UserError, naming `where` they
     come from, when too few are left; it says how many more are needed.
     """
-    drawn = list(islice(problems, 2 * size))
-    kept, dropped = unseen(drawn, seen)
-    if len(kept) < size:
-        raise UserError(f"{where}: {dropped} of {len(drawn)} problems were trained on, {len(kept)} are left and {size} are asked "
-                        f"for; generate {size - len(kept)} more that training has not seen")
-    kept = kept[:size]
-    last = next(i for i, problem in enumerate(drawn) if problem is kept[-1])
-    return kept, last + 1 - size
+    kept, dropped = [], 0
+    for problem in islice(problems, 2 * size):
+        if problem.key in seen:
+            dropped += 1
+        else:
+            kept.append(problem)
+        if len(kept) == size:
+            return kept, dropped
+    raise UserError(f"{where}: {dropped} of {dropped + len(kept)} problems were trained on, {len(kept)} are left and {size} are asked "
+                    f"for; generate {size - len(kept)} more that training has not seen")

@@ -22,10 +22,9 @@ class PlainPrompt:
 
     def sequences(self, tokens_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Append tokens; return whole sequences, padded on the right, and the places (R, T) of those tokens in them."""
+        T = tokens_RT.shape[1]
         if self.own_RT is not None:
-            tokens_RT, T = torch.cat([self.own_RT[:, :self.filled], tokens_RT], 1), tokens_RT.shape[1]
-        else:
-            T = tokens_RT.shape[1]
+            tokens_RT = torch.cat([self.own_RT[:, :self.filled], tokens_RT], 1)
         if self.room:
             self.own_RT = tokens_RT
         rows = len(tokens_RT) // len(self.lengths_P)
