@@ -1,11 +1,13 @@
 """The policy: a causal language model, its tokenizer, its LoRA adapter where it has one, and its reference.
 
-Everything the trainer asks of a model goes through four calls: `prefill` (prompts, once each), `extend` (tokens that
-follow them), `head` (hidden states to logits) and `reference` (the same model as it was at the start).
+Everything the trainer asks of a model goes through five calls: in the rollout `prefill` (prompts, once each) and `extend` (tokens that
+follow them); in the update `predict` (prompts and completions at once); in both `head` (hidden states to logits); and
+`reference` (the same model as it was at the start).
 
-Shapes: P prompts, R completions (rows), T tokens, H hidden size, V vocabulary.
+Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
 """
 import copy
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from grpo.learn.packing import Packing
 from grpo.rollout.cache import NAME, SharedPrompt
 from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
@@ -66,7 +69,7 @@ class Policy:
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def prefill(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
         """Run the model on each prompt once; return the hidden state of its last token (P, H), and its keys and values."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
@@ -81,16 +84,29 @@ class Policy:
             hidden = self._hidden(tokens, position_ids=positions, shared=shared)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
 
-    def extend(self, tokens_RT: torch.Tensor, start: int, shared: SharedPrompt | PlainPrompt) -> torch.Tensor:
-        """Run the model on tokens that stand `start` places after their prompts; return hidden states (R, T, H)."""
+    def extend(self, tokens_RT: torch.Tensor, shared: SharedPrompt | PlainPrompt) -> torch.Tensor:
+        """Run the model on the tokens that come next in each row after its prompt; return hidden states (R, T, H)."""
         if self.is_plain:
             whole_RS, places_RT = shared.sequences(tokens_RT)
             hidden = self._hidden(whole_RS)
             return hidden.gather(1, places_RT[:, :, None].expand(-1, -1, hidden.shape[2]))
         rows = tokens_RT.shape[0] // len(shared.lengths_P)
-        first = shared.lengths_P.repeat_interleave(rows) + start
+        first = shared.lengths_P.repeat_interleave(rows) + shared.filled_R
         positions = first[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
         return self._hidden(tokens_RT, position_ids=positions, shared=shared)
+
+    def predict(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the hidden states that predict each token of the `completions` (as many to each prompt), one after the other (M, H)."""
+        if not self.is_plain:
+            packing = Packing(prompts, completions, self.device)
+            hidden_1NH = self._hidden(packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing)
+            return hidden_1NH[0, packing.predictors_M]
+        last_PH, shared = self.prefill(prompts)
+        lengths = torch.tensor([len(completion) for completion in completions], device=self.device)
+        tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True)
+        hidden_RTH = torch.cat([last_PH.repeat_interleave(len(completions) // len(prompts), 0)[:, None],
+                                self.extend(tokens_RT.to(self.device), shared)[:, :-1]], 1)
+        return hidden_RTH[torch.arange(tokens_RT.shape[1], device=self.device) < lengths[:, None]]
 
     def _hidden(self, tokens, **arguments) -> torch.Tensor:
         return self._causal.base_model(input_ids=tokens, use_cache=False, **arguments).last_hidden_state

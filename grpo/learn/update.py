@@ -1,6 +1,6 @@
 """One update of the policy from the groups of a step: log-probs, loss, gradient, optimizer.
 
-Shapes: R rows (completions), T tokens, H hidden size.
+Shapes: R rows (completions), T tokens, M tokens of all of them.
 """
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,18 +20,13 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
 
     The last token of the prompt predicts the first of the completion; the completion's last predicts nothing.
     """
-    rows = len(batch.tokens_RT) // len(batch.prompts)
-    last_PH, shared = policy.prefill(batch.prompts)
-    shared.allot(0)
-    hidden_RTH = last_PH.repeat_interleave(rows, 0)[:, None]
-    if batch.tokens_RT.shape[1] > 1:
-        hidden_RTH = torch.cat([hidden_RTH, policy.extend(batch.tokens_RT[:, :-1], 0, shared)], 1)
-    heat_RT = batch.temperatures_R[:, None].expand_as(batch.tokens_RT)
     mask = batch.mask_RT
-    logp_N, entropy_N = token_logprobs(hidden_RTH[mask], policy.head, batch.tokens_RT[mask], heat_RT[mask],
-                                       truncate=truncate)
-    zeros_RT = torch.zeros(mask.shape, device=mask.device, dtype=logp_N.dtype)
-    return zeros_RT.masked_scatter(mask, logp_N), zeros_RT.masked_scatter(mask, entropy_N)
+    completions = [row[:n].tolist() for row, n in zip(batch.tokens_RT.cpu(), mask.sum(1).tolist())]
+    heat_RT = batch.temperatures_R[:, None].expand_as(batch.tokens_RT)
+    logp_M, entropy_M = token_logprobs(policy.predict(batch.prompts, completions), policy.head, batch.tokens_RT[mask],
+                                       heat_RT[mask], truncate=truncate)
+    zeros_RT = torch.zeros(mask.shape, device=mask.device, dtype=logp_M.dtype)
+    return zeros_RT.masked_scatter(mask, logp_M), zeros_RT.masked_scatter(mask, entropy_M)
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], *, kind: str, beta: float,

@@ -43,7 +43,7 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     """
     P, G, device = len(prompts), len(keys[0]), policy.device
     last_PH, shared = policy.prefill(list(prompts))
-    shared.allot(max(budgets))
+    shared.allot(P * G, max(budgets))
     logits = policy.head(last_PH).float().repeat_interleave(G, 0)  # (R, V)
     rows = torch.arange(P * G)  # which completion each row of the batch is writing
     budget = torch.tensor(budgets).repeat_interleave(G)
@@ -71,8 +71,8 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
             chosen, heat, key = (x[kept.to(device)] for x in (chosen, heat, key))
             rows, budget, live = rows[kept], budget[kept], live[kept]
             columns = len(kept) // len(kept_prompts)
-        hidden = policy.extend(chosen[:, None], position, shared)
-        shared.filled += 1
+        hidden = policy.extend(chosen[:, None], shared)
+        shared.keep(torch.ones_like(chosen))
         logits = policy.head(hidden[:, 0]).float()
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]
     return [flat[p * G:(p + 1) * G] for p in range(P)]

@@ -9,32 +9,35 @@ import torch
 
 
 class PlainPrompt:
-    """The tokens of `P` prompts, and of the completions that follow them."""
+    """The tokens of `P` prompts, and of the completions that follow them. A rollout (`allot`) remembers what is appended."""
 
     def __init__(self, lengths_P: torch.Tensor, tokens_PL: torch.Tensor):
         self.lengths_P, self.tokens_PL = lengths_P, tokens_PL
+        self.filled_R: torch.Tensor | None = None
         self.own_RT: torch.Tensor | None = None  # what a rollout has written
-        self.filled, self.room = 0, 0
 
-    def allot(self, room: int):
-        """End the prefill; a rollout (`room` > 0) remembers the tokens that are appended, the update does not."""
-        self.room = room
+    def allot(self, rows: int, room: int):
+        self.filled_R = self.lengths_P.new_zeros(rows)
+        self.own_RT = self.lengths_P.new_zeros(rows, room)
 
     def sequences(self, tokens_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Append tokens; return whole sequences, padded on the right, and the places (R, T) of those tokens in them."""
-        T = tokens_RT.shape[1]
-        if self.own_RT is not None:
-            tokens_RT = torch.cat([self.own_RT[:, :self.filled], tokens_RT], 1)
-        if self.room:
-            self.own_RT = tokens_RT
-        rows = len(tokens_RT) // len(self.lengths_P)
-        lengths_R = self.lengths_P.repeat_interleave(rows)
-        places_RT = lengths_R[:, None] + torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
-        whole = torch.nn.functional.pad(self.tokens_PL.repeat_interleave(rows, 0), (0, tokens_RT.shape[1]))
-        return whole.scatter(1, places_RT, tokens_RT), places_RT[:, -T:]
+        R, T = tokens_RT.shape
+        rows = R // len(self.lengths_P)
+        offsets_RT = torch.arange(T, device=tokens_RT.device).expand(R, T)
+        new_RT = tokens_RT
+        if self.filled_R is not None:
+            offsets_RT = offsets_RT + self.filled_R[:, None]
+            self.own_RT = self.own_RT.scatter(1, offsets_RT, tokens_RT)
+            new_RT = self.own_RT[:, :int(offsets_RT.max()) + 1]
+        lengths_R1 = self.lengths_P.repeat_interleave(rows)[:, None]
+        whole = torch.nn.functional.pad(self.tokens_PL.repeat_interleave(rows, 0), (0, new_RT.shape[1]))
+        places = lengths_R1 + torch.arange(new_RT.shape[1], device=tokens_RT.device)
+        return whole.scatter(1, places, new_RT), lengths_R1 + offsets_RT
+
+    def keep(self, tokens_R: torch.Tensor):
+        self.filled_R = self.filled_R + tokens_R
 
     def retire(self, prompts: torch.Tensor, rows: torch.Tensor):
-        """Keep only the prompts and rows of these indices, in this order."""
         self.lengths_P, self.tokens_PL = self.lengths_P[prompts], self.tokens_PL[prompts]
-        if self.own_RT is not None:
-            self.own_RT = self.own_RT[rows]
+        self.filled_R, self.own_RT = self.filled_R[rows], self.own_RT[rows]

@@ -1,0 +1,322 @@
+"""One training step beside TRL's GRPOTrainer, in one run: `python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024`.
+
+Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
+rewards, LoRA, KL weight, learning rate and precision: bfloat16 under LoRA on a GPU, else float32. Each is a process of its own, so
+that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
+or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
+are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
+memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt.
+
+Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
+- decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
+  group, and of B * G * t completion tokens, 2 * L * K * D * b each; all over the bandwidth of a copy. "of floor" is floor / rollout.
+- FLOPs of the update: 2 * P * T forward, 2 * P * T backward under LoRA (no gradient of frozen weights) and 4 * P * T without, 2 * P * T
+  for the reference where beta > 0; T = prompts once a group + B * G * N. Attention scores and recomputation are not counted. "MFU" is
+  FLOPs / update seconds over the rate of a large matrix product.
+"""
+import argparse
+import gc
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+SHAPES = {
+    "tiny": dict(vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=8,
+                 num_key_value_heads=4, head_dim=32, max_position_embeddings=2048),
+    "3b": dict(vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
+               num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
+}
+COLUMNS = {"first step s": ".2f", "step s": ".2f", "rollout s": ".2f", "update s": ".2f", "tokens/s": ",.0f", "of floor": ".1%",
+           "MFU": ".1%", "peak GB": ".2f", "reserved GB": ".2f"}
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SHAPES, default="tiny")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="0: full fine-tuning")
+    parser.add_argument("--beta", type=float, default=0.04, help="KL weight")
+    parser.add_argument("--groups", type=int, default=4, help="prompts a step")
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--words", type=int, default=25, help="words of each of the prompt's two texts")
+    parser.add_argument("--new", type=int, default=128, help="tokens of each completion, exactly")
+    parser.add_argument("--steps", type=int, default=4, help="the first one included")
+    parser.add_argument("--micro-tokens", type=int, default=0, help="ours: most tokens of a micro-batch (0: our default)")
+    parser.add_argument("--draft", choices=("off", "auto"), default="off", help="ours: speculative decoding")
+    parser.add_argument("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: the whole step)")
+    parser.add_argument("--trl-gc", action="store_true", help="TRL: gradient checkpointing")
+    parser.add_argument("--only", choices=("ours", "trl"))
+    parser.add_argument("--json", default="", metavar="FILE")
+    parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.steps < 2 or arguments.group_size < 2:
+        parser.error("--steps and --group-size: give 2 or more")
+    if arguments.trl_micro and arguments.groups * arguments.group_size % arguments.trl_micro:
+        parser.error("--trl-micro: give a divisor of groups * group size")
+    return arguments
+
+
+class RandomRewards:
+    """A task whose score means nothing: two texts of random words as prompt, a random reward for each completion."""
+
+    name, rewards, default_level = "bench", (), 25
+
+    def __init__(self):
+        rng = random.Random(0)
+        self.words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 8))) for _ in range(3000)]
+        self.rng = random.Random(1)
+
+    def make(self, level, split, rng):
+        from tasks.base import Problem, key_of
+        prompt = " | ".join(" ".join(rng.choices(self.words, k=level)) for _ in range(2)) + " ="
+        return Problem(self.name, level, prompt, target="", key=key_of(self.name, prompt))
+
+    def score(self, problem, completions):
+        from tasks.base import Score
+        return [Score(reward) for reward in self.draw(completions)]
+
+    def draw(self, completions, **_):
+        return [self.rng.random() for _ in completions]
+
+
+def prompts_of(arguments) -> list[str]:
+    """Return the prompts of all steps in order: those that our trainer draws from its supply."""
+    from tasks.base import problem_at
+    return [problem_at(RandomRewards(), seed=0, split="train", level=arguments.words, index=index).prompt
+            for index in range(arguments.steps * arguments.groups)]
+
+
+def precision(arguments) -> tuple[str, str]:
+    """Return (device, name of the dtype), the same for everyone."""
+    import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, "bfloat16" if device == "cuda" and arguments.lora else "float32"
+
+
+def now() -> float:
+    import torch
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def trained_by(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def make_model(arguments, folder: Path) -> dict:
+    """Write the model and its tokenizer to folder/model; return what is to be known of them, and the prompts' tokens."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    task, rng = RandomRewards(), random.Random(2)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    bpe.train_from_iterator((" ".join(rng.choices(task.words, k=200)) for _ in range(300)),
+                            trainers.BpeTrainer(vocab_size=4096, special_tokens=["<pad>", "<eos>"], show_progress=False,
+                                                initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.save_pretrained(folder / "model")
+    device, dtype = precision(arguments)
+    config = LlamaConfig(**SHAPES[arguments.size], rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+                         tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    torch.manual_seed(0)
+    torch.set_default_dtype(getattr(torch, dtype))
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder / "model")
+    number = model.dtype.itemsize
+    return {"device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads", "dtype": dtype,
+            "parameters": model.num_parameters(), "weight_bytes": model.num_parameters() * number,
+            "kv_bytes": 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * number,
+            "prompts": tokenizer([prompt + "\n" for prompt in prompts_of(arguments)]).input_ids}
+
+
+def run_ours(arguments, folder: Path) -> tuple[list[dict], int]:
+    """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and lengths seen; parameters trained)."""
+    from grpo.config import Config
+    from grpo.policy import load_policy
+    from grpo.run import Run
+    from grpo.trainer import Trainer
+    device, dtype = precision(arguments)
+    draft = {"draft": arguments.draft} if arguments.draft != "off" or "draft" in Config.__dataclass_fields__ else {}
+    task = RandomRewards()
+    config = Config(
+        task=task.name, level=arguments.words, ramp=False, model=str(folder / "model"), device=device, dtype=dtype,
+        lora_rank=arguments.lora, prompts=arguments.groups, group_size=arguments.group_size, max_new_tokens=arguments.new,
+        on_degenerate="keep", beta=arguments.beta, learning_rate=1e-5, schedule="constant", warmup=0, steps=arguments.steps,
+        micro_tokens=arguments.micro_tokens, **draft)
+    config = Run(folder).settle(config, task)  # our defaults
+    policy = load_policy(config.model, device=device, dtype=dtype, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
+                         keep_reference=config.beta > 0)
+    policy.stops = ()  # no token ends a completion, so all are as long as they may be
+    trainer, steps = Trainer(config, task, policy), []
+    for _ in range(config.steps):
+        start = now()
+        report = trainer.step()
+        seconds = now() - start
+        steps.append({"step": seconds, "rollout": report.metrics["time/rollout"],
+                      "prompts": [list(group.prompt) for group in report.groups],
+                      "lengths": [len(completion.tokens) for group in report.groups for completion in group.completions]})
+    return steps, trained_by(policy.model)
+
+
+def run_trl(arguments, folder: Path) -> tuple[list[dict], int]:
+    """Return what `run_ours` does, of TRL's trainer; it generates through `transformers`, as by default."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    device, dtype = precision(arguments)
+    batch, marks, steps = arguments.groups * arguments.group_size, [], []
+
+    class Timed(GRPOTrainer):
+        def _generate(self, prompts):
+            start = now()
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            steps.append({"rollout": now() - start, "prompts": [list(ids) for ids in prompt_ids[::arguments.group_size]],
+                          "lengths": [len(ids) for ids in completion_ids]})
+            return prompt_ids, completion_ids, *rest
+
+    class Marks(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            marks.append(now())
+
+        def on_train_end(self, *_, **__):
+            marks.append(now())
+
+    micro = arguments.trl_micro or batch
+    config = GRPOConfig(
+        output_dir=str(folder / "trl"), model_init_kwargs={"dtype": dtype}, per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // micro, num_generations=arguments.group_size, max_completion_length=arguments.new,
+        generation_kwargs={"min_new_tokens": arguments.new}, max_steps=arguments.steps, beta=arguments.beta, learning_rate=1e-5,
+        lr_scheduler_type="constant", bf16=dtype == "bfloat16", use_cpu=device == "cpu", gradient_checkpointing=arguments.trl_gc,
+        shuffle_dataset=False, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True)
+    adapter = LoraConfig(r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM") if arguments.lora else None
+    trainer = Timed(model=str(folder / "model"), reward_funcs=RandomRewards().draw, args=config, peft_config=adapter,
+                    train_dataset=Dataset.from_dict({"prompt": [prompt + "\n" for prompt in prompts_of(arguments)]}),
+                    processing_class=AutoTokenizer.from_pretrained(folder / "model"), callbacks=[Marks()])
+    trainer.train()
+    steps = [{**step, "step": end - start} for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True)]
+    return steps, trained_by(trainer.model)
+
+
+def measured_rates(arguments) -> dict:
+    """Return FLOP/s of a large matrix product and bytes/s, read and written, of a large copy; the best of several."""
+    import torch
+    device, dtype = precision(arguments)
+    side, size = (8192, 1 << 30) if device == "cuda" else (2048, 1 << 28)
+    a, b = (torch.randn(side, side, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+    source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+
+    def least(work) -> float:
+        times = []
+        for _ in range(8):
+            start = now()
+            work()
+            times.append(now() - start)
+        return min(times)
+
+    return {"flops": 2 * side**3 / least(lambda: a @ b), "bandwidth": 2 * size / least(lambda: target.copy_(source))}
+
+
+def child(arguments, name: str, folder: Path):
+    """Do one process's work and write what came of it to folder/NAME.json."""
+    import torch
+    if name == "model":
+        result = make_model(arguments, folder)
+    else:
+        steps, trained = {"ours": run_ours, "trl": run_trl}[name](arguments, folder)
+        if torch.cuda.is_available():
+            memory = {"peak GB": torch.cuda.max_memory_allocated() / 1e9, "reserved GB": torch.cuda.max_memory_reserved() / 1e9}
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            memory = {"peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+        prompts = json.loads((folder / "model.json").read_text())["prompts"]
+        seen = [prompt for step in steps for prompt in step.pop("prompts")]
+        lengths = {length for step in steps for length in step.pop("lengths")}
+        if seen != prompts or lengths != {arguments.new}:
+            sys.exit(f"{name}: not the work that was asked for: other prompts, or completions of {sorted(lengths)} tokens")
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        result = {"steps": steps, "trained": trained, "memory": memory, "rates": measured_rates(arguments)}
+    (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+def spawn(name: str, folder: Path) -> dict | None:
+    """Return what a child process found out, or None, with the end of its output on the console, where it failed."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    with open(folder / f"{name}.log", "w") as log:
+        status = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", name, str(folder)], stdout=log,
+                                stderr=subprocess.STDOUT, env={"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0", **os.environ}).returncode
+    if status:
+        print(f"{name} failed, exit status {status}:", *(folder / f"{name}.log").read_text().splitlines()[-15:], sep="\n  ")
+        return None
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def useful_work(arguments, model: dict) -> tuple[float, float]:
+    """Return (bytes that the decoding of a step must read, FLOPs of its update), as the head of this file counts them."""
+    prompt_tokens = sum(map(len, model["prompts"])) / arguments.steps
+    rows, passes = arguments.groups * arguments.group_size, arguments.new - 1
+    read = passes * (model["weight_bytes"] + prompt_tokens * model["kv_bytes"]) + rows * model["kv_bytes"] * passes * (passes + 1) / 2
+    per_parameter = 2 + (2 if arguments.lora else 4) + (2 if arguments.beta else 0)
+    return read, per_parameter * model["parameters"] * (prompt_tokens + rows * arguments.new)
+
+
+def row_of(arguments, model: dict, found: dict, rates: dict) -> dict[str, float]:
+    """Return a contestant's row of the table."""
+    first, *later = found["steps"]
+    step, rollout = (median(each[name] for each in later) for name in ("step", "rollout"))
+    update = median(each["step"] - each["rollout"] for each in later)
+    read, flops = useful_work(arguments, model)
+    return {"first step s": first["step"], "step s": step, "rollout s": rollout, "update s": update,
+            "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
+            "of floor": read / rates["bandwidth"] / rollout, "MFU": flops / update / rates["flops"], **found["memory"]}
+
+
+def main():
+    arguments = parse()
+    if arguments.child:
+        return child(arguments, arguments.child[0], Path(arguments.child[1]))
+    names = [arguments.only] if arguments.only else ["ours", "trl"]
+    with tempfile.TemporaryDirectory() as folder:
+        model = spawn("model", Path(folder))
+        if model is None:
+            return 1
+        found = {name: result for name in names if (result := spawn(name, Path(folder)))}
+    trained = {result["trained"] for result in found.values()}
+    if len(trained) != 1:
+        print(f"no comparison: parameters trained: {sorted(trained)}" if trained else "nothing ran to its end")
+        return 1
+    rates = {what: max(result["rates"][what] for result in found.values()) for what in ("flops", "bandwidth")}
+    rows = {name: row_of(arguments, model, result, rates) for name, result in found.items()}
+    if len(rows) == 2:
+        rows["ours / trl"] = {name: value / rows["trl"][name] for name, value in rows["ours"].items()}
+    mean = sum(map(len, model["prompts"])) / len(model["prompts"])
+    print(f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, {model['dtype']}; "
+          f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}\n"
+          f"{model['device']}: {rates['flops'] / 1e12:.3g} TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured")
+    shown = {column: form for column, form in COLUMNS.items() if any(column in row for row in rows.values())}
+    print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
+    for name, row in rows.items():
+        print(f"{name:<11}" + "".join(f"{row[column]:>13{'.3f' if '/' in name else form}}" for column, form in shown.items()))
+    if arguments.json:
+        versions = {package: version(package) for package in ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))}
+        facts = {name: value for name, value in model.items() if name != "prompts"} | {"mean_prompt_tokens": mean}
+        with open(arguments.json, "w") as file:
+            json.dump({"arguments": vars(arguments), "versions": versions, "model": facts, "rates": rates, "rows": rows,
+                       "steps": {name: result["steps"] for name, result in found.items()}}, file, indent=1)
+    return 0 if len(found) == len(names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
