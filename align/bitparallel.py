@@ -1,91 +1,104 @@
-"""The standard scoring (match 1, mismatch -1, gap -1) by machine words: 64 cells and more in one operation.
+"""The standard scoring (match 1, mismatch -1, gap -1) by long integers: thousands of cells in one operation.
 
-The best score of two sequences of n and m symbols is S = LCS - n - m, where LCS is the length of the longest common subsequence
-of the sequences with each symbol w written as the three ``$ w w`` ($ being a symbol of nobody's). LCS lengths come a whole
-column at a time from additions and ands of long integers (Crochemore et al. 2001; Hyyrö 2004): column j is an
-integer whose bit k is 0 where the length grows from row k to row k + 1. Several first sequences that are held against one
-second sequence stand side by side in the integers, each with a bit of 0 behind it that stops the carry.
+Let T(i, j) be the best score of the first i symbols of one sequence and the first j of another, plus i + j. In T a gap counts
+0, a mismatch 1, a match 3. Into cell (i, j) come v = T(i, j - 1) - T(i - 1, j - 1) and h = T(i - 1, j) - T(i - 1, j - 1), and
 
-Let D(i, j) be the best score of the first i and j symbols. The three bits of row i in column j tell D(i, j) - D(i - 1, j),
-which all but decides the last operation; where it does not, bits are counted.
+    T(i, j) - T(i - 1, j - 1) = 3 if the symbols are equal, else max(h, v, 1).
+
+Out of it go v' = that - h, to column j + 1, and h' = that - v, to row i + 1. All are 0, 1, 2 or 3, by induction from 0 at the
+borders. A whole column is computed at once (Myers 1999; Loving, Hernandez & Benson 2014): the integers v0, v1, v2 have bit
+i - 1 set where v is at most 0, 1, 2, and h1, h2, h3 where h is at least 1, 2, 3. Row by row,
+
+    h' >= 3 where v = 0 and (equal or h >= 3)
+    h' >= 2 where v <= 1 and (equal or h >= 3), or v = 0 and h >= 2
+    h' >= 1 where v <= 2 and (equal or h >= 3), or v <= 1 and h >= 2, or v = 0
+    v' <= 0 where h >= 1, and h >= 2 or v <= 1, and h >= 3 or (v <= 2 and unequal)
+    v' <= 1 where h >= 1 or v <= 1, and h >= 2 or (v <= 2 and unequal)
+    v' <= 2 where h >= 1 or (v <= 2 and unequal)
+
+of which the first two spread down the column as the carries of an addition do.
+
+Several first sequences that are held against one second sequence stand side by side in the integers, each with a bit of 0
+behind it, where carries end.
 """
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
 
 PAIR, DELETE, INSERT = range(3)
-SIDE_BY_SIDE = 6000  # bits: longer integers cost more than the loop that they save
+SIDE_BY_SIDE = 72_000  # bits in v0, v1, v2 together: longer integers are hardly faster, and the masks take memory
 
 
 def chunks(lengths: Sequence[int]) -> Iterator[range]:
     """Yield ranges of neighbours that are short enough, with `lengths` symbols each, to stand side by side."""
     start = bits = 0
     for place, length in enumerate(lengths):
-        if place > start and bits + 3 * length + 1 > SIDE_BY_SIDE:
+        if place > start and bits + 3 * (length + 1) > SIDE_BY_SIDE:
             yield range(start, place)
             start, bits = place, 0
-        bits += 3 * length + 1
+        bits += 3 * (length + 1)
     if lengths:
         yield range(start, len(lengths))
 
 
+def _carries(through: int, start: int) -> int:
+    """Return the carries into each bit of through + start: they begin behind the bits `start`, a part of the bits `through`,
+    and run on through the others of these."""
+    return through + start ^ through ^ start
+
+
 class Columns:
-    """The columns of several first sequences `firsts` against one `second`; `keep` all of them for `operations`, or the last alone."""
+    """The columns of several first sequences `firsts` against one `second`; what `operations` asks for only if `keep`."""
 
     def __init__(self, firsts: Sequence[Sequence[Hashable]], second: Sequence[Hashable], keep: bool):
-        self.firsts, self.second, self.starts = firsts, second, []
-        masks, dollars, ones, start = dict.fromkeys(second, 0), 0, 0, 0
-        for first in firsts:
-            self.starts.append(start)
-            three = 6 << start  # bits 1 and 2 of a symbol's three
-            for symbol in first:
-                if symbol in masks:
-                    masks[symbol] |= three
-                three <<= 3
-            width = 3 * len(first)
-            ones |= ((1 << width) - 1) << start
-            dollars |= ((1 << width) - 1) // 7 << start
-            start += width + 1
-        column = ones
-        self.columns = [column]  # 0, 1, ..., or the last alone
+        self.firsts, self.second = firsts, second
+        self.starts = list(accumulate((len(first) + 1 for first in firsts), initial=0))
+        self.pairs, self.deletes = [], []  # [j]: where, of unequal symbols, a pair is best; where a delete is
+        ones = sum((1 << len(first)) - 1 << start for first, start in zip(firsts, self.starts))
+        v0 = v1 = v2 = ones
+        masks = self._masks()
         for symbol in second:
-            grown = column & dollars
-            column = (column + grown | column - grown) & ones
-            mask = masks[symbol]
-            if mask:
-                grown = column & mask
-                column = (column + grown | column - grown) & ones
-                grown = column & mask
-                column = (column + grown | column - grown) & ones
+            equal = masks[symbol]
+            h3 = _carries(v0, v0 & equal)
+            three = equal | h3
+            two = v1 & three
+            h2 = _carries(v0 | two, two)
+            h1 = (v2 & three | v1 & h2 | v0) << 1 & ones
+            low, either = v2 & (ones ^ equal), v1 | h2
+            v0, v1, v2 = h1 & either & (h3 | low), (h1 | v1) & (h2 | low), h1 | low
             if keep:
-                self.columns.append(column)
-            else:
-                self.columns[0] = column
+                self.pairs.append(either ^ h2)  # v <= 1 and h <= 1
+                self.deletes.append(v0)
+        self.last = v0, v1, v2
+
+    def _masks(self) -> dict[Hashable, int]:
+        """Return for each symbol of `second` the integer with a bit set wherever it stands in `firsts`."""
+        rows = {symbol: bytearray(self.starts[-1] // 8 + 1) for symbol in set(self.second)}
+        for first, start in zip(self.firsts, self.starts):
+            for place, symbol in enumerate(first, start):
+                if symbol in rows:
+                    rows[symbol][place >> 3] |= 1 << (place & 7)
+        return {symbol: int.from_bytes(row, "little") for symbol, row in rows.items()}
 
     def score(self, k: int) -> int:
         """Return the best score of `firsts[k]` and `second`."""
-        n = len(self.firsts[k])
-        bits = self.columns[-1] >> self.starts[k] & (1 << 3 * n) - 1
-        return 3 * n - bits.bit_count() - n - len(self.second)
+        n, m, start = len(self.firsts[k]), len(self.second), self.starts[k]
+        below = sum((v >> start & (1 << n) - 1).bit_count() for v in self.last)  # T(n, m), the sum of v, is 3 n - below
+        return 3 * n - below - n - m
 
     def operations(self, k: int) -> list[int]:
         """Return the operations of the best alignment of `firsts[k]` and `second`, from its end: of several, at each step a
         pair if one can be had, else a delete, else an insert."""
-        first, second, start, columns = self.firsts[k], self.second, self.starts[k], self.columns
-        i, j, made = len(first), len(second), []
-        while i and j:
-            mine, other = first[i - 1], second[j - 1]
-            if mine is other or mine == other:
+        first, second, start, pairs, deletes = self.firsts[k], self.second, self.starts[k], self.pairs, self.deletes
+        i, j, made = len(first) - 1, len(second) - 1, []
+        while i >= 0 <= j:
+            if first[i] is second[j] or first[i] == second[j] or pairs[j] & 1 << start + i:
+                made.append(PAIR)
                 i -= 1
                 j -= 1
-                made.append(PAIR)
-                continue
-            low, kind = 3 * i - 3, PAIR
-            if (columns[j] >> start + low & 7) == 7:  # D(i, j) = D(i - 1, j) - 1, so a delete is as good as any
-                below = (1 << low) - 1
-                if (columns[j - 1] >> start & below).bit_count() != (columns[j] >> start & below).bit_count() + 1:
-                    kind = DELETE  # for D(i - 1, j) > D(i - 1, j - 1)
-            elif (columns[j - 1] >> start + low & 7).bit_count() < 2:
-                kind = INSERT  # for D(i, j - 1) > D(i - 1, j - 1)
-            i -= kind != INSERT
-            j -= kind != DELETE
-            made.append(kind)
-        return made + [DELETE] * i + [INSERT] * j
+            elif deletes[j] & 1 << start + i:
+                made.append(DELETE)
+                i -= 1
+            else:
+                made.append(INSERT)
+                j -= 1
+        return made + [DELETE] * (i + 1) + [INSERT] * (j + 1)

@@ -83,7 +83,7 @@ def nw_align(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1
 
 def nw_align_batch(pairs: Sequence[tuple[Symbols, Symbols]], *, match: Number = 1, mismatch: Number = -1,
                    gap: Number = -1, gap_open: Number | None = None) -> list[Alignment]:
-    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all (standard scoring: 3 bits)."""
+    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all (standard scoring: 2 bits)."""
     if _is_standard(match, mismatch, gap, gap_open):
         return [Alignment(columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second))
                 for columns, k in _columns(pairs, keep=True)]

@@ -12,6 +12,7 @@ from transformers import HfArgumentParser
 from grpo.curriculum import LADDER, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.loss import LOSSES
+from grpo.rollout.drafting import parse_mode
 from tasks.base import REGISTRY, UserError, options_of, split_options
 from tasks.supply import fixed_size
 
@@ -56,6 +57,7 @@ class Config:
     top_k: int = flag(0, "sample from the k likeliest tokens (0: all)")
     top_p: float = flag(1.0, "sample from the likeliest tokens of this mass (1: all)")
     max_new_tokens: int = flag(0, "completion budget (0: a quarter more than the target takes)")
+    draft: str = flag("auto", "verify the task's guess at the next tokens at once: auto, off, or how many; changes no sample")
     # degenerate groups
     on_degenerate: str = flag("skip", "groups without variance: keep, skip, or resample hotter, then skip")
     variance_threshold: float = flag(1e-6, "a group is degenerate when its rewards span no more than this")
@@ -125,6 +127,7 @@ class Config:
             yield name, getattr(self, name) >= 1, "give 1 or more"
         for name in ("clip_low", "clip_high"):
             yield name, getattr(self, name) is None or getattr(self, name) > 0, "give a number above 0"
+        parse_mode(self.draft)
         if self.curriculum:
             parse_rungs(self.curriculum)
         fixed_size(self.problems)

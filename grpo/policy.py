@@ -93,6 +93,7 @@ class Policy:
         rows = tokens_RT.shape[0] // len(shared.lengths_P)
         first = shared.lengths_P.repeat_interleave(rows) + shared.filled_R
         positions = first[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
+        positions = positions.clamp(max=self.context - 1)  # drafts may reach beyond the budget; there they never count
         return self._hidden(tokens_RT, position_ids=positions, shared=shared)
 
     def predict(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -22,10 +23,11 @@ from grpo.learn.advantages import advantages
 from grpo.learn.update import update
 from grpo.policy import Policy
 from grpo.records import Group, StepReport
+from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, classify
-from tasks.base import Problem, Task
+from tasks.base import Problem, Task, draft_of
 from tasks.supply import Supply
 
 
@@ -43,6 +45,7 @@ class Trainer:
         self.monitor = VarianceMonitor(
             config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
             retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
+        self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.done = 0  # steps
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
@@ -76,6 +79,7 @@ class Trainer:
     def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
         groups, waiting, attempt = [], list(problems), 0
+        self.drafting.begin()
         while waiting:
             drawn = self.sample(step, waiting, attempt)
             clock.lap("rollout")
@@ -100,7 +104,8 @@ class Trainer:
         budgets = [budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
                    for prompt, (_, problem) in zip(prompts, problems)]
         answers = generate(self.policy, prompts, keys=keys, temperatures=[heat] * len(prompts), budgets=budgets,
-                           truncate=self.truncate)
+                           truncate=self.truncate, drafting=self.drafting,
+                           guesses=[partial(self.draft, problem) for _, problem in problems] if self.draft else None)
         return [Group(index, problem, prompt, heat, completions, attempt)
                 for (index, problem), prompt, completions in zip(problems, prompts, answers)]
 
@@ -145,6 +150,7 @@ class Trainer:
             "exact": fmean(score.exact for score in scores),
             **self.monitor.metrics(groups),
             **learned,
+            **self.drafting.metrics(),
             "problems/seen": len(self.seen) + len(new), "problems/repeated": 1 - len(new) / len(first),
             **({"problems/family_share": (len(self.seen) + len(new)) / size} if size else {}),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -159,13 +165,15 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return all that is not a tensor, as JSON values."""
         return {"done": self.done, "tokens": self.tokens, "seen": list(self.seen),
-                "curriculum": self.curriculum.state_dict(), "monitor": self.monitor.state_dict()}
+                "curriculum": self.curriculum.state_dict(), "monitor": self.monitor.state_dict(),
+                "drafting": self.drafting.state_dict()}
 
     def restore(self, state: dict[str, Any]):
         """Go on where `state` was taken."""
         self.done, self.tokens, self.seen = state["done"], state["tokens"], dict.fromkeys(state["seen"])
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
+        self.drafting.load_state_dict(state["drafting"])
 
 
 def falsify(groups: Sequence[Group], control: str, key: str):

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from data.errors import UserError
 
-__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "problem_at",
-           "problem_stream", "split_of_key", "key_of", "REGISTRY"]
+__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "draft_of",
+           "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")
 
@@ -67,7 +67,7 @@ class Task(Protocol):
     Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
-    `family_size(level)`, how many different problems there are, or None.
+    `family_size(level)`, how many different problems there are, or None; `draft(problem, text)`, see `draft_of`.
     """
 
     name: str
@@ -105,6 +105,16 @@ def load_task(spec: str, reward: str | None = None, options: Mapping[str, str] =
 def options_of(spec: str) -> Mapping[str, str]:
     """Return the flags of task `spec` and what they mean."""
     return getattr(_load_class(spec), "options", {})
+
+
+def draft_of(task: Task) -> Callable[[Problem, str], str] | None:
+    """Return the task's guess at how completions go on, None where it makes none.
+
+    ``draft(problem, text)`` gets what has been written, perhaps up to the middle of a word, and returns the text with which it
+    most likely goes on until its end, so that ``text + draft`` is a whole completion: after "the ow" perhaps "l saw it."; ""
+    where there is no guess, and where the completion should end now. A wrong guess costs time, never correctness.
+    """
+    return getattr(task, "draft", None)
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -11,6 +11,8 @@ import torch
 class PlainPrompt:
     """The tokens of `P` prompts, and of the completions that follow them. A rollout (`allot`) remembers what is appended."""
 
+    is_even = False
+
     def __init__(self, lengths_P: torch.Tensor, tokens_PL: torch.Tensor):
         self.lengths_P, self.tokens_PL = lengths_P, tokens_PL
         self.filled_R: torch.Tensor | None = None

@@ -3,7 +3,7 @@
 One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position: what is sampled depends
 on the policy's distribution and that number alone, not on batch layout, padding, or who shares the batch.
 
-Shapes: R rows, V vocabulary.
+Shapes: R rows, T places in each, V vocabulary.
 """
 import hashlib
 from collections.abc import Callable
@@ -19,12 +19,12 @@ def sample_key(*counters: int | str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def uniform(keys_R: torch.Tensor, position: int) -> torch.Tensor:
-    """Return one float64 in [0, 1) for each key (int64) at `position`: SplitMix64 (Steele et al. 2014) of key and counter.
+def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
+    """Return one float64 in [0, 1) for each key (int64) and position: SplitMix64 (Steele et al. 2014) of key and counter.
 
-    Integer arithmetic alone, so every device gives the same numbers.
+    Integer arithmetic alone, so every device gives the same numbers. Shapes broadcast.
     """
-    x = keys_R + _signed(0x9E3779B97F4A7C15 * (position + 1))
+    x = keys + (torch.as_tensor(positions, device=keys.device) + 1) * _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     x = x ^ _shift(x, 31)
@@ -52,6 +52,23 @@ def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
     passed_R1 = (uniform_R[:, None] * total_R1).to(cdf_RV.dtype).minimum(below_R1)
     return torch.searchsorted(cdf_RV, passed_R1, right=True)[:, 0]
+
+
+def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_RT: torch.Tensor,
+           truncate: Callable | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token drawn at each place and its log-probability under the distribution it was drawn from, (R, T) each.
+
+    `heat_R` are temperatures; 0 takes the likeliest token.
+    """
+    R, T, V = logits_RTV.shape
+    greedy_R = heat_R == 0
+    scaled_RTV = logits_RTV.float() / torch.where(greedy_R, 1.0, heat_R)[:, None, None]
+    if truncate is not None:
+        scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
+    logp_RTV = scaled_RTV.log_softmax(-1)
+    drawn_RT = draw(logp_RTV.view(R * T, V), uniform_RT.reshape(R * T)).view(R, T)
+    chosen_RT = torch.where(greedy_R[:, None], logp_RTV.argmax(-1), drawn_RT)
+    return chosen_RT, logp_RTV.gather(2, chosen_RT[:, :, None])[:, :, 0]
 
 
 def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:

@@ -103,6 +103,14 @@ def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, side_by_side):
     assert all(len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= side_by_side for part in parts)
 
 
+@pytest.mark.parametrize("lengths, parts", [
+    ([], []), ([9] * 5, [range(2), range(2, 4), range(4, 5)]),
+    ([9, 10], [range(1), range(1, 2)]), ([50, 0], [range(1), range(1, 2)])])
+def test_chunks_by_hand(lengths, parts, monkeypatch):
+    monkeypatch.setattr(bitparallel, "SIDE_BY_SIDE", 60)  # a length of 9 takes 3 (9 + 1) = 30
+    assert list(bitparallel.chunks(lengths)) == parts
+
+
 def test_long_sequences_by_bits():
     rng = random.Random(0)
     b = [rng.randrange(60) for _ in range(700)]
@@ -193,6 +201,7 @@ def test_symbols_are_compared_as_dictionary_keys():
     for match in (1, 1.0):
         assert nw_score([1, True, "1"], [1.0, 1, 1], match=match) == 1 + 1 - 1
         assert nw_align([nan, nan], [nan], match=match) == Alignment(0, [Op("delete", 0, None), Op("match", 1, 0)])
+        assert nw_align([1.0], [1, True], match=match) == Alignment(0, [Op("insert", None, 0), Op("match", 0, 1)])
 
 
 @pytest.mark.parametrize("scoring", [{}, {"gap": -2}, {"gap_open": -2}])

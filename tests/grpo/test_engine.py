@@ -9,7 +9,8 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
 from grpo.records import Group
-from grpo.rollout.engine import _compact, budget_for, generate
+from grpo.rollout.eager import _compact
+from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 

@@ -1,0 +1,132 @@
+"""Target drafting: the task guesses how completions go on, and several tokens are verified in one forward pass.
+
+Every place has its own uniform number (`sampling.uniform`), so what is drawn there depends on the policy's distribution and that number
+alone. A guess that is drawn itself saves a forward pass; the first that is not has been replaced by the sample, and the task
+aims anew from there. So drafts cost or save time, and change nothing else. Cf. speculative decoding (arXiv:2211.17192), whose
+acceptance test is needed where the draft is itself drawn; prompt lookup decoding also drafts from what is known.
+
+Shapes: R rows, k drafted tokens.
+"""
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tasks.base import UserError
+
+LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)  # of drafts, in tokens
+NONE = -1  # a token that never is drawn
+
+
+class Drafting:
+    """How well drafts have done, and so how long the next ones should be. `mode`: "auto", "off", or a fixed length.
+
+    `matched` and `slipped` are the tokens that went as planned and those that did not, lately; all else counts since `begin`.
+    """
+
+    def __init__(self, mode: str = "auto"):
+        self.fixed = parse_mode(mode)
+        self.matched, self.slipped = 8.0, 2.0  # taken for granted until something is seen
+        self.begin()
+
+    def begin(self):
+        """Start the figures of a step; what was seen before counts half as much from now on."""
+        self.matched, self.slipped = self.matched / 2, self.slipped / 2
+        self.tokens = self.rows = 0
+        self.seconds = self.plain_seconds = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The probability that a token goes as planned."""
+        return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
+
+    def length(self, rows: int, flat: int) -> int:
+        """Return the draft length that gives the most tokens for the time.
+
+        A forward pass over n tokens is taken to last as long as flat + n; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a)
+        tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
+        """
+        if self.fixed is not None:
+            return self.fixed
+        a = self.acceptance
+
+        def speed(k):
+            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1))
+
+        best = max(LENGTHS, key=speed)
+        return best if speed(best) > 1.1 * speed(0) else 0
+
+    def observe(self, k: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
+        """Learn from a pass over drafts of `k` tokens, after which `count` tokens of each row counted, 0 in finished rows."""
+        rows = int((count > 0).sum())
+        self.matched, self.slipped = self.matched + matched, self.slipped + slipped
+        self.rows, self.tokens = self.rows + rows, self.tokens + int(count.sum())
+        self.seconds += seconds
+        self.plain_seconds += seconds * int(count.sum()) / max(rows, 1) * (flat + rows) / (flat + rows * (k + 1))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""
+        if not self.rows:
+            return {}
+        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.rows,
+                "draft/seconds_saved": self.plain_seconds - self.seconds}
+
+    def state_dict(self) -> dict[str, float]:
+        return {"matched": self.matched, "slipped": self.slipped}
+
+    def load_state_dict(self, state: dict[str, float]):
+        self.matched, self.slipped = state["matched"], state["slipped"]
+
+
+def parse_mode(mode: str) -> int | None:
+    """Return the fixed length of a mode ("off" is 0), None for "auto". Raises UserError for what is none."""
+    if mode in ("auto", "off"):
+        return None if mode == "auto" else 0
+    if not mode.isdecimal() or not 0 <= int(mode) <= LENGTHS[-1]:
+        raise UserError(f"--draft {mode}: give auto, off, or a number of tokens up to {LENGTHS[-1]}")
+    return int(mode)
+
+
+class Plans:
+    """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and returns the rest of it.
+
+    A row that slips is aimed anew when it is next drafted for, not before.
+    """
+
+    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], room: int):
+        self.policy, self.guesses = policy, guesses
+        end = policy.tokenizer.eos_token_id
+        self.end = [end] if end in policy.stops else list(policy.stops[:1])
+        self.planned = torch.full((len(guesses), room + LENGTHS[-1] + 1), NONE)
+        self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
+        first = {guess: self._tokens(guess, []) for guess in dict.fromkeys(guesses)}
+        for row, guess in enumerate(guesses):
+            self._set(row, 0, first[guess])
+
+    def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
+        """Return the k tokens (R, k) that are expected next in `rows`, of which `tokens` (R, room) are written so far."""
+        if not k:
+            return torch.empty(len(rows), 0, dtype=torch.long)
+        for place in (live & self.is_stale[rows]).nonzero()[:, 0].tolist():
+            row, length = int(rows[place]), int(written[place])
+            self._set(row, length, self._tokens(self.guesses[row], tokens[place, :length].tolist()))
+        return self.planned[rows].gather(1, written[:, None] + torch.arange(k))
+
+    def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
+        """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched, and how many rows slipped."""
+        places = torch.arange(chosen.shape[1])
+        real = (places < count[:, None]) & ~self.is_stale[rows, None]
+        as_planned = chosen == self.planned[rows].gather(1, written[:, None] + places)
+        slipped = (real & ~as_planned).any(1)
+        self.is_stale[rows[slipped]] = True
+        return int((real & as_planned).long().cumprod(1).sum()), int(slipped.sum())
+
+    def _tokens(self, guess: Callable[[str], str], written: list[int]) -> list[int]:
+        text = guess(self.policy.decode(written))
+        return [*self.policy.tokenizer(text, add_special_tokens=False).input_ids, *self.end]
+
+    def _set(self, row: int, start: int, plan: list[int]):
+        plan = plan[:self.planned.shape[1] - start]
+        self.planned[row] = NONE
+        self.planned[row, start:start + len(plan)] = torch.tensor(plan, dtype=torch.long)
+        self.is_stale[row] = False
