@@ -1,0 +1,212 @@
+"""The decoder for models of the Llama family on a GPU: few kernels a layer, captured as CUDA graphs.
+
+The weights are the model's own: those that read the same input (queries, keys, values; gate, up) are joined in one matrix, of which
+the modules keep views, and a LoRA adapter's first matrices are its last rows. What lies between the matrix products is in `kernels`.
+Prompts' keys and values are held and read once a group. Everything that changes from step to step, the sampling and the stop test
+included, lives on the device; the host looks once in `BURST` steps, or after each draft.
+
+Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
+"""
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from grpo.rollout.drafting import LENGTHS
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+BURST = 16  # tokens a row between looks at who has finished
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
+SPLIT = 128  # prompt keys read by one program
+WIDTH = LENGTHS[-1] + 1
+
+
+class _Joined:
+    """Linear layers that read the same input, as one product: weight (sum of outputs + sum of ranks, inputs), with the adapters' last step."""
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        layers = [getattr(module, "base_layer", module) for module in modules]
+        adapters = [(module, *module.active_adapters) for module in modules if hasattr(module, "lora_A")]
+        self.adapters = [(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name]) for module, name in adapters]
+        self.outputs = sum(layer.weight.shape[0] for layer in layers)
+        rank = sum(first.shape[0] for first, *_ in self.adapters)
+        like = layers[0].weight
+        self.weight = like.new_zeros(self.outputs + rank, like.shape[1])
+        start = 0
+        for layer in layers:
+            rows = self.weight[start:start + layer.weight.shape[0]]
+            rows.copy_(layer.weight.data)
+            layer.weight.data = rows
+            start += len(rows)
+        self.bias = None
+        if layers[0].bias is not None:
+            self.bias = torch.cat([*(layer.bias.data for layer in layers), like.new_zeros(rank)])
+        self.layers = layers
+        self.up = like.new_zeros(rank, self.outputs)
+        starts = [0, *itertools.accumulate(layer.weight.shape[0] for layer in layers)]
+        ranks = [0, *itertools.accumulate(first.shape[0] for first, *_ in self.adapters)]
+        adapted = [i for i, module in enumerate(modules) if hasattr(module, "lora_A")]
+        self.down_rows = [self.weight[self.outputs + a:self.outputs + b] for a, b in itertools.pairwise(ranks)]
+        self.up_parts = [self.up[a:b, starts[i]:starts[i + 1]] for i, (a, b) in zip(adapted, itertools.pairwise(ranks))]
+
+    def refresh(self):
+        """Take over what the optimizer has changed and is no view: adapters, biases."""
+        for (first, second, scaling), down, up in zip(self.adapters, self.down_rows, self.up_parts):
+            down.copy_(first)
+            torch.mul(second.t(), scaling, out=up) if second.dtype == up.dtype else up.copy_(second.t() * scaling)
+        if self.bias is not None:
+            self.bias[:self.outputs] = torch.cat([layer.bias.data for layer in self.layers])
+
+    def __call__(self, x_MN: Tensor) -> Tensor:
+        """Return (M, outputs + ranks), of which the outputs count."""
+        y = nn.functional.linear(x_MN, self.weight, self.bias)
+        if self.adapters:
+            y[:, :self.outputs].addmm_(y[:, self.outputs:], self.up)
+        return y
+
+
+class FusedModel:
+    """The decode step of one policy: its weights, caches and graphs. Kept by the policy from one rollout to the next."""
+
+    def __init__(self, policy):
+        from grpo.rollout import kernels  # Triton is there where CUDA is
+
+        self.kernels, self.policy = kernels, policy
+        causal = policy._causal
+        inner = causal.base_model
+        self.embedding, self.final_norm = inner.embed_tokens, inner.norm
+        self.blocks = [(block.input_layernorm, _Joined([block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj]),
+                        block.self_attn, _Joined([block.self_attn.o_proj]), block.post_attention_layernorm,
+                        _Joined([block.mlp.gate_proj, block.mlp.up_proj]), _Joined([block.mlp.down_proj])) for block in inner.layers]
+        attention = inner.layers[0].self_attn
+        self.D = attention.head_dim
+        self.K = getattr(attention.k_proj, "base_layer", attention.k_proj).out_features // self.D
+        self.H = getattr(attention.q_proj, "base_layer", attention.q_proj).out_features // self.D
+        self.N, self.V = causal.config.hidden_size, causal.get_output_embeddings().weight.shape[0]
+        self.scale, self.is_normed = attention.scaling, hasattr(attention, "q_norm")
+        self.rotary, self.dtype = inner.rotary_emb, self.embedding.weight.dtype
+        self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
+        self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
+        self.pool = None
+        self.rows = self.prompts = self.longest = self.room = 0
+
+    def refresh(self):
+        for _, qkv, _, out, _, gate_up, down in self.blocks:
+            for joined in (qkv, out, gate_up, down):
+                joined.refresh()
+
+    def allot(self, rows: int, prompts: int, longest: int, room: int):
+        """Make caches for so many rows with `room` tokens each, and prompts of up to `longest` tokens; keep those that suffice."""
+        rows, longest, room = next(b for b in BUCKETS if b >= rows), -(-longest // SPLIT) * SPLIT, -(-room // 64) * 64
+        fits = rows <= self.rows and prompts <= self.prompts and longest <= self.longest and room <= self.room
+        if fits and rows * room >= self.rows * self.room / 4:
+            return
+        self.graphs, self.pool = {}, None
+        self.own = self.shared = None  # free them first
+        self.rows, self.prompts, self.longest, self.room = rows, prompts, longest, room
+        device, blocks = self.policy.device, len(self.blocks)
+        self.own = torch.zeros(blocks, 2, rows, self.K, room, self.D, dtype=self.dtype, device=device)
+        self.shared = torch.zeros(blocks, 2, prompts, self.K, longest, self.D, dtype=self.dtype, device=device)
+        positions = torch.arange(longest + room, device=device)[None]
+        cos, sin = self.rotary(self.embedding.weight[:1], positions)
+        self.cos, self.sin = (x[0, :, :self.D // 2].contiguous() for x in (cos, sin))
+        whole = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("slot", "budget", "written", "live", "start", "key")}
+        self.state = whole | {"heat": torch.zeros(rows, dtype=torch.float32, device=device)}
+        self.feed = torch.zeros(rows, WIDTH, dtype=torch.int64, device=device)
+        self.tile = {name: torch.zeros(rows, dtype=torch.int32, device=device) for name in ("prompt", "row", "rows")}
+        self.lengths = torch.zeros(prompts, dtype=torch.int32, device=device)
+        self.out_tokens = torch.zeros(rows, room, dtype=torch.int64, device=device)
+        self.out_logprobs = torch.zeros(rows, room, dtype=torch.float32, device=device)
+
+    def tile_height(self, T: int) -> int:
+        """How many rows of a prompt read its keys together: as many as give a matrix product of 64 queries."""
+        return max(1, min(16, 64 // (T * (self.H // self.K))))
+
+    def run(self, bucket: int, T: int, tiles: int, truncate: Callable | None):
+        """Do one step for the first `bucket` rows: from a captured graph, which is made when first asked for."""
+        if self.policy.device.type != "cuda":
+            return self.step(bucket, T, tiles, truncate)
+        key = (bucket, T, tiles, truncate)
+        if key not in self.graphs:
+            kept = {name: value.clone() for name, value in self.state.items()}
+            feed = self.feed.clone()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            self.state["live"].zero_()  # the rehearsal writes nothing
+            with torch.cuda.stream(stream):
+                self.step(bucket, T, tiles, truncate)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.step(bucket, T, tiles, truncate)
+            self.pool = self.pool or graph.pool()
+            self.graphs[key] = graph
+            for name, value in kept.items():
+                self.state[name].copy_(value)
+            self.feed.copy_(feed)
+        self.graphs[key].replay()
+
+    def step(self, R: int, T: int, tiles: int, truncate: Callable | None):
+        """Feed each row its last token and k drafted ones; sample after each; write down what counts."""
+        hidden_MN = self.forward(R, T, tiles)
+        self.sample(self.policy.head(hidden_MN), R, T, truncate)
+
+    def forward(self, R: int, T: int, tiles: int) -> Tensor:
+        """Return hidden states (M, N) of the tokens that stand in `feed`."""
+        k, M, H, K, D, state = self.kernels, R * T, self.H, self.K, self.D, self.state
+        x = nn.functional.embedding(self.feed[:R, :T].reshape(M), self.embedding.weight)
+        h, q = torch.empty_like(x), x.new_empty(M, H, D)
+        attended = x.new_empty(M, H * D)
+        splits = self.longest // SPLIT
+        tops, sums = (torch.empty(M, H, splits, dtype=torch.float32, device=x.device) for _ in range(2))
+        partial = torch.empty(M, H, splits, D, dtype=torch.float32, device=x.device)
+        sizes = dict(T=T, H=H, K=K, D=D)
+        height = self.tile_height(T)
+        block = lambda rows: max(16, 1 << (rows * T * (H // K) - 1).bit_length())  # noqa: E731
+        last = None
+        for i, (norm, qkv, attention, out, second_norm, gate_up, down) in enumerate(self.blocks):
+            self._norm(x, last, norm, h)
+            heads = qkv(h)
+            norms = (attention.q_norm.weight, attention.k_norm.weight) if self.is_normed else (h, h)
+            eps = attention.q_norm.variance_epsilon if self.is_normed else 0.0
+            keys, values = self.own[i]
+            k.rotate_and_store[(M, H + 2 * K)](heads, q, keys, values, self.cos, self.sin, *norms, state["start"], state["written"],
+                                               state["slot"], state["live"], heads.stride(0), self.room, eps, NORM=self.is_normed,
+                                               num_warps=1, **sizes)
+            prompt_keys, prompt_values = self.shared[i]
+            k.attend_prompts[(tiles, K, splits)](q, prompt_keys, prompt_values, self.tile["prompt"], self.tile["row"], self.tile["rows"],
+                                                 self.lengths, sums, tops, partial, self.scale, self.longest, SPLIT=SPLIT, SPLITS=splits,
+                                                 BLOCK_M=block(height), BLOCK_N=64, **sizes)
+            k.attend_own[(R, K)](q, attended, keys, values, state["length"], state["written"], state["slot"], state["live"], sums, tops,
+                                 partial, self.scale, self.room, SPLIT=SPLIT, SPLITS=splits, BLOCK_M=block(1), BLOCK_N=64, **sizes)
+            self._norm(x, out(attended), second_norm, h, out.outputs)
+            both = gate_up(h)
+            width = gate_up.outputs // 2
+            gated = x.new_empty(M, width)
+            k.silu_mul[(M, -(-width // 1024))](both, gated, both.stride(0), width, BLOCK=1024)
+            last = down(gated)
+        self._norm(x, last, self.final_norm, h)
+        return h
+
+    def _norm(self, x, y, norm, out, _=None):
+        self.kernels.add_norm[(len(x),)](x, x if y is None else y, norm.weight, out, 0 if y is None else y.stride(0), self.N,
+                                         norm.variance_epsilon, ADD=y is not None, BLOCK=1 << (self.N - 1).bit_length(), num_warps=8)
+
+    def sample(self, logits_MV: Tensor, R: int, T: int, truncate: Callable | None):
+        """Draw a token from each distribution; write down those that count."""
+        k, M, V, state, device = self.kernels, R * T, self.V, self.state, logits_MV.device
+        heat = state["heat"]
+        if truncate is not None:
+            scale = torch.where(heat == 0, 1.0, heat)[:R].repeat_interleave(T, output_size=M)
+            logits_MV, heat = truncate(logits_MV.float() / scale[:, None], None), (heat > 0).float()
+        blocks = -(-V // 4096)
+        tops, sums = (torch.empty(M, blocks, dtype=torch.float32, device=device) for _ in range(2))
+        best, chosen = torch.empty(M, blocks, dtype=torch.int32, device=device), torch.empty(M, dtype=torch.int32, device=device)
+        logprob = torch.empty(M, dtype=torch.float32, device=device)
+        k.sum_blocks[(M, blocks)](logits_MV, heat, tops, sums, best, V, blocks, T=T, BLOCK=4096)
+        k.pick[(M,)](logits_MV, heat, state["key"], state["written"], tops, sums, best, chosen, logprob, V, blocks, T=T, BLOCK=4096,
+                     BLOCKS=max(2, 1 << (blocks - 1).bit_length()))
+        k.advance[(R,)](chosen, logprob, self.feed, self.out_tokens, self.out_logprobs, self.stops, state["slot"], state["budget"],
+                        state["written"], state["live"], self.room, WIDTH, T=T, STOPS=len(self.stops), num_warps=1)

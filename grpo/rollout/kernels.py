@@ -1,0 +1,247 @@
+"""The decode step's own kernels, in Triton: everything between the matrix products.
+
+Products are left to the vendor's library; what lies between them would otherwise be some forty small kernels a layer. Arithmetic is in
+float32, roundings stand where `transformers` has them. Rows that are not live write nothing that anyone reads.
+
+Shapes: R rows, T tokens of each that are fed at once, M = R * T, N hidden size, H query heads, K key heads, Q = H / K, D head size,
+L tokens of a prompt, V vocabulary. A row's first `written - 1` tokens are in the cache; those fed stand behind them.
+"""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(x_MN, y_MN, weight_N, out_MN, y_stride, N, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """x += y (if ADD); out = RMSNorm(x) (arXiv:1910.07467). One program a token."""
+    m = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    inside = n < N
+    x = tl.load(x_MN + m * N + n, mask=inside, other=0.0)
+    if ADD:
+        x = (x.to(tl.float32) + tl.load(y_MN + m * y_stride + n, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+        tl.store(x_MN + m * N + n, x, mask=inside)
+    wide = x.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide) / N + eps)
+    weight = tl.load(weight_N + n, mask=inside, other=0.0)
+    tl.store(out_MN + m * N + n, normed.to(x.dtype) * weight, mask=inside)
+
+
+@triton.jit
+def silu_mul(both_MN, out_MN, stride, N, BLOCK: tl.constexpr):
+    """out = silu(gate) * up, where gate and up stand side by side."""
+    m = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    gate = tl.load(both_MN + m * stride + n, mask=inside, other=0.0)
+    up = tl.load(both_MN + m * stride + N + n, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    tl.store(out_MN + m * N + n, (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=inside)
+
+
+@triton.jit
+def rotate_and_store(qkv_MX, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R, slot_R, live_R,
+                     stride, room, eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr):
+    """Rotary positions (arXiv:2104.09864) on queries and keys, each normed before if NORM; keys and values into the cache.
+
+    One program for each token and head: queries, then keys, then values. Caches are (slots, K, room, D); `cos` and `sin` (positions, D / 2).
+    """
+    m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    r, t = m // T, m % T
+    half = tl.arange(0, D // 2)
+    first = tl.load(qkv_MX + m * stride + head * D + half)
+    second = tl.load(qkv_MX + m * stride + head * D + D // 2 + half)
+    place = tl.load(written_R + r) - 1 + t
+    if head < H + K:
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        if NORM:
+            weight = q_weight if head < H else k_weight
+            scale = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b)) / D + eps)
+            a = (a * scale).to(first.dtype) * tl.load(weight + half)
+            b = (b * scale).to(first.dtype) * tl.load(weight + D // 2 + half)
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        position = tl.load(start_R + r) + place
+        c = tl.load(cos + position * (D // 2) + half).to(tl.float32)
+        s = tl.load(sin + position * (D // 2) + half).to(tl.float32)
+        first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(first.dtype)
+    if head < H:
+        target = q_MHD + (m * H + head) * D
+        tl.store(target + half, first)
+        tl.store(target + D // 2 + half, second)
+    elif tl.load(live_R + r) != 0 and place < room:
+        kind = (head - H) // K
+        target = own_keys if kind == 0 else own_values
+        target += ((tl.load(slot_R + r).to(tl.int64) * K + (head - H) % K) * room + place) * D
+        tl.store(target + half, first)
+        tl.store(target + D // 2 + half, second)
+
+
+@triton.jit
+def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length_P, sums, tops, partial, scale, longest,
+                   T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Attention to one stretch of a prompt for a tile of rows that share it: its keys are read once for all of them.
+
+    One program for each tile, key head and stretch of SPLIT keys. Prompt caches are (P, K, longest, D). Written are the scores' tops, the
+    sums of their exponentials, and the weighted values, to be joined by `attend_own`: (M, H, SPLITS) and (M, H, SPLITS, D).
+    """
+    Q: tl.constexpr = H // K
+    tile, k, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    p, rows = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_rows + tile)
+    length = tl.load(length_P + p)
+    begin = split * SPLIT
+    if rows > 0 and begin < length:
+        i, d, n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
+        inside = i < rows * T * Q
+        token = tl.load(tile_row + tile) * T + i // Q  # the rows of a tile are neighbours
+        head = (token.to(tl.int64) * H + k * Q + i % Q)
+        q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+        base = (p * K + k) * longest * D
+        top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, D], tl.float32)
+        for s in range(begin, tl.minimum(begin + SPLIT, length), BLOCK_N):
+            real = s + n < length
+            at = base + (s + n)[:, None] * D + d[None, :]
+            key = tl.load(keys + at, mask=real[:, None], other=0.0)
+            value = tl.load(values + at, mask=real[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.where(real[None, :], scores, -float("inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp(scores - higher[:, None])
+            shrink = tl.exp(top - higher)
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+            top = higher
+        at = head * SPLITS + split
+        tl.store(tops + at, top, mask=inside)
+        tl.store(sums + at, total, mask=inside)
+        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
+
+
+@triton.jit
+def attend_own(q_MHD, out_MHD, own_keys, own_values, length_R, written_R, slot_R, live_R, sums, tops, partial, scale, room,
+               T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Attention of a row to its own tokens, joined with that to its prompt. One program for each row and key head."""
+    Q: tl.constexpr = H // K
+    r, k = tl.program_id(0), tl.program_id(1)
+    if tl.load(live_R + r) != 0:
+        i, d, n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
+        inside = i < T * Q
+        head = (r * T + i // Q).to(tl.int64) * H + k * Q + i % Q
+        q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+        base = (tl.load(slot_R + r).to(tl.int64) * K + k) * room * D
+        filled = tl.load(written_R + r) - 1
+        last = filled + i // Q  # the last token that a query may see: itself
+        top = tl.full([BLOCK_M], -1e30, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, D], tl.float32)
+        for s in range(0, filled + T, BLOCK_N):
+            real = s + n < tl.minimum(filled + T, room)
+            at = base + (s + n)[:, None] * D + d[None, :]
+            key = tl.load(own_keys + at, mask=real[:, None], other=0.0)
+            value = tl.load(own_values + at, mask=real[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.where((s + n)[None, :] <= last[:, None], scores, -float("inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp(scores - higher[:, None])
+            shrink = tl.exp(top - higher)
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+            top = higher
+        for split in range(0, (tl.load(length_R + r) + SPLIT - 1) // SPLIT):
+            at = head * SPLITS + split
+            other_top = tl.load(tops + at, mask=inside, other=0.0)
+            other_total = tl.load(sums + at, mask=inside, other=0.0)
+            other = tl.load(partial + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+            higher = tl.maximum(top, other_top)
+            shrink, other_shrink = tl.exp(top - higher), tl.exp(other_top - higher)
+            total = total * shrink + other_total * other_shrink
+            acc = acc * shrink[:, None] + other * other_shrink[:, None]
+            top = higher
+        tl.store(out_MHD + head[:, None] * D + d[None, :], (acc / total[:, None]).to(out_MHD.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _uniform(key, position):
+    """`sampling.uniform`: SplitMix64, by signed integers that wrap."""
+    x = key + (position.to(tl.int64) + 1) * -7046029254386353131
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    x = x ^ ((x >> 31) & 0x1FFFFFFFF)
+    return ((x >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Top, sum of exponentials, and place of the top, of each BLOCK of a token's logits over its temperature."""
+    m, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    heat = tl.load(heat_R + m // T)
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32) / tl.where(heat == 0, 1.0, heat)
+    top = tl.max(x)
+    tl.store(tops + m * blocks + block, top)
+    tl.store(sums + m * blocks + block, tl.where(top == -float("inf"), 0.0, tl.sum(tl.exp(x - top))))
+    tl.store(best + m * blocks + block, block * BLOCK + tl.argmax(x, 0))
+
+
+@triton.jit
+def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logprob_M, V, blocks, T: tl.constexpr, BLOCK: tl.constexpr,
+         BLOCKS: tl.constexpr):
+    """The token at which the cumulative distribution passes the place's uniform number: first its block, then the place in it."""
+    m = tl.program_id(0).to(tl.int64)
+    r = m // T
+    heat = tl.load(heat_R + r)
+    b = tl.arange(0, BLOCKS)
+    top_b = tl.load(tops + m * blocks + b, mask=b < blocks, other=-float("inf"))
+    top = tl.max(top_b)
+    mass_b = tl.load(sums + m * blocks + b, mask=b < blocks, other=0.0) * tl.exp(top_b - top)
+    total = tl.sum(mass_b)
+    logsum = top + tl.log(total)
+    if heat == 0:
+        token = tl.load(best + m * blocks + tl.argmax(top_b, 0))
+        logprob = top - logsum
+    else:
+        u = _uniform(tl.load(key_R + r), tl.load(written_R + r) + m % T)
+        passed = (u * total.to(tl.float64)).to(tl.float32)
+        cumulated = tl.cumsum(mass_b, 0)
+        block = tl.sum((cumulated <= passed).to(tl.int32))
+        block = tl.minimum(block, tl.max(tl.where(mass_b > 0, b, 0)))
+        before = tl.sum(tl.where(b < block, mass_b, 0.0))
+        i = tl.arange(0, BLOCK)
+        v = block * BLOCK + i
+        x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32) / heat
+        mass = tl.exp(x - top)
+        place = tl.sum((tl.cumsum(mass, 0) <= passed - before).to(tl.int32))
+        place = tl.minimum(place, tl.max(tl.where(mass > 0, i, 0)))
+        token = block * BLOCK + place
+        logprob = tl.max(tl.where(i == place, x, -float("inf"))) - logsum
+    tl.store(chosen_M + m, token)
+    tl.store(logprob_M + m, logprob)
+
+
+@triton.jit
+def advance(chosen_M, logprob_M, feed, out_tokens, out_logprobs, stops, slot_R, budget_R, written_R, live_R, room, width,
+            T: tl.constexpr, STOPS: tl.constexpr):
+    """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is finished. One program a row."""
+    r = tl.program_id(0)
+    live, written, budget = tl.load(live_R + r), tl.load(written_R + r), tl.load(budget_R + r)
+    out = tl.load(slot_R + r).to(tl.int64) * room
+    going, ended = live != 0, live == 0
+    last = tl.full((), 0, tl.int64)
+    for t in tl.static_range(T):
+        token = tl.load(chosen_M + r * T + t).to(tl.int64)
+        tl.store(out_tokens + out + written, token, mask=going)
+        tl.store(out_logprobs + out + written, tl.load(logprob_M + r * T + t), mask=going)
+        last = tl.where(going, token, last)
+        written = tl.where(going, written + 1, written)
+        stopped = written >= budget
+        for s in tl.static_range(STOPS):
+            stopped = stopped | (token == tl.load(stops + s))
+        ended = ended | (going & stopped)
+        going = going & (stopped == 0)
+        if t + 1 < T:
+            going = going & (token == tl.load(feed + r * width + t + 1))
+    tl.store(feed + r * width, tl.where(ended, 0, last))
+    tl.store(written_R + r, written)
+    tl.store(live_R + r, tl.where(ended, 0, 1))
