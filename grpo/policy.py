@@ -9,6 +9,7 @@ Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, 
 import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from grpo.learn.packing import Packing
 from grpo.rollout.cache import NAME, SharedPrompt
+from grpo.rollout.fused import FusedModel, fused_model
 from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
@@ -40,6 +42,11 @@ class Policy:
             self._frozen = copy.deepcopy(model).requires_grad_(False)
         self.stops = _stop_ids(model, tokenizer)
         self.context = getattr(self._causal.config, "max_position_embeddings", 1 << 30)
+
+    @cached_property
+    def fused(self) -> FusedModel | None:
+        """The fast decode step, where device and model have one."""
+        return fused_model(self)
 
     @property
     def _causal(self):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)  # of drafts, in tokens
+LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens
 NONE = -1  # a token that never is drawn
 
 
@@ -57,12 +57,12 @@ class Drafting:
         return best if speed(best) > 1.1 * speed(0) else 0
 
     def observe(self, k: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
-        """Learn from a pass over drafts of `k` tokens, after which `count` tokens of each row counted, 0 in finished rows."""
-        rows = int((count > 0).sum())
+        """Learn from a pass over drafts of `k` tokens (0: from any number of passes), of which `count` tokens of each row counted."""
+        rows, tokens = int((count > 0).sum()), int(count.sum())
         self.matched, self.slipped = self.matched + matched, self.slipped + slipped
-        self.rows, self.tokens = self.rows + rows, self.tokens + int(count.sum())
+        self.rows, self.tokens = self.rows + (rows if k else tokens), self.tokens + tokens
         self.seconds += seconds
-        self.plain_seconds += seconds * int(count.sum()) / max(rows, 1) * (flat + rows) / (flat + rows * (k + 1))
+        self.plain_seconds += seconds * (tokens / rows * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
 
     def metrics(self) -> dict[str, float]:
         """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""

@@ -8,6 +8,7 @@ Shapes: P prompts, G completions each, R = P * G rows.
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from grpo.policy import Policy
 from grpo.records import Completion
 from grpo.rollout.drafting import LENGTHS, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
+from grpo.rollout.fused import FusedDecoder
 from tasks.base import UserError
 
 Guess = Callable[[str], str]  # text so far -> the rest of it
@@ -47,9 +49,10 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date.
     """
     P, G, room = len(prompts), len(keys[0]), max(budgets)
-    decoder = EagerDecoder(policy, prompts, torch.tensor([key for row in keys for key in row]),
-                           torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
-                           torch.tensor(budgets).repeat_interleave(G), truncate, room + LENGTHS[-1] + 1)
+    make = partial(FusedDecoder, policy.fused) if policy.fused else partial(EagerDecoder, policy)
+    decoder = make(prompts, torch.tensor([key for row in keys for key in row]),
+                   torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
+                   torch.tensor(budgets).repeat_interleave(G), truncate, room + LENGTHS[-1] + 1)
     plans = None
     if guesses is not None and drafting is not None and drafting.fixed != 0:
         plans = Plans(policy, [guess for guess in guesses for _ in range(G)], room)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from grpo.rollout.drafting import LENGTHS
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-BURST = 16  # tokens a row between looks at who has finished
+BURST = 8  # tokens a row between looks at who has finished
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
 SPLIT = 128  # prompt keys read by one program
 WIDTH = LENGTHS[-1] + 1
@@ -55,7 +55,7 @@ class _Joined:
         """Take over what the optimizer has changed and is no view: adapters, biases."""
         for (first, second, scaling), down, up in zip(self.adapters, self.down_rows, self.up_parts):
             down.copy_(first)
-            torch.mul(second.t(), scaling, out=up) if second.dtype == up.dtype else up.copy_(second.t() * scaling)
+            up.copy_(second.t() * scaling)
         if self.bias is not None:
             self.bias[:self.outputs] = torch.cat([layer.bias.data for layer in self.layers])
 
@@ -179,9 +179,9 @@ class FusedModel:
             k.attend_prompts[(tiles, K, splits)](q, prompt_keys, prompt_values, self.tile["prompt"], self.tile["row"], self.tile["rows"],
                                                  self.lengths, sums, tops, partial, self.scale, self.longest, SPLIT=SPLIT, SPLITS=splits,
                                                  BLOCK_M=block(height), BLOCK_N=64, **sizes)
-            k.attend_own[(R, K)](q, attended, keys, values, state["length"], state["written"], state["slot"], state["live"], sums, tops,
+            k.attend_own[(R, K)](q, attended, keys, values, state["start"], state["written"], state["slot"], state["live"], sums, tops,
                                  partial, self.scale, self.room, SPLIT=SPLIT, SPLITS=splits, BLOCK_M=block(1), BLOCK_N=64, **sizes)
-            self._norm(x, out(attended), second_norm, h, out.outputs)
+            self._norm(x, out(attended), second_norm, h)
             both = gate_up(h)
             width = gate_up.outputs // 2
             gated = x.new_empty(M, width)
@@ -190,7 +190,7 @@ class FusedModel:
         self._norm(x, last, self.final_norm, h)
         return h
 
-    def _norm(self, x, y, norm, out, _=None):
+    def _norm(self, x, y, norm, out):
         self.kernels.add_norm[(len(x),)](x, x if y is None else y, norm.weight, out, 0 if y is None else y.stride(0), self.N,
                                          norm.variance_epsilon, ADD=y is not None, BLOCK=1 << (self.N - 1).bit_length(), num_warps=8)
 
@@ -210,3 +210,119 @@ class FusedModel:
                      BLOCKS=max(2, 1 << (blocks - 1).bit_length()))
         k.advance[(R,)](chosen, logprob, self.feed, self.out_tokens, self.out_logprobs, self.stops, state["slot"], state["budget"],
                         state["written"], state["live"], self.room, WIDTH, T=T, STOPS=len(self.stops), num_warps=1)
+
+
+class FusedDecoder:
+    """The rows of one rollout, as they are written; see `eager.EagerDecoder` for the same on any device."""
+
+    flat = 256  # tokens at which products are as long as the reading of their weights: 990 TFLOP/s / 4.8 TB/s, and some overhead
+
+    def __init__(self, model: FusedModel, prompts, keys: Tensor, heat: Tensor, budget: Tensor, truncate: Callable | None, room: int):
+        self.model, self.truncate, policy = model, truncate, model.policy
+        model.refresh()
+        self.last_PN, shared = policy.prefill(prompts)
+        longest, rows = shared.padding_PL.shape[1], len(keys)
+        model.allot(rows, len(prompts), longest, room)
+        for i, (prompt_keys, prompt_values) in shared.prompt.items():
+            model.shared[i, 0, :len(prompts), :, :longest] = prompt_keys
+            model.shared[i, 1, :len(prompts), :, :longest] = prompt_values
+        model.lengths[:len(prompts)] = shared.lengths_P
+        self.columns = rows // len(prompts)
+        self.prompt_of = torch.arange(len(prompts)).repeat_interleave(self.columns)
+        start = shared.lengths_P.repeat_interleave(self.columns)
+        fresh = dict(slot=torch.arange(rows), budget=budget, written=0, live=1, start=start, key=keys, heat=heat)
+        model.state["live"].zero_()
+        for name, value in fresh.items():
+            model.state[name][:rows] = value
+        self.written = torch.zeros(rows, dtype=torch.int64)
+        self.budget = budget
+        self.live = torch.ones(rows, dtype=torch.bool)
+        self.laid_out = None
+
+    def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how many of them count (R,), on the CPU."""
+        model, R, T, new = self.model, len(self.written), 1 + drafts_Rk.shape[1], 1
+        if self.last_PN is not None:
+            logits = model.policy.head(self.last_PN).repeat_interleave(self.columns, 0)
+            model.sample(logits, R, 1, self.truncate)
+            self.last_PN = None
+        else:
+            tiles = self._lay_out(T)
+            model.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(model.feed.device)
+            bucket = next(b for b in BUCKETS if b >= R)
+            if T == 1:
+                new = min(BURST, int((self.budget - self.written)[self.live].max()))
+            for _ in range(new):
+                model.run(bucket, T, tiles, self.truncate)
+            new = max(new, T)
+        state = model.state
+        places = (self.written[:, None] + torch.arange(new)).clamp(max=model.room - 1).to(model.feed.device)
+        slot = state["slot"][:R]
+        chosen, logprobs = model.out_tokens[slot].gather(1, places).cpu(), model.out_logprobs[slot].gather(1, places).cpu()
+        written, self.live = state["written"][:R].to("cpu", copy=True), state["live"][:R].cpu() > 0
+        count, self.written = written - self.written, written
+        return chosen, logprobs, count
+
+    def retire(self) -> Tensor:
+        """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by their present places, in order."""
+        rows, kept = len(self.live), self.live.nonzero()[:, 0]
+        if len(kept) and next(b for b in BUCKETS if b >= len(kept)) == next(b for b in BUCKETS if b >= rows):
+            return torch.arange(rows)
+        there = kept.to(self.model.feed.device)
+        for tensor in (*self.model.state.values(), self.model.feed):
+            tensor[:len(kept)] = tensor[there]
+        self.model.state["live"][len(kept):rows] = 0
+        self.written, self.budget, self.live, self.prompt_of = (x[kept] for x in (self.written, self.budget, self.live, self.prompt_of))
+        self.laid_out = None
+        return kept
+
+    def _lay_out(self, T: int) -> int:
+        """Write down which neighbouring rows read a prompt's keys together; return how many such tiles to run, some perhaps empty."""
+        height = self.model.tile_height(T)
+        if self.laid_out is None or self.laid_out[0] != height:
+            tiles = []
+            prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
+            for prompt, first, count in zip(prompts.tolist(), (counts.cumsum(0) - counts).tolist(), counts.tolist()):
+                tiles += [(prompt, row, min(height, first + count - row)) for row in range(first, first + count, height)]
+            number = min(next(b for b in BUCKETS if b >= len(tiles)), self.model.rows)
+            tiles += [(0, 0, 0)] * (number - len(tiles))
+            for name, column in zip(("prompt", "row", "rows"), zip(*tiles)):
+                self.model.tile[name][:number] = torch.tensor(column, dtype=torch.int32)
+            self.laid_out = (height, number)
+        return self.laid_out[1]
+
+
+@torch.no_grad()
+def fused_model(policy) -> FusedModel | None:
+    """Return the fused decode step of `policy`, or None where device or model have none."""
+    config = policy._causal.config
+    modules = [module for module in policy.model.modules() if hasattr(module, "lora_A")]
+    if (policy.device.type != "cuda" or policy.is_plain or config.model_type not in FAMILIES or config.hidden_act != "silu"
+            or getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+            or any(len(module.active_adapters) != 1 or module.use_dora.get(module.active_adapters[0]) or
+                   module.lora_bias.get(module.active_adapters[0]) for module in modules)
+            or any(type(module.lora_dropout[module.active_adapters[0]]) is not nn.Identity for module in modules)):
+        return None
+    model = FusedModel(policy)
+    difference = disagreement(model)
+    if difference > (2e-2 if model.dtype != torch.float32 else 1e-3):
+        warnings.warn(f"the fused decoder disagrees with the model by {difference:.1e} and is not used", stacklevel=2)
+        return None
+    return model
+
+
+@torch.no_grad()
+def disagreement(model: FusedModel) -> float:
+    """Return by how much the hidden states after a few tokens differ from those of the model's own forward pass, relative to these."""
+    policy = model.policy
+    prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
+    ones = torch.ones(4, dtype=torch.int64)
+    decoder = FusedDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9 + WIDTH)
+    tokens = torch.arange(12, device=policy.device).view(4, 3) + 7
+    _, shared = policy.prefill(prompts)
+    shared.allot(4, 3)
+    expected = policy.extend(tokens, shared)
+    model.feed[:4, :3] = tokens
+    model.state["written"][:4] = 1
+    found = model.forward(4, 3, decoder._lay_out(3)).view(expected.shape)
+    return ((found - expected).float().norm() / expected.float().norm()).item()

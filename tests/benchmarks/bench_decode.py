@@ -1,0 +1,180 @@
+"""How fast tokens are sampled on a GPU: `python tests/benchmarks/bench_decode.py`, with a Llama of random weights in bfloat16.
+
+Three tables. (1) The decode step alone, batch x context, half of the context a prompt shared by groups of 16: beside the time in which
+the memory could deliver what must be read, that is the weights and the keys and values (a prompt's once a group, and, as "unshared", once a
+row), at the copying speed measured in the same run. (2) Whole rollouts, prompts x completions x new tokens, the prefill included.
+(3) The same with drafts, at a given share of right ones. On random weights no text is foreseeable, so it is simulated: the rollout is
+done once without drafts, and then drafted from what it wrote, each drafted token being spoilt with the given probability; after a slip the
+task's own work (decoding the text, aiming anew, tokenizing) is done on a true problem of as many words, for its time. The
+tokens must come out as before: in bfloat16 a few differ by rounding, and how many completions do is told.
+"""
+import argparse
+import json
+import random
+import time
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from grpo.policy import BUILTIN, NAME, Policy
+from grpo.rollout import engine, fused
+from grpo.rollout.drafting import Drafting, Plans
+from tasks.base import problem_at
+from tasks.interleave import Interleave
+
+SHAPES = {
+    "3b": dict(vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
+               num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
+    "1b": dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+               num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
+}
+ROLLOUTS = ((4, 16, 128, 150), (1, 16, 1024, 600), (8, 16, 700, 700), (16, 16, 128, 150), (1, 16, 1300, 1300))  # P, G, new, prompt
+WORDS = {128: 25, 1024: 200, 700: 140, 1300: 250}  # of a problem whose answer has about so many tokens
+
+
+def make_policy(size: str, lora: int) -> Policy:
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPES[size], tie_word_embeddings=True, attn_implementation=NAME)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+        model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    policy = Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name=size)
+    policy.stops = ()
+    return policy
+
+
+def copy_speed() -> float:
+    """Return bytes read and written a second by copying 4 GB."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / time_of(lambda: target.copy_(source))
+
+
+def time_of(work, repeats: int = 20) -> float:
+    """Return the median time of `work` in seconds, by events."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return sorted(times)[len(times) // 2]
+
+
+@torch.no_grad()
+def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[float, int, int]:
+    """Return seconds of one step, and the bytes that it must read, prompts once a group and once a row."""
+    model, prompt = policy.fused, context // 2
+    prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
+    room = context - prompt + 64
+    ones = torch.ones(rows, dtype=torch.int64)
+    decoder = fused.FusedDecoder(model, prompts, torch.randint(1 << 60, (rows,)), ones.float(), ones * room, None, room)
+    model.own.normal_()
+    model.state["written"][:rows] = context - prompt
+    tiles = decoder._lay_out(T)
+    bucket = next(b for b in fused.BUCKETS if b >= rows)
+    kept = model.state["written"].clone()
+
+    def run():
+        model.state["written"].copy_(kept)
+        model.run(bucket, T, tiles, None)
+
+    seconds = time_of(run)
+    weights = sum(p.numel() for p in policy._causal.parameters()) * model.own.element_size()
+    token = 2 * len(model.blocks) * model.K * model.D * model.own.element_size()
+    return seconds, weights + token * (len(prompts) * prompt + rows * (context - prompt)), weights + token * rows * context
+
+
+def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int = 3, **drafts):
+    """Return the least time of a whole rollout, and its completions."""
+    rng = random.Random(0)
+    prompts = [tuple(rng.choices(range(1000), k=prompt)) for _ in range(P)]
+    keys = [[rng.getrandbits(62) for _ in range(G)] for _ in range(P)]
+    times = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        answers = engine.generate(policy, prompts, keys=keys, temperatures=[1.0] * P, budgets=[new] * P, **drafts)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return times[0], min(times[1:]), answers
+
+
+def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, answers, right: float):
+    """Return the time of the rollout with drafts of which the share `right` is right, and how many completions came out otherwise."""
+    task, rng = Interleave(), random.Random(1)
+    problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
+    truth = [list(answer.tokens) for group in answers for answer in group]
+    vocabulary = policy.fused.V
+    plans = [[token if rng.random() < right else (token + 1) % vocabulary for token in row] for row in truth]
+    words = problem.target
+
+    class Simulated(Plans):
+        def __init__(self, *arguments):
+            self.made = -1
+            super().__init__(*arguments)
+            for row, plan in enumerate(plans):
+                self._set(row, 0, plan)
+
+        def _set(self, row, start, plan):
+            super()._set(row, start, plans[row][start:])
+
+        def _tokens(self, guess, written):
+            text = words[:len(words) * len(written) // new]
+            return policy.tokenizer(task.draft(problem, text), add_special_tokens=False).input_ids
+
+    engine.Plans = Simulated
+    drafting = Drafting("auto")
+    first, best, found = rollout(policy, P, G, new, prompt, guesses=[str] * P, drafting=drafting)
+    engine.Plans = Plans
+    differ = sum(list(answer.tokens) != row for answer, row in zip((a for group in found for a in group), truth))
+    return first, best, differ, drafting.metrics()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SHAPES, default="3b")
+    parser.add_argument("--lora", type=int, default=16)
+    parser.add_argument("--right", type=float, default=0.95, help="share of drafted tokens that are right")
+    parser.add_argument("--steps-only", action="store_true", help="the first table alone")
+    parser.add_argument("--json", default="", metavar="FILE")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no GPU is seen here, and the fused decoder needs one")
+    policy = make_policy(arguments.size, arguments.lora)
+    bandwidth = copy_speed()
+    rows = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA {arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s")
+    print("   rows  context    ms a step   x floor   x floor unshared")
+    for batch in (16, 64, 256):
+        for context in (256, 2816):
+            seconds, shared, unshared = step_time(policy, batch, context)
+            rows.append({"table": "step", "rows": batch, "context": context, "seconds": seconds, "floor": shared / bandwidth,
+                         "floor_unshared": unshared / bandwidth})
+            print(f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}", flush=True)
+            policy.fused.rows = 0  # the next case makes its own caches
+            policy.fused.own = policy.fused.shared = None
+    if not arguments.steps_only:
+        print("  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | drafted: first s   then s   acceptance   a forward   otherwise")
+        for P, G, new, prompt in ROLLOUTS:
+            first, best, answers = rollout(policy, P, G, new, prompt)
+            d_first, d_best, differ, figures = drafted(policy, P, G, new, prompt, answers, arguments.right)
+            rows.append({"table": "rollout", "prompts": P, "completions": G, "new": new, "prompt": prompt, "first": first, "seconds": best,
+                         "drafted_first": d_first, "drafted": d_best, "otherwise": differ, **figures})
+            print(f"{P:>20} x {G} x {new}, {prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} |{d_first:>17.2f}{d_best:>9.2f}"
+                  f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}{differ:>8} of {P * G}", flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
