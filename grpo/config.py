@@ -76,7 +76,10 @@ class Config:
     warmup: int = flag(5, "steps of linear warm-up")
     weight_decay: float = flag(0.0, "of AdamW")
     max_grad_norm: float = flag(1.0, "gradients are clipped to this norm (0: not)")
-    micro_tokens: int = flag(0, "most tokens of a micro-batch (0: 4,096 on cpu, 65,536 on a GPU)")
+    micro_tokens: int = flag(0, "most tokens of a micro-batch, which changes no gradient (0: 4,096 on cpu, by its memory on a GPU)")
+    forget_activations: bool = flag(False, "compute activations twice instead of keeping them; done by itself where memory runs out")
+    importance_limit: float = flag(0.0, "weigh tokens by trainer's over sampler's probability, up to this (0: not)")
+    parity_limit: float = flag(0.0, "stop when trainer and sampler differ by more than this in a log-probability (0: never)")
     # run
     steps: int = flag(0, "training steps (0: the default of the task)")
     seed: int = flag(0, "of everything: problems, samples, adapter")
@@ -120,7 +123,7 @@ class Config:
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
         yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
-        for name in ("beta", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup", "micro_tokens",
+        for name in ("beta", "importance_limit", "parity_limit", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup", "micro_tokens",
                      "steps", "eval_every", "best_margin"):
             yield name, getattr(self, name) >= 0, "give 0 or more"
         for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window"):

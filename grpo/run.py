@@ -64,11 +64,9 @@ class Run:
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
         rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
-        on_gpu = config.device.startswith("cuda") or config.device == "auto" and torch.cuda.is_available()
         level = config.level or getattr(task, "default_level", 1)
         self.config = dataclasses.replace(
             config, level=level, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
-            micro_tokens=config.micro_tokens or (65_536 if on_gpu else 4_096),
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
         return self.config
 

@@ -8,7 +8,7 @@ a ladder; a token's log-probability is compared with the sampler's own; the refe
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,7 @@ from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, classify
-from tasks.base import Problem, Task, draft_of
+from tasks.base import Problem, Task, UserError, draft_of
 from tasks.supply import Supply
 
 
@@ -39,7 +39,7 @@ class Trainer:
         self.supply = supply or Supply(task, seed=config.seed, kind=config.problems)
         self.truncate = truncation(config.top_k, config.top_p)
         self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
-                                           weight_decay=config.weight_decay)
+                                           weight_decay=config.weight_decay, fused=True)
         self.curriculum = Curriculum(config.rungs, promote_by=config.promote_by, promote_at=config.promote_at,
                                      window=config.promote_window, replay=config.replay)
         self.monitor = VarianceMonitor(
@@ -49,6 +49,10 @@ class Trainer:
         self.done = 0  # steps
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
+        self.micro_tokens = config.micro_tokens or policy.tokens_at_once
+        if config.forget_activations:
+            policy.forget_activations()
+        self.said: list[str] = []  # what happened in the step under way, for the console
         self.current: list[Group] = []  # the groups of the step under way, for the record if it fails
 
     def step(self) -> StepReport:
@@ -63,7 +67,7 @@ class Trainer:
         learned = self.learn(step, kept)
         clock.lap("update")
         metrics = self.metrics(step, groups, learned, clock)
-        events = self.monitor.observe(groups)
+        events, self.said = self.said + self.monitor.observe(groups), []
         events += self.curriculum.observe(step, _values_by_level(groups), _collapsed_share(groups))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done = step
@@ -117,11 +121,35 @@ class Trainer:
             return {}
         config, (low, high) = self.config, self.config.clips
         longest = max(budget_for(self.policy, group.prompt, group.problem.target, config.max_new_tokens) for group in kept)
-        passes = [update(self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low,
-                         clip_high=high, max_length=longest, micro_tokens=config.micro_tokens,
-                         max_grad_norm=config.max_grad_norm, truncate=self.truncate) for _ in range(config.epochs)]
+        before: dict = {}
+        passes = [self.within_memory(partial(
+            update, self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low, clip_high=high,
+            max_length=longest, max_grad_norm=config.max_grad_norm, truncate=self.truncate, before=before,
+            importance_limit=config.importance_limit, parity_limit=config.parity_limit)) for _ in range(config.epochs)]
         parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
         return passes[-1] | parity
+
+    def within_memory(self, update: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """Make the update in micro-batches that fit: smaller ones when memory runs out, which changes no gradient; then by forgetting activations.
+
+        Raises UserError when nothing helps.
+        """
+        while True:
+            try:
+                return update(micro_tokens=self.micro_tokens)
+            except torch.OutOfMemoryError as error:
+                longest = max(len(group.prompt) + len(c.tokens) for group in self.current for c in group.completions)
+                if self.micro_tokens <= longest and self.policy.is_forgetful:
+                    raise UserError(f"out of memory in the update of a single completion of {longest} tokens; give a smaller model, fewer "
+                                    "--words, or --lora-rank 16") from error
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            if self.micro_tokens > longest:
+                self.micro_tokens = max(longest, self.micro_tokens // 2)
+                self.said.append(f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on (the gradient is the same)")
+            else:
+                self.policy.forget_activations()
+                self.said.append("out of memory: activations are computed twice from now on (the gradient is the same)")
 
     def rate(self, step: int) -> float:
         """Return the share of the learning rate that `step` learns with: warm-up, then constant or cosine to zero."""

@@ -26,16 +26,24 @@ def rest_of(a: Sequence[str], b: Sequence[str], text: str) -> str:
     """
     walk, words = _Walk(a, b), split_words(text)
     last = words.pop() if words and not text[-1].isspace() else ""
-    for word in words:
-        walk.write(walk.find(word))
+    place = 0
+    while place < len(words):
+        place += walk.follow(words, place)
+        if place < len(words):
+            walk.write(walk.find(words[place]))
+            place += 1
     rest = []
     if last:
         spot = walk.find_beginning(last)
         walk.write(spot or walk.expected())
         rest.append(walk.word(spot)[len(last):] if spot else "")
     while (spot := walk.expected()) and len(rest) < len(a) + len(b):  # who stutters would do so for ever
-        rest.append(walk.word(spot))
-        walk.write(spot)
+        ahead = walk.ahead()
+        walk.follow(ahead, 0)
+        rest += ahead
+        if spot := walk.expected():
+            rest.append(walk.word(spot))
+            walk.write(spot)
     return " ".join(rest)
 
 
@@ -52,6 +60,25 @@ class _Walk:
 
     def word(self, spot: Spot) -> str:
         return self.texts[spot[0]][spot[1]]
+
+    def ahead(self) -> list[str]:
+        """Return the words of the next turns, as long as both texts have some; none unless the last words took turns."""
+        if self.moves != (TAKES_TURNS,) * 4:
+            return []
+        mine, other = (self.texts[text][self.places[text]:] for text in (1 - self.last, self.last))
+        return [word for pair in zip(mine, other) for word in pair]
+
+    def follow(self, words: Sequence[str], place: int) -> int:
+        """Write those of the `words` from `place` on that are `ahead`, at one stroke; return how many."""
+        number = 0
+        for word, ahead in zip(words[place:], self.ahead()):
+            if word != ahead:
+                break
+            number += 1
+        self.places[1 - self.last] += (number + 1) // 2
+        self.places[self.last] += number // 2
+        self.last = (self.last + number) % 2
+        return number
 
     def expected(self) -> Spot | None:
         """Return where the next word stands; None when both texts are used up."""

@@ -14,10 +14,10 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
                          **settings)
 
 
-SHAPE = dict(vocab_size=2048, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+SHAPE = dict(vocab_size=2048, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, eos_token_id=3, pad_token_id=0, initializer_range=0.15)
 FAMILIES = {
-    "llama-3 rotary scaling": lambda: LlamaConfig(**SHAPE, head_dim=16, tie_word_embeddings=True, rope_parameters={
+    "llama-3 rotary scaling": lambda: LlamaConfig(**SHAPE, head_dim=32, tie_word_embeddings=True, rope_parameters={
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}),
     "qwen2": lambda: Qwen2Config(**SHAPE),

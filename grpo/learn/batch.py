@@ -21,6 +21,7 @@ class MicroBatch:
     """A grid of P prompts by G completions, completions padded on the right to T tokens; R = P * G."""
 
     prompts: list[tuple[int, ...]]
+    names: list[tuple[int, int]]  # group and sample of each row
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
     old_RT: Tensor  # log-probabilities under the policy that sampled
@@ -33,16 +34,15 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
                   device: torch.device) -> Iterator[MicroBatch]:
     """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens` tokens.
 
-    Counted are prompts once and padded completions; 0 means no bound. A group that is too large alone is cut
-    into parts of its rows, a row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`.
+    Counted are prompts once and completions; 0 means no bound. A group that is too large alone is cut into parts of its rows, a
+    row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`.
     """
     lengths = torch.tensor([len(completion.tokens) for group in groups for completion in group.completions])
     weights = token_weights(kind, lengths, max_length=max_length).tolist()
     parts, first = [], 0
     for group in groups:
         size = len(group.completions)
-        rows = [(completion, advantage, weight) for completion, advantage, weight in
-                zip(group.completions, group.advantages, weights[first:first + size], strict=True)]
+        rows = list(zip(group.completions, group.advantages, weights[first:first + size], range(size), strict=True))
         first += size
         longest = max(len(completion.tokens) for completion in group.completions)
         fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
@@ -58,9 +58,7 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
 
 
 def _tokens(bundle) -> int:
-    prompts = max(len(group.prompt) for group, _ in bundle) * len(bundle)
-    rows = [len(completion.tokens) for _, rows in bundle for completion, *_ in rows]
-    return prompts + max(rows) * len(rows)
+    return sum(len(group.prompt) + sum(len(completion.tokens) for completion, *_ in rows) for group, rows in bundle)
 
 
 def _tensors(bundle, device) -> MicroBatch:
@@ -75,7 +73,8 @@ def _tensors(bundle, device) -> MicroBatch:
     temperatures = [group.temperature for group, part in bundle for _ in part]
     return MicroBatch(
         prompts=[group.prompt for group, _ in bundle],
+        names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         tokens_RT=tokens.to(device), mask_RT=mask.to(device), old_RT=old.to(device),
-        advantages_R=torch.tensor([advantage for _, advantage, _ in rows], device=device),
+        advantages_R=torch.tensor([advantage for _, advantage, *_ in rows], device=device),
         temperatures_R=torch.tensor(temperatures, device=device),
-        weights_R=torch.tensor([weight for *_, weight in rows], dtype=torch.float64, device=device))
+        weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64, device=device))

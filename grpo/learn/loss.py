@@ -78,17 +78,19 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
 
 
 def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, mask_RT: Tensor, weights_R: Tensor, *,
-              clip_low: float, clip_high: float, beta: float = 0.0, ref_RT: Tensor | None = None,
-              entropy_RT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+              clip_low: float, clip_high: float, beta: float = 0.0, ref_RT: Tensor | None = None, entropy_RT: Tensor | None = None,
+              importance_RT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums) of all micro-batches add
-    up to those of the step. The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low",
+    up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low",
     "clipped_high" (counts), "kl" where `ref_RT` is given, "entropy" where `entropy_RT` is given (nats).
     """
     assert beta == 0 or ref_RT is not None
     loss_RT, low_RT, high_RT = policy_loss(kind, logp_RT, old_RT, advantages_R, mask_RT,
                                            clip_low=clip_low, clip_high=clip_high)
+    if importance_RT is not None:
+        loss_RT = loss_RT * _zero_padding(importance_RT, mask_RT)
     terms = {"tokens": mask_RT, "clipped_low": low_RT, "clipped_high": high_RT}
     if ref_RT is not None:
         terms["kl"] = kl_k3(_zero_padding(logp_RT, mask_RT), _zero_padding(ref_RT, mask_RT))

@@ -161,13 +161,16 @@ def _grids(query, key, value, segments: Segments) -> tuple[Tensor, Tensor, Tenso
 
 def _grid(packed_NX: Tensor, places_N: Tensor, count: int, longest: int) -> Tensor:
     """Return (N, H, ...) as (count, H, longest, ...), zeros at padding."""
-    grid = packed_NX.new_zeros(count * longest, *packed_NX.shape[1:])
-    grid[places_N] = packed_NX
+    grid = packed_NX
+    if len(places_N) < count * longest:
+        grid = packed_NX.new_zeros(count * longest, *packed_NX.shape[1:])
+        grid[places_N] = packed_NX
     return grid.unflatten(0, (count, longest)).transpose(1, 2)
 
 
 def _packed(grid: Tensor, places_N: Tensor) -> Tensor:
-    return grid.transpose(1, 2).flatten(0, 1)[places_N]
+    rows = grid.transpose(1, 2).flatten(0, 1)
+    return rows if len(places_N) == len(rows) else rows[places_N]
 
 
 def _padding(segments: Segments, like: Tensor) -> Tensor | None:

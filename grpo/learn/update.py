@@ -4,6 +4,7 @@ Shapes: R rows (completions), T tokens, M tokens of all of them.
 """
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,39 +32,71 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
            clip_low: float, clip_high: float, max_length: int, micro_tokens: int, max_grad_norm: float,
-           truncate: Callable | None = None) -> dict[str, float]:
+           truncate: Callable | None = None, importance_limit: float = 0.0, parity_limit: float = 0.0,
+           before: dict[tuple[int, int], Tensor] | None = None) -> dict[str, Any]:
     """Take one optimizer step on `groups` (advantages filled in); return means over the step's tokens.
 
     Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`), "entropy" (nats),
-    "clip_ratio/low", "clip_ratio/high", "parity/max_abs_logprob_diff" and "parity/kl" (policy against sampler; on the
-    first pass over a rollout they measure rounding alone). Raises FloatingPointError, before the weights change, when loss or
-    gradient is not finite.
+    "clip_ratio/low", "clip_ratio/high", and of policy against sampler, which on the first pass over a rollout is rounding alone,
+    "parity/max_abs_logprob_diff", "parity/kl" and "parity/worst", the three tokens that differ most.
+
+    With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in the first pass, and its tokens are
+    weighed by the truncated ratio of that to the sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl); `before`
+    then holds the first pass's log-probabilities by completion: an empty one is filled, and used by later passes.
+
+    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`.
     """
     optimizer.zero_grad(set_to_none=True)
-    total, sums, worst = 0.0, defaultdict(float), 0.0
+    total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
     for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device):
         reference_RT = None
         if beta:
             with policy.reference():
                 reference_RT = completion_logprobs(policy, batch, truncate)[0]
         logp_RT, entropy_RT = completion_logprobs(policy, batch, truncate)
+        old_RT, importance_RT = batch.old_RT, None
+        if importance_limit:
+            old_RT = _remembered(before, batch, logp_RT.detach())
+            importance_RT = (old_RT - batch.old_RT).exp().clamp(max=importance_limit)
         loss, parts = step_loss(
-            kind, logp_RT, batch.old_RT, batch.advantages_R, batch.mask_RT, batch.weights_R, clip_low=clip_low,
-            clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT)
+            kind, logp_RT, old_RT, batch.advantages_R, batch.mask_RT, batch.weights_R, clip_low=clip_low,
+            clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT, importance_RT=importance_RT)
         loss.backward()
         total += loss.item()
         for name, value in parts.items():
             sums[name] += value.item()
         difference_RT = (batch.old_RT - logp_RT.detach()) * batch.mask_RT
-        worst = max(worst, difference_RT.abs().max().item())
+        parity = max(parity, difference_RT.abs().max().item())
+        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
         sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
     grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters, max_grad_norm or float("inf")))
     for name, value in (("loss", total), ("gradient norm", grad_norm)):
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(f"the {name} is {value}")
+    if parity_limit and parity > parity_limit:
+        raise FloatingPointError(f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and --parity-limit "
+                                 f"is {parity_limit:g}")
     optimizer.step()
     mean = {name: value / sums["tokens"] for name, value in sums.items()}
     metrics = {"loss": total, "grad_norm": grad_norm, "entropy": mean["entropy"],
                "clip_ratio/low": mean["clipped_low"], "clip_ratio/high": mean["clipped_high"],
-               "parity/max_abs_logprob_diff": worst, "parity/kl": mean["parity"]}
+               "parity/max_abs_logprob_diff": parity, "parity/kl": mean["parity"], "parity/worst": worst}
     return metrics | ({"kl": mean["kl"]} if beta else {})
+
+
+def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
+    """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of `logp_RT` where it has none yet."""
+    lengths = batch.mask_RT.sum(1).tolist()
+    rows = [before.setdefault(name, row[:n]) for name, row, n in zip(batch.names, logp_RT, lengths)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _worst_tokens(batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor) -> list[dict[str, Any]]:
+    """Return the three tokens on which sampler and trainer differ most: where, which, and both log-probabilities."""
+    places = difference_RT.abs().flatten().topk(min(3, difference_RT.numel())).indices.tolist()
+    found = []
+    for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
+        group, sample = batch.names[row]
+        found.append({"group": group, "sample": sample, "position": position, "token": int(batch.tokens_RT[row, position]),
+                      "sampler": round(batch.old_RT[row, position].item(), 6), "trainer": round(logp_RT[row, position].item(), 6)})
+    return found

@@ -16,6 +16,7 @@ from tasks.base import UserError
 
 LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens
 NONE = -1  # a token that never is drawn
+AHEAD = 400  # characters of a guess that are tokenized when a row is aimed anew: most are never reached
 
 
 class Drafting:
@@ -40,15 +41,16 @@ class Drafting:
         """The probability that a token goes as planned."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
-    def length(self, rows: int, flat: int) -> int:
-        """Return the draft length that gives the most tokens for the time.
+    def length(self, rows: int, flat: int, matched: int = 0, slipped: int = 0) -> int:
+        """Return the draft length that gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
+        The rows' own record counts beside the general one, because those that are left at the end are those that went astray.
         A forward pass over n tokens is taken to last as long as flat + n; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a)
         tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
         """
         if self.fixed is not None:
             return self.fixed
-        a = self.acceptance
+        a = (matched + 4 * rows * self.acceptance) / (matched + slipped + 4 * rows)
 
         def speed(k):
             return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1))
@@ -69,7 +71,7 @@ class Drafting:
         if not self.rows:
             return {}
         return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.rows,
-                "draft/seconds_saved": self.plain_seconds - self.seconds}
+                "time/saved_by_drafts": self.plain_seconds - self.seconds}
 
     def state_dict(self) -> dict[str, float]:
         return {"matched": self.matched, "slipped": self.slipped}
@@ -90,7 +92,7 @@ def parse_mode(mode: str) -> int | None:
 class Plans:
     """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and returns the rest of it.
 
-    A row that slips is aimed anew when it is next drafted for, not before.
+    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for.
     """
 
     def __init__(self, policy, guesses: Sequence[Callable[[str], str]], room: int):
@@ -99,6 +101,8 @@ class Plans:
         self.end = [end] if end in policy.stops else list(policy.stops[:1])
         self.planned = torch.full((len(guesses), room + LENGTHS[-1] + 1), NONE)
         self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
+        self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))
+        self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
         first = {guess: self._tokens(guess, []) for guess in dict.fromkeys(guesses)}
         for row, guess in enumerate(guesses):
             self._set(row, 0, first[guess])
@@ -107,7 +111,7 @@ class Plans:
         """Return the k tokens (R, k) that are expected next in `rows`, of which `tokens` (R, room) are written so far."""
         if not k:
             return torch.empty(len(rows), 0, dtype=torch.long)
-        for place in (live & self.is_stale[rows]).nonzero()[:, 0].tolist():
+        for place in (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0].tolist():
             row, length = int(rows[place]), int(written[place])
             self._set(row, length, self._tokens(self.guesses[row], tokens[place, :length].tolist()))
         return self.planned[rows].gather(1, written[:, None] + torch.arange(k))
@@ -118,14 +122,20 @@ class Plans:
         real = (places < count[:, None]) & ~self.is_stale[rows, None]
         as_planned = chosen == self.planned[rows].gather(1, written[:, None] + places)
         slipped = (real & ~as_planned).any(1)
+        matched = (real & as_planned).long().cumprod(1).sum(1)
         self.is_stale[rows[slipped]] = True
-        return int((real & as_planned).long().cumprod(1).sum()), int(slipped.sum())
+        self.matched[rows] += matched
+        self.slipped[rows] += slipped
+        return int(matched.sum()), int(slipped.sum())
 
     def _tokens(self, guess: Callable[[str], str], written: list[int]) -> list[int]:
         text = guess(self.policy.decode(written))
-        return [*self.policy.tokenizer(text, add_special_tokens=False).input_ids, *self.end]
+        cut = text.rfind(" ", 0, AHEAD) if len(text) > AHEAD else -1
+        tokens = self.policy.tokenizer(text[:cut] if cut > 0 else text, add_special_tokens=False).input_ids
+        return tokens if cut > 0 else [*tokens, *self.end, *[NONE] * LENGTHS[-1]]
 
     def _set(self, row: int, start: int, plan: list[int]):
+        self.until[row] = start + len(plan)
         plan = plan[:self.planned.shape[1] - start]
         self.planned[row] = NONE
         self.planned[row, start:start + len(plan)] = torch.tensor(plan, dtype=torch.long)

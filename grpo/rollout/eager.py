@@ -27,7 +27,7 @@ def accepted(chosen_RT: Tensor, drafts_Rk: Tensor, stops: Tensor) -> Tensor:
 class EagerDecoder:
     """The rows of one rollout, as they are written. `flat` is about how many tokens at once take twice as long as one alone."""
 
-    flat = 64
+    flat = 160  # as seen with the embedded model on two cores
 
     def __init__(self, policy: Policy, prompts, keys, heat, budget, truncate: Callable | None, room: int):
         self.policy, self.truncate, device = policy, truncate, policy.device

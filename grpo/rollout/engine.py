@@ -74,8 +74,9 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         kept = decoder.retire()
         rows = rows[kept]
         if plans is not None and len(rows):
-            k = drafting.length(int(decoder.live.sum()), decoder.flat)
-            drafts = plans.offer(rows, decoder.live.cpu(), tokens[rows], lengths[rows], k)
+            live = decoder.live.cpu()
+            k = drafting.length(int(live.sum()), decoder.flat, int(plans.matched[rows[live]].sum()), int(plans.slipped[rows[live]].sum()))
+            drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
         else:
             drafts = torch.empty(len(rows), 0, dtype=torch.long)
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]

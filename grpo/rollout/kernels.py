@@ -22,57 +22,74 @@ def add_norm(x_MN, y_MN, weight_N, out_MN, y_stride, N, eps, ADD: tl.constexpr, 
         tl.store(x_MN + m * N + n, x, mask=inside)
     wide = x.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide) / N + eps)
-    weight = tl.load(weight_N + n, mask=inside, other=0.0)
-    tl.store(out_MN + m * N + n, normed.to(x.dtype) * weight, mask=inside)
+    weight = tl.load(weight_N + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_MN + m * N + n, (normed * weight).to(x.dtype), mask=inside)
 
 
 @triton.jit
-def silu_mul(both_MN, out_MN, stride, N, BLOCK: tl.constexpr):
-    """out = silu(gate) * up, where gate and up stand side by side."""
-    m = tl.program_id(0).to(tl.int64)
+def _adapted(y_MX, up_rX, m, n, inside, stride, width, down_at, RANK: tl.constexpr):
+    """Columns n of the tokens m of a product, and the adapter's part: its down-projections stand in the columns from `down_at` on."""
+    y = tl.load(y_MX + m[:, None] * stride + n[None, :], mask=inside, other=0.0)
+    if RANK > 0:
+        j = tl.arange(0, RANK)
+        down = tl.load(y_MX + m[:, None] * stride + down_at + j[None, :])
+        up = tl.load(up_rX + j[:, None] * width + n[None, :], mask=(n < width)[None, :], other=0.0)
+        y = (y.to(tl.float32) + tl.dot(down, up, input_precision="ieee")).to(y.dtype)
+    return y
+
+
+@triton.jit
+def silu_mul(both_MX, up_rX, out_MN, stride, M, N, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and BLOCK columns (a divisor of N)."""
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < N
-    gate = tl.load(both_MN + m * stride + n, mask=inside, other=0.0)
-    up = tl.load(both_MN + m * stride + N + n, mask=inside, other=0.0)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    m = tl.minimum(m, M - 1)
+    gate = _adapted(both_MX, up_rX, m, n, inside, stride, 2 * N, 2 * N, RANK)
+    up = _adapted(both_MX, up_rX, m, N + n, inside, stride, 2 * N, 2 * N + RANK, RANK)
     wide = gate.to(tl.float32)
-    tl.store(out_MN + m * N + n, (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=inside)
+    tl.store(out_MN + m[:, None] * N + n[None, :], (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=inside)
 
 
 @triton.jit
-def rotate_and_store(qkv_MX, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R, slot_R, live_R,
-                     stride, room, eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr):
+def rotate_and_store(qkv_MX, up_rX, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R, slot_R, live_R,
+                     stride, M, room, eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+                     RANK: tl.constexpr, BLOCK_M: tl.constexpr):
     """Rotary positions (arXiv:2104.09864) on queries and keys, each normed before if NORM; keys and values into the cache.
 
-    One program for each token and head: queries, then keys, then values. Caches are (slots, K, room, D); `cos` and `sin` (positions, D / 2).
+    One program for some tokens and a head: queries, then keys, then values. Caches are (slots, K, room, D); `cos` and `sin` (positions, D / 2).
     """
-    m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    m, head = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.program_id(1)
+    real = m < M
+    m = tl.minimum(m, M - 1)
     r, t = m // T, m % T
     half = tl.arange(0, D // 2)
-    first = tl.load(qkv_MX + m * stride + head * D + half)
-    second = tl.load(qkv_MX + m * stride + head * D + D // 2 + half)
+    width: tl.constexpr = (H + 2 * K) * D
+    kind = tl.where(head < H, 0, tl.where(head < H + K, 1, 2))
+    inside = real[:, None] & (half < D)[None, :]
+    first = _adapted(qkv_MX, up_rX, m, head * D + half, inside, stride, width, width + kind * RANK, RANK)
+    second = _adapted(qkv_MX, up_rX, m, head * D + D // 2 + half, inside, stride, width, width + kind * RANK, RANK)
     place = tl.load(written_R + r) - 1 + t
     if head < H + K:
         a, b = first.to(tl.float32), second.to(tl.float32)
         if NORM:
             weight = q_weight if head < H else k_weight
-            scale = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b)) / D + eps)
-            a = (a * scale).to(first.dtype) * tl.load(weight + half)
-            b = (b * scale).to(first.dtype) * tl.load(weight + D // 2 + half)
-            a, b = a.to(tl.float32), b.to(tl.float32)
-        position = tl.load(start_R + r) + place
-        c = tl.load(cos + position * (D // 2) + half).to(tl.float32)
-        s = tl.load(sin + position * (D // 2) + half).to(tl.float32)
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+            a = (a * scale * tl.load(weight + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
+            b = (b * scale * tl.load(weight + D // 2 + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
+        position = tl.maximum(tl.load(start_R + r) + place, 0)[:, None] * (D // 2) + half[None, :]
+        c, s = tl.load(cos + position).to(tl.float32), tl.load(sin + position).to(tl.float32)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(first.dtype)
     if head < H:
-        target = q_MHD + (m * H + head) * D
-        tl.store(target + half, first)
-        tl.store(target + D // 2 + half, second)
-    elif tl.load(live_R + r) != 0 and place < room:
-        kind = (head - H) // K
-        target = own_keys if kind == 0 else own_values
-        target += ((tl.load(slot_R + r).to(tl.int64) * K + (head - H) % K) * room + place) * D
-        tl.store(target + half, first)
-        tl.store(target + D // 2 + half, second)
+        target = q_MHD + ((m * H + head) * D)[:, None] + half[None, :]
+        tl.store(target, first, mask=inside)
+        tl.store(target + D // 2, second, mask=inside)
+    else:
+        kept = inside & ((tl.load(live_R + r) != 0) & (place >= 0) & (place < room))[:, None]
+        cache = own_keys if head < H + K else own_values
+        target = cache + (((tl.load(slot_R + r) * K + (head - H) % K) * room + place) * D)[:, None] + half[None, :]
+        tl.store(target, first, mask=kept)
+        tl.store(target + D // 2, second, mask=kept)
 
 
 @triton.jit
@@ -82,7 +99,7 @@ def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length
     """Attention to one stretch of a prompt for a tile of rows that share it: its keys are read once for all of them.
 
     One program for each tile, key head and stretch of SPLIT keys. Prompt caches are (P, K, longest, D). Written are the scores' tops, the
-    sums of their exponentials, and the weighted values, to be joined by `attend_own`: (M, H, SPLITS) and (M, H, SPLITS, D).
+    sums of their exponentials, and the weighted values, (M, H, SPLITS) and (M, H, SPLITS, D), for `join`.
     """
     Q: tl.constexpr = H // K
     tile, k, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -119,47 +136,66 @@ def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length
 
 
 @triton.jit
-def attend_own(q_MHD, out_MHD, own_keys, own_values, length_R, written_R, slot_R, live_R, sums, tops, partial, scale, room,
-               T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Attention of a row to its own tokens, joined with that to its prompt. One program for each row and key head."""
+def attend_own(q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room,
+               T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr,
+               SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Attention of a row to one stretch of its own tokens: as `attend_prompts`, into the places from FIRST on."""
     Q: tl.constexpr = H // K
-    r, k = tl.program_id(0), tl.program_id(1)
-    if tl.load(live_R + r) != 0:
+    r, k, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    filled = tl.load(written_R + r) - 1
+    begin = split * SPLIT
+    end = tl.minimum(tl.minimum(filled + T, room), begin + SPLIT)
+    if (tl.load(live_R + r) != 0) & (begin < end):
         i, d, n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
         inside = i < T * Q
         head = (r * T + i // Q).to(tl.int64) * H + k * Q + i % Q
         q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-        base = (tl.load(slot_R + r).to(tl.int64) * K + k) * room * D
-        filled = tl.load(written_R + r) - 1
+        base = (tl.load(slot_R + r) * K + k) * room * D
         last = filled + i // Q  # the last token that a query may see: itself
-        top = tl.full([BLOCK_M], -1e30, tl.float32)
+        top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a query of a draft may see nothing of a stretch
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, D], tl.float32)
-        for s in range(0, filled + T, BLOCK_N):
-            real = s + n < tl.minimum(filled + T, room)
+        for s in range(begin, end, BLOCK_N):
+            real = s + n < end
             at = base + (s + n)[:, None] * D + d[None, :]
             key = tl.load(own_keys + at, mask=real[:, None], other=0.0)
             value = tl.load(own_values + at, mask=real[:, None], other=0.0)
             scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-            scores = tl.where((s + n)[None, :] <= last[:, None], scores, -float("inf"))
+            scores = tl.where(real[None, :] & ((s + n)[None, :] <= last[:, None]), scores, -float("inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp(scores - higher[:, None])
             shrink = tl.exp(top - higher)
             total = total * shrink + tl.sum(weights, 1)
             acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
             top = higher
-        for split in range(0, (tl.load(length_R + r) + SPLIT - 1) // SPLIT):
-            at = head * SPLITS + split
-            other_top = tl.load(tops + at, mask=inside, other=0.0)
-            other_total = tl.load(sums + at, mask=inside, other=0.0)
-            other = tl.load(partial + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-            higher = tl.maximum(top, other_top)
-            shrink, other_shrink = tl.exp(top - higher), tl.exp(other_top - higher)
-            total = total * shrink + other_total * other_shrink
-            acc = acc * shrink[:, None] + other * other_shrink[:, None]
+        at = head * SPLITS + FIRST + split
+        tl.store(tops + at, top, mask=inside)
+        tl.store(sums + at, total, mask=inside)
+        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
+
+
+@triton.jit
+def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
+         OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr):
+    """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for each token and head."""
+    m, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    r = m // T
+    if tl.load(live_R + r) != 0:
+        d = tl.arange(0, D)
+        at = (m * H + h) * SPLITS
+        prompt = (tl.load(length_R + r) + PROMPT - 1) // PROMPT
+        own = (tl.load(written_R + r) - 1 + T + OWN - 1) // OWN
+        top, total = -1e30, 0.0
+        acc = tl.zeros([D], tl.float32)
+        for i in range(prompt + tl.minimum(own, SPLITS - FIRST)):
+            place = at + tl.where(i < prompt, i, FIRST + i - prompt)
+            other = tl.load(tops + place)
+            higher = tl.maximum(top, other)
+            shrink, grow = tl.exp(top - higher), tl.exp(other - higher)
+            total = total * shrink + tl.load(sums + place) * grow
+            acc = acc * shrink + tl.load(partial + place * D + d) * grow
             top = higher
-        tl.store(out_MHD + head[:, None] * D + d[None, :], (acc / total[:, None]).to(out_MHD.dtype.element_ty), mask=inside[:, None])
+        tl.store(out_MHD + (m * H + h) * D + d, (acc / total).to(out_MHD.dtype.element_ty))
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 _MASK = (1 << 64) - 1
+BLOCK = 64
 
 
 def sample_key(*counters: int | str) -> int:
@@ -44,14 +45,22 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     """Return the token of each row at which the cumulative distribution passes `uniform_R`: the inverse CDF, (R,) int64.
 
-    The scale of the distribution is taken from its own sum, and a draw that rounds up to all of it is taken just below,
-    so none falls off the end or on a token without probability.
+    First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow. The scale of the distribution is taken
+    from its own sum, and a draw that rounds up to all of it is taken just below, so none falls off the end or on a token
+    without probability.
     """
-    cdf_RV = logprobs_RV.exp().cumsum(-1)
-    total_R1 = cdf_RV[:, -1:]
+    R, V = logprobs_RV.shape
+    mass_RBb = torch.nn.functional.pad(logprobs_RV.exp(), (0, -V % BLOCK)).view(R, -1, BLOCK)
+    cdf_RB = mass_RBb.sum(-1).cumsum(-1)
+    total_R1 = cdf_RB[:, -1:]
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
-    passed_R1 = (uniform_R[:, None] * total_R1).to(cdf_RV.dtype).minimum(below_R1)
-    return torch.searchsorted(cdf_RV, passed_R1, right=True)[:, 0]
+    passed_R1 = (uniform_R[:, None] * total_R1).to(cdf_RB.dtype).minimum(below_R1)
+    block_R1 = torch.searchsorted(cdf_RB, passed_R1, right=True)
+    before_R1 = torch.where(block_R1 > 0, cdf_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0)
+    cdf_Rb = mass_RBb[torch.arange(R, device=block_R1.device), block_R1[:, 0]].cumsum(-1)
+    place_R1 = torch.searchsorted(cdf_Rb, passed_R1 - before_R1, right=True)
+    last_R1 = (cdf_Rb < cdf_Rb[:, -1:]).sum(-1, keepdim=True)  # the last token of the block that has any probability
+    return (block_R1 * BLOCK + place_R1.minimum(last_R1))[:, 0]
 
 
 def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_RT: torch.Tensor,

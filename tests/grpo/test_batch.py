@@ -36,8 +36,8 @@ def test_tensors_by_hand():
 
 @pytest.mark.parametrize("micro_tokens, shapes", [
     (0, [(2, 6)]),  # no bound: (prompts, rows)
-    (26, [(2, 6)]),  # 2 prompts of 4, padded, and 6 rows of 3: 8 + 18
-    (25, [(1, 3), (1, 3)]),  # 4 + 9 and 2 + 9
+    (24, [(2, 6)]),  # prompts of 4 and 2, and 6 rows of 3: 6 + 18
+    (23, [(1, 3), (1, 3)]),  # 4 + 9 and 2 + 9
     (10, [(1, 2), (1, 1), (1, 2), (1, 1)]),  # 4 + 6 is 10, 4 + 9 is not
     (1, [(1, 1)] * 6),  # a row is never cut
 ])
@@ -66,6 +66,6 @@ def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shap
         assert rest == 0
         for r, (tokens, mask) in enumerate(zip(batch.tokens_RT, batch.mask_RT)):
             rows.append((batch.prompts[r // each], tuple(tokens[mask].tolist())))
-        size = max(map(len, batch.prompts)) * len(batch.prompts) + batch.tokens_RT.numel()
+        size = sum(map(len, batch.prompts)) + int(batch.mask_RT.sum())
         assert micro_tokens == 0 or size <= micro_tokens or len(batch.tokens_RT) == 1
     assert rows == [(group.prompt, completion.tokens) for group in groups for completion in group.completions]

@@ -10,8 +10,8 @@ from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.eager import _compact
-from grpo.rollout.engine import budget_for, generate
-from grpo.rollout.sampling import sample_key, truncation
+from grpo.rollout.engine import budget_for
+from grpo.rollout.sampling import truncation
 from tasks.base import Problem, UserError
 
 def plain_logprobs(model, prompt, tokens, temperature):

@@ -39,12 +39,12 @@ def eagerly(policy):
     return policy
 
 
-@pytest.mark.parametrize("truncate", [None, truncation(top_k=5), truncation(top_p=0.8)], ids=["all", "top-k", "top-p"])
+@pytest.mark.parametrize("truncate", [None, truncation(top_k=5), truncation(top_k=4, top_p=0.8)], ids=["all", "top-k", "top-p"])
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("family", FUSED)
 def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
     policy = policy_of(tmp_path, family, lora)
-    for temperature in (1.0, 0.7, 0.0):
+    for temperature in (0.3, 0.15, 0.0):  # cold: see test_drafting
         policy.fused  # noqa: B018
         found = rollout(policy, samples=8, temperature=temperature, truncate=truncate)[1]
         kept, policy = policy.fused, eagerly(policy)

@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 from conftest import BUILTIN
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import train
@@ -40,6 +41,6 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     # bfloat16 on a GPU, float32 on a CPU: the sampler and the trainer see the same distribution to its rounding
     assert [line["parity/max_abs_logprob_diff"] < (0.2 if device == "cuda" else 1e-3) for line in lines] == [True, True]
     adapter = json.loads((tmp_path / "runs/llama/checkpoints/step-000002/adapter_config.json").read_text())
-    assert adapter["r"] == 16 and len(adapter["target_modules"]) == 7 * layers
+    assert adapter["r"] == 16 and len(load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")) == 2 * 7 * layers
     assert {name.split(".")[-1] for name in adapter["target_modules"]} == {
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

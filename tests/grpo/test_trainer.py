@@ -12,7 +12,7 @@ from grpo.config import Config
 from grpo.learn.loss import LOSSES
 from grpo.policy import load_policy
 from grpo.trainer import Trainer, _Clock
-from tasks.base import Problem, Score, key_of
+from tasks.base import Problem, Score, UserError, key_of
 from tasks.supply import Supply
 
 
@@ -209,3 +209,26 @@ def test_repeated_problems_are_counted(tiny_policy):
     first, second = (trainer.step().metrics for _ in range(2))
     assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
     assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
+
+
+def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(tiny_policy, monkeypatch):
+    trainer = trainer_for(tiny_policy, micro_tokens=1000)
+    tried = []
+
+    def hungry(*args, micro_tokens, **options):
+        tried.append((micro_tokens, tiny_policy.is_forgetful))
+        if not (micro_tokens < 200 and tiny_policy.is_forgetful) or tried.count(tried[-1]) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return plain_update(*args, micro_tokens=micro_tokens, **options)
+
+    plain_update = trainer_module.update
+    monkeypatch.setattr(trainer_module, "update", hungry)
+    report = trainer.step()
+    assert math.isfinite(report.metrics["loss"])
+    sizes = [micro_tokens for micro_tokens, _ in tried]
+    assert sizes == sorted(sizes, reverse=True) and sizes[:2] == [1000, 500]
+    assert [forgetful for _, forgetful in tried] == [False] * (len(tried) - 1) + [True] and sizes[-1] == sizes[-2]
+    assert report.events[0] == "out of memory: micro-batches of 500 tokens from now on (the gradient is the same)"
+    assert report.events[len(tried) - 2] == "out of memory: activations are computed twice from now on (the gradient is the same)"
+    with pytest.raises(UserError, match="out of memory in the update of a single completion of .* tokens"):
+        trainer.step()

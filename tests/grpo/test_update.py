@@ -1,6 +1,7 @@
 """The update against a plain `transformers` forward pass: log-probs, gradients, micro-batches, degenerate groups."""
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
     torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 250])  # of rows alone, of parts of a group, of whole groups
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 200])  # of rows alone, of parts of a group, of whole groups
 def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, float64, micro_tokens):
     assert len(list(micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"))) > 1
     loss, whole = loss_and_gradients(tiny_policy, groups)
@@ -207,3 +208,49 @@ def test_gradient_clipping(tiny_policy, groups):
     whole = norm(loss_and_gradients(tiny_policy, groups)[1])
     clipped = norm(loss_and_gradients(tiny_policy, groups, max_grad_norm=float(whole) / 2)[1])
     assert clipped == pytest.approx(float(whole) / 2, rel=1e-3)
+
+
+def test_the_worst_tokens_are_told(tiny_policy, groups):
+    sample = max(range(4), key=lambda k: len(groups[1].completions[k].tokens))
+    completion = groups[1].completions[sample]
+    place = len(completion.tokens) // 2
+    wrong = [*completion.logprobs]
+    wrong[place] -= 2.5
+    groups[1].completions[sample] = replace(completion, logprobs=tuple(wrong))
+    metrics = update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
+    worst, second, _ = metrics["parity/worst"]
+    assert (worst["group"], worst["sample"], worst["position"], worst["token"]) == (1, sample, place, completion.tokens[place])
+    assert worst["trainer"] - worst["sampler"] == pytest.approx(2.5, abs=1e-4)
+    assert metrics["parity/max_abs_logprob_diff"] == pytest.approx(2.5, abs=1e-4)
+    assert abs(second["trainer"] - second["sampler"]) < 1e-4
+
+
+def test_parity_beyond_its_limit_stops_before_anything_changes(tiny_policy, groups):
+    before = [p.clone() for p in tiny_policy.parameters]
+    groups[0].completions[0] = replace(groups[0].completions[0], logprobs=tuple(x - 0.5 for x in groups[0].completions[0].logprobs))
+    optimizer = torch.optim.SGD(tiny_policy.parameters, lr=1.0)
+    with pytest.raises(FloatingPointError, match="sampler and trainer differ by 0.5 in a log-probability .*--parity-limit is 0.1"):
+        update(tiny_policy, optimizer, groups, kind="dapo", micro_tokens=0, parity_limit=0.1, **SETTINGS)
+    assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+    update(tiny_policy, optimizer, groups, kind="dapo", micro_tokens=0, parity_limit=0.6, **SETTINGS)
+    assert not all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+
+
+def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, float64):
+    # a sampler that gave every token of one completion half the probability: weight 2, or the limit
+    plain = loss_and_gradients(tiny_policy, groups)[1]
+    completion = groups[0].completions[0]
+    other = [g for g in groups]
+    other[0] = replace(groups[0], completions=[replace(completion, logprobs=tuple(x - math.log(2) for x in completion.logprobs)),
+                                               *groups[0].completions[1:]])
+    by_limit = {}
+    for limit in (1.0, 1.5, 5.0):
+        before = {}
+        by_limit[limit] = loss_and_gradients(tiny_policy, other, importance_limit=limit, before=before, micro_tokens=60)[1]
+        assert len(before) == 12 and len(before[0, 0]) == len(completion.tokens)
+        again = loss_and_gradients(tiny_policy, other, importance_limit=limit, before=before, micro_tokens=0)[1]
+        for one, two in zip(by_limit[limit], again):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+    for one, at1, at15, at5 in zip(plain, by_limit[1.0], by_limit[1.5], by_limit[5.0]):
+        torch.testing.assert_close(at1, one, rtol=1e-3, atol=1e-6)  # the sampler's float32 rounding alone
+        torch.testing.assert_close((at5 - at1), 2 * (at15 - at1), rtol=1e-2, atol=1e-6)  # 2 - 1 against 1.5 - 1
