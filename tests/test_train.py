@@ -70,8 +70,8 @@ def test_what_a_run_writes(tmp_path, capsys):
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert {"reward", "reward_std", "frac_reward_zero_std", "entropy", "clip_ratio/low", "completions/mean_length",
             "completions/clipped_ratio", "grad_norm", "learning_rate", "step_time", "num_tokens", "level", "temperature",
-            "groups/kept", "groups/class/varied", "wasted_tokens", "parity/max_abs_logprob_diff", "parity/kl",
-            "time/rollout", "time/score", "time/update"} <= set(metrics[0])
+            "groups/kept", "groups/class/varied", "wasted_tokens", "parity/max_abs_logprob_diff", "parity/kl", "parity/worst",
+            "draft/acceptance", "draft/tokens_per_forward", "time/saved_by_drafts", "time/rollout", "time/score", "time/update"} <= set(metrics[0])
     assert all(line["parity/max_abs_logprob_diff"] < 1e-4 for line in metrics)
     assert [line["step"] for line in read_metrics(folder / "eval.jsonl")] == [0, 3, 4]
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [

@@ -41,22 +41,22 @@ class Drafting:
         """The probability that a token goes as planned."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
-    def length(self, rows: int, flat: int, matched: int = 0, slipped: int = 0) -> int:
+    def length(self, rows: int, flat: int, aim: int, matched: int = 0, slipped: int = 0) -> int:
         """Return the draft length that gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
         The rows' own record counts beside the general one, because those that are left at the end are those that went astray.
-        A forward pass over n tokens is taken to last as long as flat + n; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a)
-        tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
+        A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as `aim` tokens; drafts of k tokens yield
+        (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1). A gain that is doubtful is let go.
         """
         if self.fixed is not None:
             return self.fixed
         a = (matched + 4 * rows * self.acceptance) / (matched + slipped + 4 * rows)
 
         def speed(k):
-            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1))
+            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a ** k)))
 
         best = max(LENGTHS, key=speed)
-        return best if speed(best) > 1.1 * speed(0) else 0
+        return best if speed(best) > 1.3 * speed(0) else 0
 
     def observe(self, k: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
         """Learn from a pass over drafts of `k` tokens (0: from any number of passes), of which `count` tokens of each row counted."""

@@ -75,7 +75,8 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         rows = rows[kept]
         if plans is not None and len(rows):
             live = decoder.live.cpu()
-            k = drafting.length(int(live.sum()), decoder.flat, int(plans.matched[rows[live]].sum()), int(plans.slipped[rows[live]].sum()))
+            k = drafting.length(int(live.sum()), decoder.flat, decoder.aim, int(plans.matched[rows[live]].sum()),
+                                int(plans.slipped[rows[live]].sum()))
             drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
         else:
             drafts = torch.empty(len(rows), 0, dtype=torch.long)

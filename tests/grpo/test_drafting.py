@@ -101,14 +101,16 @@ def test_lengths_follow_acceptance_and_batch():
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.slipped = 1000 * acceptance, 1000 * (1 - acceptance)
-        lengths[acceptance] = [drafting.length(rows, 64) for rows in (1, 16, 256)]
+        lengths[acceptance] = [drafting.length(rows, 64, 3) for rows in (1, 16, 256)]
         assert lengths[acceptance] == sorted(lengths[acceptance], reverse=True)  # the more rows, the shorter
-    assert lengths[0.05] == [0, 0, 0]
+    assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
+    assert drafting.length(16, 64, 3, matched=10, slipped=90) < drafting.length(16, 64, 3)  # the rows' own record
+    assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear
     assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
 
 
 def test_a_fixed_length_off_and_nonsense():
-    assert Drafting("off").length(1, 64) == 0 and Drafting("5").length(1000, 64) == 5
+    assert Drafting("off").length(1, 64, 3) == 0 and Drafting("5").length(1000, 64, 3) == 5
     for mode in ("on", "-1", "32", "1.5"):
         with pytest.raises(UserError, match=f"--draft {mode}: give auto, off, or a number of tokens up to 31"):
             Drafting(mode)

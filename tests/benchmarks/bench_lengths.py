@@ -1,0 +1,52 @@
+"""How much longer a long rollout takes than a short one: `python tests/benchmarks/bench_lengths.py --words 10,500`.
+
+The task is to copy a text, which the embedded model does at any of these lengths as it comes, so that a competent policy is timed before
+there is one for interleaving. As many completions of each length, of one prompt; with drafts and without; the least of several times.
+"""
+import argparse
+import random
+import time
+
+import torch
+
+from data.corpus import documents_of, load_corpus
+from grpo.policy import load_policy
+from grpo.rollout.drafting import Drafting
+from grpo.rollout.engine import generate
+from grpo.rollout.sampling import sample_key
+
+
+def time_of(policy, words: int, completions: int, mode: str, repeats: int) -> tuple[float, float, dict]:
+    """Return seconds, the share of completions that are exact copies, and drafting's figures."""
+    document = random.Random(words).choice([d for d in documents_of("validation", load_corpus()) if len(d.words) >= words])
+    text = " ".join(document.words[:words])
+    prompt = policy.encode(f"Copy text A.\nA: {text}")
+    keys, drafting, times = [[sample_key("bench", words, k) for k in range(completions)]], Drafting(mode), []
+    for _ in range(repeats):
+        drafting.begin()
+        start = time.perf_counter()
+        (answers,) = generate(policy, [prompt], keys=keys, temperatures=[1.0], budgets=[int(1.25 * policy.target_length(text))],
+                              guesses=[lambda written: text[len(written):] if text.startswith(written) else ""], drafting=drafting)
+        times.append(time.perf_counter() - start)
+    return min(times), sum(answer.text == text for answer in answers) / completions, drafting.metrics()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--words", default="10,500")
+    parser.add_argument("--completions", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    policy = load_policy("builtin", device=arguments.device)
+    print(f"{policy.device}, {torch.get_num_threads()} threads, {arguments.completions} completions\ndrafts  words  seconds  x first  exact copies  tokens a pass")
+    for mode in ("off", "auto"):
+        first = None
+        for words in map(int, arguments.words.split(",")):
+            seconds, exact, figures = time_of(policy, words, arguments.completions, mode, arguments.repeats)
+            first = first or seconds
+            print(f"{mode:<6}{words:>7}{seconds:>9.2f}{seconds / first:>9.1f}{exact:>14.2f}{figures.get('draft/tokens_per_forward', 1.0):>15.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
