@@ -119,7 +119,7 @@ class Plans:
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
         """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched, and how many rows slipped."""
         places = torch.arange(chosen.shape[1])
-        real = (places < count[:, None]) & ~self.is_stale[rows, None]
+        real = (places < count[:, None]) & ~self.is_stale[rows, None] & (written[:, None] + places < self.until[rows, None])
         as_planned = chosen == self.planned[rows].gather(1, written[:, None] + places)
         slipped = (real & ~as_planned).any(1)
         matched = (real & as_planned).long().cumprod(1).sum(1)
@@ -131,8 +131,12 @@ class Plans:
     def _tokens(self, guess: Callable[[str], str], written: list[int]) -> list[int]:
         text = guess(self.policy.decode(written))
         cut = text.rfind(" ", 0, AHEAD) if len(text) > AHEAD else -1
-        tokens = self.policy.tokenizer(text[:cut] if cut > 0 else text, add_special_tokens=False).input_ids
+        # what goes on stands behind a line end, because many tokenizers put a space before what stands first
+        tokens = self._encode(("\n" if written else "") + (text[:cut] if cut > 0 else text))[len(self._encode("\n")) if written else 0:]
         return tokens if cut > 0 else [*tokens, *self.end, *[NONE] * LENGTHS[-1]]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.policy.tokenizer(text, add_special_tokens=False).input_ids
 
     def _set(self, row: int, start: int, plan: list[int]):
         self.until[row] = start + len(plan)

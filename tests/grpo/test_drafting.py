@@ -80,7 +80,7 @@ def test_plans_by_hand():
 
     policy = Words()
     policy.tokenizer = type("T", (), {"eos_token_id": 9, "__call__": lambda self, text, **_: type("E", (), {
-        "input_ids": ["abcdefgh".index(c) for c in text]})()})()
+        "input_ids": ["abcdefgh..\n".index(c) for c in text]})()})()
     plans = Plans(policy, [lambda text: "abcd"[len(text):], lambda text: "hg"[len(text):]], 6)
     rows, live, nothing = torch.arange(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.long)
     written = torch.zeros(2, 38, dtype=torch.long)
@@ -94,6 +94,24 @@ def test_plans_by_hand():
     assert plans.observe(rows, torch.tensor([2, 3]), chosen, torch.tensor([1, 0])) == (0, 0)  # a stale plan is no evidence
     assert plans.offer(rows, torch.tensor([True, False]), written, torch.tensor([2, 3]), 3)[0].tolist() == [2, 3, 9]  # "cd", aimed anew
     assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NONE
+
+
+def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
+    policy = load_policy("builtin", device="cpu")
+    words = " ".join(["the sea and the sea"] * 60)
+    target = policy.tokenizer(words, add_special_tokens=False).input_ids
+    assert len(target) == 5 * 60  # a token a word
+    plans = Plans(policy, [lambda text: words[len(text.lstrip()):]], 2000)
+    assert 0 < plans.until[0] < len(target)
+    rows, live, tokens, place = torch.tensor([0]), torch.tensor([True]), torch.zeros(1, 2000, dtype=torch.long), 0
+    tokens[0, :len(target)] = torch.tensor(target)
+    while place + 8 <= len(target):
+        k = 7 if place % 3 else 0
+        written = torch.tensor([place])
+        assert plans.offer(rows, live, tokens, written, k)[0].tolist() == target[place:place + k]
+        assert plans.observe(rows, written, tokens[:, place:place + k + 1], torch.tensor([k + 1]))[1] == 0
+        place += k + 1
+    assert not plans.is_stale.any() and plans.until[0] > place
 
 
 def test_lengths_follow_acceptance_and_batch():
