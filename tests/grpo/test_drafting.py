@@ -29,7 +29,7 @@ def tokens_of(groups):
 def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
     # Cold, because random models are all but undecided among 2,048 tokens otherwise, and then the last bit of a logit, which depends on
     # how many tokens a product has, makes another token once in some thousands (seen with OPT at 0.3: a uniform number within 5e-8 of the
-    # border between two tokens). All cases together: over 50,000 tokens.
+    # border between two tokens). All cases together: over 20,000 tokens.
     if family != "builtin":
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
