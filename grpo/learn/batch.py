@@ -22,6 +22,7 @@ class MicroBatch:
 
     prompts: list[tuple[int, ...]]
     names: list[tuple[int, int]]  # group and sample of each row
+    completions: list[tuple[int, ...]]  # the tokens of each row, without padding
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
     old_RT: Tensor  # log-probabilities under the policy that sampled
@@ -74,6 +75,7 @@ def _tensors(bundle, device) -> MicroBatch:
     return MicroBatch(
         prompts=[group.prompt for group, _ in bundle],
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
+        completions=[completion.tokens for completion, *_ in rows],
         tokens_RT=tokens.to(device), mask_RT=mask.to(device), old_RT=old.to(device),
         advantages_R=torch.tensor([advantage for _, advantage, *_ in rows], device=device),
         temperatures_R=torch.tensor(temperatures, device=device),

@@ -83,8 +83,9 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, 
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums) of all micro-batches add
-    up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low",
-    "clipped_high" (counts), "kl" where `ref_RT` is given, "entropy" where `entropy_RT` is given (nats).
+    up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
+    device, without gradient: "tokens", "clipped_low", "clipped_high" (counts), "kl" where `ref_RT` is given, "entropy"
+    where `entropy_RT` is given (nats).
     """
     assert beta == 0 or ref_RT is not None
     loss_RT, low_RT, high_RT = policy_loss(kind, logp_RT, old_RT, advantages_R, mask_RT,

@@ -22,9 +22,8 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
     The last token of the prompt predicts the first of the completion; the completion's last predicts nothing.
     """
     mask = batch.mask_RT
-    completions = [row[:n].tolist() for row, n in zip(batch.tokens_RT.cpu(), mask.sum(1).tolist())]
     heat_RT = batch.temperatures_R[:, None].expand_as(batch.tokens_RT)
-    logp_M, entropy_M = token_logprobs(policy.predict(batch.prompts, completions), policy.head, batch.tokens_RT[mask],
+    logp_M, entropy_M = token_logprobs(policy.predict(batch.prompts, batch.completions), policy.head, batch.tokens_RT[mask],
                                        heat_RT[mask], truncate=truncate)
     zeros_RT = torch.zeros(mask.shape, device=mask.device, dtype=logp_M.dtype)
     return zeros_RT.masked_scatter(mask, logp_M), zeros_RT.masked_scatter(mask, entropy_M)
@@ -86,8 +85,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
     """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of `logp_RT` where it has none yet."""
-    lengths = batch.mask_RT.sum(1).tolist()
-    rows = [before.setdefault(name, row[:n]) for name, row, n in zip(batch.names, logp_RT, lengths)]
+    rows = [before.setdefault(name, row[:len(tokens)]) for name, row, tokens in zip(batch.names, logp_RT, batch.completions)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 

@@ -71,15 +71,13 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         tokens[rows[:, None], places] = chosen  # what does not count is overwritten, or cut off below
         logprobs[rows[:, None], places] = chosen_logprobs
         lengths[rows] = written + count
-        kept = decoder.retire()
-        rows = rows[kept]
+        rows = rows[decoder.retire()]
+        drafts = torch.empty(len(rows), 0, dtype=torch.long)
         if plans is not None and len(rows):
             live = decoder.live.cpu()
             k = drafting.length(int(live.sum()), decoder.flat, decoder.aim, int(plans.matched[rows[live]].sum()),
                                 int(plans.slipped[rows[live]].sum()))
             drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
-        else:
-            drafts = torch.empty(len(rows), 0, dtype=torch.long)
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]
     return [flat[p * G:(p + 1) * G] for p in range(P)]
 

@@ -24,6 +24,11 @@ SPLIT, OWN_SPLIT = 64, 256  # keys of a prompt, and of a row's own tokens, read 
 WIDTH = LENGTHS[-1] + 1
 
 
+def bucket(rows: int) -> int:
+    """Return how many rows a captured step has that fits `rows`."""
+    return next((size for size in BUCKETS if size >= rows), -(-rows // BUCKETS[-1]) * BUCKETS[-1])
+
+
 class _Joined:
     """Linear layers that read the same input, as one product: weight (sum of outputs + layers * rank, inputs).
 
@@ -101,7 +106,7 @@ class FusedModel:
 
     def allot(self, rows: int, prompts: int, longest: int, room: int):
         """Make caches for so many rows with `room` tokens each, and prompts of up to `longest` tokens; keep those that suffice."""
-        rows, longest, room = next(b for b in BUCKETS if b >= rows), -(-longest // 128) * 128, -(-room // 64) * 64
+        rows, longest, room = bucket(rows), -(-longest // 128) * 128, -(-room // 64) * 64
         fits = rows <= self.rows and prompts <= self.prompts and longest <= self.longest and room <= self.room
         if fits and rows * room >= self.rows * self.room / 4:
             return
@@ -130,11 +135,11 @@ class FusedModel:
         """How many rows of a prompt read its keys together: as many as give a matrix product of 64 queries."""
         return max(1, min(16, 64 // (T * (self.H // self.K))))
 
-    def run(self, bucket: int, T: int, tiles: int, truncate: Callable | None):
-        """Do one step for the first `bucket` rows: from a captured graph, which is made when first asked for."""
+    def run(self, R: int, T: int, tiles: int, truncate: Callable | None):
+        """Do one step for the first R rows (a bucket): from a captured graph, which is made when first asked for."""
         if self.policy.device.type != "cuda":
-            return self.step(bucket, T, tiles, truncate)
-        key = (bucket, T, tiles, truncate)
+            return self.step(R, T, tiles, truncate)
+        key = (R, T, tiles, truncate)
         if key not in self.graphs:
             kept = {name: value.clone() for name, value in self.state.items()}
             feed = self.feed.clone()
@@ -142,11 +147,11 @@ class FusedModel:
             stream.wait_stream(torch.cuda.current_stream())
             self.state["live"].zero_()  # the rehearsal writes nothing
             with torch.cuda.stream(stream):
-                self.step(bucket, T, tiles, truncate)
+                self.step(R, T, tiles, truncate)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                self.step(bucket, T, tiles, truncate)
+                self.step(R, T, tiles, truncate)
             self.pool = self.pool or graph.pool()
             self.graphs[key] = graph
             for name, value in kept.items():
@@ -278,11 +283,10 @@ class FusedDecoder:
         else:
             tiles = self._lay_out(T)
             model.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(model.feed.device)
-            bucket = next(b for b in BUCKETS if b >= R)
             if T == 1:
                 new = min(BURST, int((self.budget - self.written)[self.live].max()))
             for _ in range(new):
-                model.run(bucket, T, tiles, self.truncate)
+                model.run(bucket(R), T, tiles, self.truncate)
             new = max(new, T)
         state = model.state
         places = (self.written[:, None] + torch.arange(new)).clamp(max=model.room - 1).to(model.feed.device)
@@ -295,7 +299,7 @@ class FusedDecoder:
     def retire(self) -> Tensor:
         """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by their present places, in order."""
         rows, kept = len(self.live), self.live.nonzero()[:, 0]
-        if len(kept) and next(b for b in BUCKETS if b >= len(kept)) == next(b for b in BUCKETS if b >= rows):
+        if len(kept) and bucket(len(kept)) == bucket(rows):
             return torch.arange(rows)
         there = kept.to(self.model.feed.device)
         for tensor in (*self.model.state.values(), self.model.feed):
@@ -313,7 +317,7 @@ class FusedDecoder:
             prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
             for prompt, first, count in zip(prompts.tolist(), (counts.cumsum(0) - counts).tolist(), counts.tolist()):
                 tiles += [(prompt, row, min(height, first + count - row)) for row in range(first, first + count, height)]
-            number = min(next(b for b in BUCKETS if b >= len(tiles)), self.model.rows)
+            number = min(bucket(len(tiles)), self.model.rows)
             tiles += [(0, 0, 0)] * (number - len(tiles))
             for name, column in zip(("prompt", "row", "rows"), zip(*tiles)):
                 self.model.tile[name][:number] = torch.tensor(column, dtype=torch.int32)

@@ -93,6 +93,29 @@ def rotate_and_store(qkv_MX, up_rX, q_MHD, own_keys, own_values, cos, sin, q_wei
 
 
 @triton.jit
+def _attend_stretch(q_MD, keys, values, base, begin, end, last_M, scale, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The softmax of each query over the keys from `begin` up to `end`, not beyond its `last`: tops, sums of exponentials, weighted values."""
+    d, n = tl.arange(0, D), tl.arange(0, BLOCK_N)
+    top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a query of a draft may see nothing of a stretch
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    for s in range(begin, end, BLOCK_N):
+        real = s + n < end
+        at = base + (s + n)[:, None] * D + d[None, :]
+        key = tl.load(keys + at, mask=real[:, None], other=0.0)
+        value = tl.load(values + at, mask=real[:, None], other=0.0)
+        scores = tl.dot(q_MD, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(real[None, :] & ((s + n)[None, :] <= last_M[:, None]), scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        top = higher
+    return top, total, acc
+
+
+@triton.jit
 def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length_P, sums, tops, partial, scale, longest,
                    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -107,28 +130,14 @@ def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length
     length = tl.load(length_P + p)
     begin = split * SPLIT
     if rows > 0 and begin < length:
-        i, d, n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
+        i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
         inside = i < rows * T * Q
         token = tl.load(tile_row + tile) * T + i // Q  # the rows of a tile are neighbours
         head = (token.to(tl.int64) * H + k * Q + i % Q)
         q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
         base = (p * K + k) * longest * D
-        top = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, D], tl.float32)
-        for s in range(begin, tl.minimum(begin + SPLIT, length), BLOCK_N):
-            real = s + n < length
-            at = base + (s + n)[:, None] * D + d[None, :]
-            key = tl.load(keys + at, mask=real[:, None], other=0.0)
-            value = tl.load(values + at, mask=real[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-            scores = tl.where(real[None, :], scores, -float("inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp(scores - higher[:, None])
-            shrink = tl.exp(top - higher)
-            total = total * shrink + tl.sum(weights, 1)
-            acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-            top = higher
+        last = tl.zeros_like(i) + length  # every query sees all of the prompt
+        top, total, acc = _attend_stretch(q, keys, values, base, begin, tl.minimum(begin + SPLIT, length), last, scale, D, BLOCK_M, BLOCK_N)
         at = head * SPLITS + split
         tl.store(tops + at, top, mask=inside)
         tl.store(sums + at, total, mask=inside)
@@ -146,28 +155,13 @@ def attend_own(q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, top
     begin = split * SPLIT
     end = tl.minimum(tl.minimum(filled + T, room), begin + SPLIT)
     if (tl.load(live_R + r) != 0) & (begin < end):
-        i, d, n = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
+        i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
         inside = i < T * Q
         head = (r * T + i // Q).to(tl.int64) * H + k * Q + i % Q
         q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
         base = (tl.load(slot_R + r) * K + k) * room * D
         last = filled + i // Q  # the last token that a query may see: itself
-        top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a query of a draft may see nothing of a stretch
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, D], tl.float32)
-        for s in range(begin, end, BLOCK_N):
-            real = s + n < end
-            at = base + (s + n)[:, None] * D + d[None, :]
-            key = tl.load(own_keys + at, mask=real[:, None], other=0.0)
-            value = tl.load(own_values + at, mask=real[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-            scores = tl.where(real[None, :] & ((s + n)[None, :] <= last[:, None]), scores, -float("inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp(scores - higher[:, None])
-            shrink = tl.exp(top - higher)
-            total = total * shrink + tl.sum(weights, 1)
-            acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-            top = higher
+        top, total, acc = _attend_stretch(q, own_keys, own_values, base, begin, end, last, scale, D, BLOCK_M, BLOCK_N)
         at = head * SPLITS + FIRST + split
         tl.store(tops + at, top, mask=inside)
         tl.store(sums + at, total, mask=inside)

@@ -13,6 +13,7 @@ import json
 import random
 import time
 
+import bench_step
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -23,8 +24,7 @@ from tasks.base import problem_at
 from tasks.interleave import Interleave
 
 SHAPES = {
-    "3b": dict(vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
-               num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
+    "3b": bench_step.SHAPES["3b"],
     "1b": dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
                num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
 }
@@ -80,12 +80,11 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     model.own.normal_()
     model.state["written"][:rows] = context - prompt
     tiles = decoder._lay_out(T)
-    bucket = next(b for b in fused.BUCKETS if b >= rows)
     kept = model.state["written"].clone()
 
     def run():
         model.state["written"].copy_(kept)
-        model.run(bucket, T, tiles, None)
+        model.run(fused.bucket(rows), T, tiles, None)
 
     seconds = time_of(run)
     weights = sum(p.numel() for p in policy._causal.parameters()) * model.own.element_size()

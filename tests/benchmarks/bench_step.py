@@ -146,13 +146,12 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int]:
     from grpo.run import Run
     from grpo.trainer import Trainer
     device, dtype = precision(arguments)
-    draft = {"draft": arguments.draft} if arguments.draft != "off" or "draft" in Config.__dataclass_fields__ else {}
     task = RandomRewards()
     config = Config(
         task=task.name, level=arguments.words, ramp=False, model=str(folder / "model"), device=device, dtype=dtype,
         lora_rank=arguments.lora, prompts=arguments.groups, group_size=arguments.group_size, max_new_tokens=arguments.new,
         on_degenerate="keep", beta=arguments.beta, learning_rate=1e-5, schedule="constant", warmup=0, steps=arguments.steps,
-        micro_tokens=arguments.micro_tokens, **draft)
+        micro_tokens=arguments.micro_tokens, draft=arguments.draft)
     config = Run(folder).settle(config, task)  # our defaults
     policy = load_policy(config.model, device=device, dtype=dtype, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
                          keep_reference=config.beta > 0)
