@@ -7,7 +7,8 @@ follow them); in the update `predict` (prompts and completions at once); in both
 Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
 """
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from grpo.learn.lean import checkpoint_layers, make_lean
-from grpo.learn.packing import Packing
+from grpo.learn.lean import LeanModel, checkpoint_layers, lean_model
+from grpo.learn.packing import Packing, PlainPacking
 from grpo.rollout.cache import NAME, SharedPrompt
 from grpo.rollout.fused import FusedModel, fused_model
 from grpo.rollout.plain import PlainPrompt
@@ -31,19 +32,17 @@ BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 class Policy:
     """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in eval mode.
 
-    `stops` are the token ids that end a completion; `context` the most tokens of prompt and completion together.
+    `stops` are the token ids that end a completion; `context` the most tokens of prompt and completion together. `frozen` is the
+    reference, where it is a model of its own.
     """
 
-    def __init__(self, model, tokenizer, *, name: str, keep_reference: bool = False):
+    def __init__(self, model, tokenizer, *, name: str, frozen=None):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        make_lean(model)
         self.is_forgetful = False
         self.is_lora = isinstance(model, PeftModel)
         self.is_plain = self._causal.config._attn_implementation != NAME  # cannot share prompts: see rollout.plain
-        self._frozen = None
-        if keep_reference and not self.is_lora:
-            self._frozen = copy.deepcopy(model).requires_grad_(False)
-            make_lean(self._frozen)  # the copied methods are still the model's
+        self.lean = None if self.is_plain else _agreeing_lean_model(self._causal)
+        self._frozen = None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
         self.stops = _stop_ids(model, tokenizer)
         self.context = getattr(self._causal.config, "max_position_embeddings", 1 << 30)
 
@@ -87,6 +86,8 @@ class Policy:
         for row, prompt in enumerate(prompts):
             tokens[row, :len(prompt)] = torch.tensor(prompt)
         lengths, tokens = lengths.to(self.device), tokens.to(self.device)
+        if self.lean:
+            self.lean.refresh()
         if self.is_plain:
             shared, hidden = PlainPrompt(lengths, tokens), self._hidden(tokens)
         else:
@@ -107,29 +108,37 @@ class Policy:
         positions = positions.clamp(max=self.context - 1)  # drafts may reach beyond the budget; there they never count
         return self._hidden(tokens_RT, position_ids=positions, shared=shared)
 
-    def predict(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the hidden states that predict each token of the `completions` (as many to each prompt), one after the other (M, H)."""
+    def pack(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]) -> Packing | PlainPacking:
+        """Return `completions` (as many to each of the prompts) as `predict` wants them."""
+        return (PlainPacking if self.is_plain else Packing)(prompts, completions, self.device)
+
+    def predict(self, packing: Packing | PlainPacking) -> torch.Tensor:
+        """Return the hidden states that predict each token of the completions, one after the other (M, H)."""
+        if self.lean and self.lean.is_adapted:
+            self.lean.refresh()
         if not self.is_plain:
-            packing = Packing(prompts, completions, self.device)
             hidden_1NH = self._hidden(packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing)
-            return hidden_1NH[0, packing.predictors_M]
-        last_PH, shared = self.prefill(prompts)
-        lengths = torch.tensor([len(completion) for completion in completions], device=self.device)
-        tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True)
-        hidden_RTH = torch.cat([last_PH.repeat_interleave(len(completions) // len(prompts), 0)[:, None],
-                                self.extend(tokens_RT.to(self.device), shared)[:, :-1]], 1)
-        return hidden_RTH[torch.arange(tokens_RT.shape[1], device=self.device) < lengths[:, None]]
+            return hidden_1NH[0].index_select(0, packing.predictors_M)
+        last_PH, shared = self.prefill(packing.prompts)
+        hidden_RTH = self.extend(packing.tokens_RT, shared)
+        before_RTH = torch.cat([last_PH.repeat_interleave(len(hidden_RTH) // len(last_PH), 0)[:, None], hidden_RTH[:, :-1]], 1)
+        return before_RTH[packing.mask_RT]
 
     def _hidden(self, tokens, **arguments) -> torch.Tensor:
+        if self.lean:
+            return self.lean(tokens, **arguments)
         return self._causal.base_model(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits (..., V) of hidden states (..., H)."""
-        return self._causal.get_output_embeddings()(hidden)
+    @property
+    def head(self) -> torch.nn.Module:
+        """The output layer, from hidden states (..., H) to logits (..., V)."""
+        return self._causal.get_output_embeddings()
 
     def forget_activations(self):
         """Compute activations again in the backward pass: a third more time in the update, for a fraction of its memory."""
-        if not self.is_forgetful:
+        if self.lean:
+            self.lean.is_forgetful = True
+        elif not self.is_forgetful:
             checkpoint_layers(self.model)
         self.is_forgetful = True
 
@@ -140,23 +149,26 @@ class Policy:
             return 4096
         config = self._causal.config
         width, layers = config.hidden_size, config.num_hidden_layers
-        each = layers * (16 * width + 5 * getattr(config, "intermediate_size", 4 * width)) * next(self.model.parameters()).element_size()
+        inner, number = getattr(config, "intermediate_size", 4 * width), next(self.model.parameters()).element_size()
+        each = layers * (8 * width + 3 * inner if self.lean else 16 * width + 5 * inner) * number
         return max(256, min(65_536, torch.cuda.get_device_properties(self.device).total_memory // 6 // each))
 
     @contextmanager
-    def reference(self):
-        """Within this context the policy is its own reference: the adapter switched off, or the frozen copy."""
+    def reference(self) -> Iterator["Policy"]:
+        """Within this context the policy that is yielded is the reference: this one with the adapter switched off, or the frozen one."""
         with torch.no_grad():
-            if self.is_lora:
+            if self.is_lora and self.lean:
+                self.lean.is_adapted = False
+                try:
+                    yield self
+                finally:
+                    self.lean.is_adapted = True
+            elif self.is_lora:
                 with self.model.disable_adapter():
                     yield self
             else:
                 assert self._frozen is not None, "no reference is held when beta is 0"
-                current, self.model = self.model, self._frozen
-                try:
-                    yield self
-                finally:
-                    self.model = current
+                yield self._frozen
 
     def save(self, folder: Path):
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
@@ -193,11 +205,10 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
             model = get_peft_model(model, adapter)
         except ValueError as error:
             raise UserError(f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0") from error
-    policy = Policy(model, tokenizer, name=spec, keep_reference=keep_reference)
-    if keep_reference and weights is not None and not has_adapter:
-        policy._frozen = _load_model(_resolve(spec), device, torch_dtype).requires_grad_(False)
-        make_lean(policy._frozen)
-    return policy
+    frozen = None
+    if keep_reference and not (lora_rank or has_adapter):
+        frozen = copy.deepcopy(model) if weights is None else _load_model(_resolve(spec), device, torch_dtype)
+    return Policy(model, tokenizer, name=spec, frozen=frozen)
 
 
 @torch.no_grad()
@@ -209,6 +220,23 @@ def _shares_prompts(model) -> bool:
     except (TypeError, AttributeError):
         return False
     return len(shared.prompt) > 0
+
+
+@torch.no_grad()
+def _agreeing_lean_model(causal) -> LeanModel | None:
+    """Return the model's lean forward pass, where it has one and the two agree on a few tokens."""
+    lean = lean_model(causal)
+    if lean is None:
+        return None
+    lean.refresh()
+    tokens = torch.arange(7, device=causal.device)[None] + 5
+    found, expected = (forward(tokens, position_ids=tokens, shared=SharedPrompt(torch.tensor([7], device=causal.device), 7)) for forward in (
+        lean, lambda tokens, **others: causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state))
+    difference = ((found - expected).float().norm() / expected.float().norm()).item()
+    if difference > (1e-3 if causal.dtype in (torch.float32, torch.float64) else 0.1):  # in bfloat16 28 layers of rounding come to 0.03
+        warnings.warn(f"the lean forward pass disagrees with the model by {difference:.1e} and is not used", stacklevel=2)
+        return None
+    return lean
 
 
 @torch.no_grad()

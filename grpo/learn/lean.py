@@ -1,47 +1,93 @@
-"""A model's own forward pass in fewer kernels and less memory: the same arithmetic, up to the order of rounding.
+"""The forward pass of a Llama-like model in few operations, each with its gradient by hand; for any device, rollout and update alike.
 
-`peft` computes an adapter in float32 beside a bfloat16 layer, with a copy of the input and four passes over the output, all kept for
-the backward pass; here it is two products in the layer's precision, the second added in place of the sum. The parameters stay as they are.
+The arithmetic is that of the `transformers` model, whose weights it uses, up to the order of rounding; of other models nothing is
+changed. `peft` computes an adapter in float32 beside a bfloat16 layer, with a copy of the input and four passes over the output; here
+its products are in the layer's precision.
 """
-from types import MethodType
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+from grpo.learn.joined import Joined, is_plain_lora, refresh
+from grpo.learn.operations import add_norm, product, rotate
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def is_plain_lora(module: nn.Module) -> bool:
-    """Tell whether `module` is a linear layer with one adapter, W x + s B A x, and nothing else (no dropout, DoRA or bias)."""
-    if not hasattr(module, "lora_A") or len(module.active_adapters) != 1 or not isinstance(module.base_layer, nn.Linear):
-        return False
-    name = module.active_adapters[0]
-    return not (module.use_dora.get(name) or module.lora_bias.get(name) or type(module.lora_dropout[name]) is not nn.Identity)
+class Block:
+    """One layer: its norms, its attention's module (for its norms of queries and keys, where it has any), its joined products."""
+
+    def __init__(self, layer: nn.Module):
+        self.attention, mlp = layer.self_attn, layer.mlp
+        self.norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = Joined([self.attention.q_proj, self.attention.k_proj, self.attention.v_proj])
+        self.out = Joined([self.attention.o_proj])
+        self.gate_up, self.down = Joined([mlp.gate_proj, mlp.up_proj]), Joined([mlp.down_proj])
+        self.is_normed = hasattr(self.attention, "q_norm")
+
+    @property
+    def products(self) -> tuple[Joined, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
-def make_lean(model: nn.Module):
-    """Replace the forward passes of `model`'s adapters, and on a GPU of its norms, in place."""
-    for module in model.modules():
-        if is_plain_lora(module):
-            module.forward = MethodType(_adapted_linear, module)
-        elif type(module).__name__ in RMS_NORMS and module.weight.is_cuda:
-            module.forward = MethodType(_rms_norm, module)
+class LeanModel:
+    """The inner model (without head) of a causal language model. B sequences of T tokens, M = B * T, N hidden size, D head size."""
+
+    def __init__(self, causal: nn.Module):
+        inner = causal.base_model
+        self.embedding, self.final_norm, self.rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
+        self.blocks = [Block(layer) for layer in inner.layers]
+        attention = self.blocks[0].attention
+        self.D, self.scale = attention.head_dim, attention.scaling
+        self.H, self.K = (getattr(layer, "base_layer", layer).out_features // self.D for layer in (attention.q_proj, attention.k_proj))
+        self.is_forgetful, self.is_adapted = False, True  # with or without the adapters
+
+    def refresh(self):
+        """Take over what has changed in weights that are copied, see `joined.refresh`; before each use."""
+        refresh([joined for block in self.blocks for joined in block.products])
+
+    def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared) -> Tensor:
+        """Return the last hidden states (B, T, N); `shared` does the attention (see `rollout.cache`)."""
+        B, T = tokens_BT.shape
+        cos_Md, sin_Md = (x.reshape(B * T, self.D)[:, :self.D // 2].contiguous()
+                          for x in self.rotary(self.embedding.weight, position_ids.expand(B, T)))
+        x_MN, last_MN = F.embedding(tokens_BT.flatten(), self.embedding.weight), None
+        for i, block in enumerate(self.blocks):
+            if self.is_forgetful and torch.is_grad_enabled():
+                x_MN, last_MN = checkpoint(self._block, i, block, x_MN, last_MN, cos_Md, sin_Md, shared, B, use_reentrant=False)
+            else:
+                x_MN, last_MN = self._block(i, block, x_MN, last_MN, cos_Md, sin_Md, shared, B)
+        _, hidden_MN = add_norm(x_MN, last_MN, self.final_norm.weight, self.final_norm.variance_epsilon)
+        return hidden_MN.view(B, T, -1)
+
+    def _block(self, i: int, block: Block, x_MN, last_MN, cos_Md, sin_Md, shared, B: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden states within the layer, and what is to be added to them, (M, N) each."""
+        H, K, D, is_adapted = self.H, self.K, self.D, self.is_adapted
+        x_MN, normed_MN = add_norm(x_MN, last_MN, block.norm.weight, block.norm.variance_epsilon)
+        heads = product(normed_MN, block.qkv, is_adapted)
+        if block.is_normed:
+            q, k, v = heads.unflatten(1, (-1, D)).split([H, K, K], 1)
+            norms = block.attention.q_norm, block.attention.k_norm
+            q, k = (F.rms_norm(x, (D,), norm.weight, norm.variance_epsilon) for x, norm in zip((q, k), norms))
+            heads = torch.cat([q, k, v], 1).flatten(1)
+        q, k, v = (x.view(B, -1, x.shape[1], D).transpose(1, 2) for x in rotate(heads, cos_Md, sin_Md, H, K))
+        attended = shared.attend(i, q, k, v, self.scale).reshape(-1, H * D)
+        x_MN, normed_MN = add_norm(x_MN, product(attended, block.out, is_adapted), block.second_norm.weight, block.second_norm.variance_epsilon)
+        both = product(normed_MN, block.gate_up, is_adapted)
+        return x_MN, product(both, block.down, is_adapted, is_gated=True)
 
 
-def _adapted_linear(self, x: Tensor, *_, **__) -> Tensor:
-    y = self.base_layer(x)
-    if self.disable_adapters:
-        return y
-    name = self.active_adapters[0]
-    down = F.linear(x, self.lora_A[name].weight.to(x.dtype))
-    up = self.lora_B[name].weight.to(x.dtype)
-    return torch.addmm(y.flatten(0, -2), down.flatten(0, -2), up.t(), alpha=self.scaling[name]).view_as(y)
-
-
-def _rms_norm(self, x: Tensor) -> Tensor:
-    return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+def lean_model(causal: nn.Module) -> LeanModel | None:
+    """Return the lean forward pass of a model, its weights joined in place; None where there is none for it."""
+    config = causal.config
+    if (config.model_type not in FAMILIES or config.hidden_act != "silu"
+            or getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+            or any(hasattr(module, "lora_A") and not is_plain_lora(module) for module in causal.modules())):
+        return None
+    model = LeanModel(causal)
+    inside = {id(module) for block in model.blocks for joined in block.products for module in joined.modules}
+    return model if all(id(module) in inside for module in causal.modules() if hasattr(module, "lora_A")) else None
 
 
 def checkpoint_layers(model: nn.Module):

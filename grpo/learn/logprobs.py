@@ -2,7 +2,7 @@
 
 For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB, and autograd keeps
 several tensors of that size. So the head is applied to `chunk` tokens at a time and applied again in the backward pass
-(gradient checkpointing, arXiv:1604.06174): about four tensors of chunk x V live at once instead of three of N x V, for
+(gradient checkpointing, arXiv:1604.06174): one or two tensors of chunk x V live at once instead of three of N x V, for
 one more product with the head.
 
 Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
@@ -10,7 +10,8 @@ Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidde
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
@@ -27,10 +28,51 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     divided by the temperature and must keep the targets: then log-probability and entropy are of what it leaves.
     """
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
-    parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
-             for hidden_nH, targets_n, temperature_n in chunks]
+    if truncate is None and type(head) is nn.Linear:
+        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n) for hidden_nH, targets_n, temperature_n in chunks]
+    else:
+        parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
+                 for hidden_nH, targets_n, temperature_n in chunks]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    """`_chunk_logprobs` of a linear head, in few passes over the logits."""
+
+    @staticmethod
+    def forward(ctx, hidden_nH, weight_VH, bias_V, targets_n, temperature_n):
+        logits_nV = F.linear(hidden_nH, weight_VH, bias_V)
+        (n, V), wide = logits_nV.shape, torch.promote_types(logits_nV.dtype, torch.float32)
+        temperature_n = temperature_n.to(wide)
+        if logits_nV.is_cuda and wide == torch.float32:
+            from grpo.learn import kernels
+            logprobs_n, entropies_n, lse_n = (torch.empty(n, device=logits_nV.device) for _ in range(3))
+            kernels.logprobs[(n,)](logits_nV, targets_n, temperature_n, logprobs_n, entropies_n, lse_n, V, BLOCK=4096, num_warps=8)
+        else:
+            logits_nV = logits_nV.to(wide).div_(temperature_n[:, None])
+            lse_n = logits_nV.logsumexp(-1)
+            logprobs_n = logits_nV.gather(-1, targets_n[:, None])[:, 0] - lse_n
+            entropies_n = lse_n - ((logits_nV - lse_n[:, None]).exp_().mul_(logits_nV)).sum(-1)
+        ctx.save_for_backward(hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n)
+        ctx.mark_non_differentiable(entropies_n)
+        return logprobs_n, entropies_n
+
+    @staticmethod
+    def backward(ctx, d_n, _):
+        hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n = ctx.saved_tensors
+        logits_nV = F.linear(hidden_nH, weight_VH, bias_V)
+        n, V = logits_nV.shape
+        if logits_nV.is_cuda and lse_n.dtype == torch.float32:
+            from grpo.learn import kernels
+            kernels.logprobs_backward[(n, -(-V // 4096))](logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096, num_warps=8)
+            d_logits_nV = logits_nV
+        else:
+            scale_n = d_n / temperature_n
+            probability_nV = logits_nV.to(lse_n.dtype).div_(temperature_n[:, None]).sub_(lse_n[:, None]).exp_()
+            d_logits_nV = probability_nV.mul_(-scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(logits_nV.dtype)
+        return (d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None, d_logits_nV.t() @ hidden_nH if ctx.needs_input_grad[1] else None,
+                d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None)
 
 
 def _chunk_logprobs(hidden_nH: Tensor, head: Head, targets_n: Tensor, temperature_n: Tensor,

@@ -27,16 +27,15 @@ class Segments:
         self.query_places = _places(queries, self.most_queries, device)  # of each token in a padded grid
         self.key_places = self.query_places if keys is queries else _places(keys, self.most_keys, device)
         self.ragged_keys = min(keys, default=0) < self.most_keys
-        self.key_lengths = torch.tensor(keys, device=device)
+        self.key_lengths = torch.tensor(keys).to(device)
 
 
 def _bounds(lengths, device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
 
 
 def _places(lengths, longest: int, device) -> Tensor:
-    return torch.tensor([i * longest + offset for i, length in enumerate(lengths) for offset in range(length)], device=device,
-                        dtype=torch.long)
+    return (torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0].to(device)
 
 
 class Packing:
@@ -49,18 +48,16 @@ class Packing:
     def __init__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device):
         rows = len(completions) // len(prompts)
         before, after = [len(prompt) for prompt in prompts], [len(completion) - 1 for completion in completions]
-        tokens = [token for prompt in prompts for token in prompt]
-        positions = [place for length in before for place in range(length)]
         ends = list(accumulate(before))
-        predictors = []
-        self.first = len(tokens)  # of the completions' tokens
+        self.first = place = ends[-1]  # of the completions' tokens
+        self.longest, predictors = max(before), []
+        tokens, positions = [torch.tensor(prompt) for prompt in prompts], [torch.arange(length) for length in before]
         for r, completion in enumerate(completions):
-            predictors += [ends[r // rows] - 1, *range(len(tokens), len(tokens) + after[r])]
-            positions += range(before[r // rows], before[r // rows] + after[r])
-            tokens += completion[:-1]
-        self.tokens_N, self.positions_N = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
-        self.predictors_M = torch.tensor(predictors, device=device)
-        self.longest = max(positions) + 1
+            predictors += [torch.tensor([ends[r // rows] - 1]), torch.arange(place, place + after[r])]
+            positions.append(torch.arange(before[r // rows], before[r // rows] + after[r]))
+            tokens.append(torch.tensor(completion[:-1], dtype=torch.long))
+            place, self.longest = place + after[r], max(self.longest, before[r // rows] + after[r])
+        self.tokens_N, self.positions_N, self.predictors_M = (torch.cat(parts).to(device) for parts in (tokens, positions, predictors))
         self.prompts = Segments(before, before, True, device)
         self.own = Segments(after, after, True, device)
         self.on_prompt = Segments([sum(after[i:i + rows]) for i in range(0, len(after), rows)], before, False, device)
@@ -75,6 +72,16 @@ class Packing:
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
 
 
+class PlainPacking:
+    """The same for a model that cannot share prompts (see `rollout.plain`): `tokens_RT`, padded, and `mask_RT`, where tokens stand."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device):
+        self.prompts = prompts
+        self.tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True).to(device)
+        lengths = torch.tensor([len(completion) for completion in completions])
+        self.mask_RT = (torch.arange(self.tokens_RT.shape[1]) < lengths[:, None]).to(device)
+
+
 class _SharedPrefixAttention(torch.autograd.Function):
     """Queries (N, H, D), keys and values (N, K, D) to the output (N, H, D)."""
 
@@ -85,9 +92,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
         if not packing.own.empty:
             own, own_lse = _attend(query[n:], key[n:], value[n:], packing.own, scale)
             other, other_lse = _attend(query[n:], key[:n], value[:n], packing.on_prompt, scale)
-            both_lse = torch.logaddexp(own_lse, other_lse)
-            both = own * (own_lse - both_lse).exp()[..., None] + other * (other_lse - both_lse).exp()[..., None]
-            output, logsumexp = torch.cat([output, both.to(output.dtype)]), torch.cat([logsumexp, both_lse])
+            both, both_lse = _joined(own, other, own_lse, other_lse)
+            output, logsumexp = torch.cat([output, both]), torch.cat([logsumexp, both_lse])
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.packing, ctx.scale = packing, scale
         return output
@@ -109,6 +115,18 @@ class _SharedPrefixAttention(torch.autograd.Function):
             on_query = torch.cat([on_query, own_query + other_query])
             on_key, on_value = torch.cat([on_key + other_key, own_key]), torch.cat([on_value + other_value, own_value])
         return on_query, on_key, on_value, None, None
+
+
+def _joined(one, other, one_lse, other_lse) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, H, D) to both of two parts, and its log-sum-exps (N, H)."""
+    if one.is_cuda:
+        from grpo.learn import kernels
+        (N, H, D), lse, both = one.shape, one_lse.new_empty(one_lse.shape), torch.empty_like(one)
+        kernels.join[(N,)](one, other, one_lse, other_lse, both, lse, *one_lse.stride(), *other_lse.stride(), H=H, D=D, BLOCK_H=1 << (H - 1).bit_length(),
+                           BLOCK_D=1 << (D - 1).bit_length())
+        return both, lse
+    lse = torch.logaddexp(one_lse, other_lse)
+    return one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None], lse
 
 
 def _attend(query, key, value, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:

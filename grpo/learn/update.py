@@ -16,15 +16,17 @@ from grpo.policy import Policy
 from grpo.records import Group
 
 
-def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | None = None) -> tuple[Tensor, Tensor]:
+def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | None = None, packing=None) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T), 0 at padding.
+
+    `packing` is that of the batch by `Policy.pack`, where it has been made already.
 
     The last token of the prompt predicts the first of the completion; the completion's last predicts nothing.
     """
     mask = batch.mask_RT
     heat_RT = batch.temperatures_R[:, None].expand_as(batch.tokens_RT)
-    logp_M, entropy_M = token_logprobs(policy.predict(batch.prompts, batch.completions), policy.head, batch.tokens_RT[mask],
-                                       heat_RT[mask], truncate=truncate)
+    hidden_MH = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
+    logp_M, entropy_M = token_logprobs(hidden_MH, policy.head, batch.tokens_RT[mask], heat_RT[mask], truncate=truncate)
     zeros_RT = torch.zeros(mask.shape, device=mask.device, dtype=logp_M.dtype)
     return zeros_RT.masked_scatter(mask, logp_M), zeros_RT.masked_scatter(mask, entropy_M)
 
@@ -48,11 +50,11 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     optimizer.zero_grad(set_to_none=True)
     total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
     for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device):
-        reference_RT = None
+        packing, reference_RT = policy.pack(batch.prompts, batch.completions), None
         if beta:
-            with policy.reference():
-                reference_RT = completion_logprobs(policy, batch, truncate)[0]
-        logp_RT, entropy_RT = completion_logprobs(policy, batch, truncate)
+            with policy.reference() as reference:
+                reference_RT = completion_logprobs(reference, batch, truncate, packing)[0]
+        logp_RT, entropy_RT = completion_logprobs(policy, batch, truncate, packing)
         old_RT, importance_RT = batch.old_RT, None
         if importance_limit:
             old_RT = _remembered(before, batch, logp_RT.detach())

@@ -1,23 +1,22 @@
 """The decoder for models of the Llama family on a GPU: few kernels a layer, captured as CUDA graphs.
 
-The weights are the model's own: those that read the same input (queries, keys, values; gate, up) are joined in one matrix, of which
-the modules keep views, and a LoRA adapter's first matrices are its last rows. What lies between the matrix products is in `kernels`.
+The weights are those of `learn.lean`, joined where they read the same input, a LoRA adapter's first matrices among them; what lies
+between the matrix products is in `kernels`.
 Prompts' keys and values are held and read once a group. Everything that changes from step to step, the sampling and the stop test
 included, lives on the device; the host looks once in `BURST` steps, or after each draft.
 
 Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
 """
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from grpo.learn.lean import is_plain_lora
+from grpo.learn.joined import Joined
 from grpo.rollout.drafting import LENGTHS
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BURST = 8  # tokens a row between looks at who has finished
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
 SPLIT, OWN_SPLIT = 64, 256  # keys of a prompt, and of a row's own tokens, read by one program
@@ -29,49 +28,12 @@ def bucket(rows: int) -> int:
     return next((size for size in BUCKETS if size >= rows), -(-rows // BUCKETS[-1]) * BUCKETS[-1])
 
 
-class _Joined:
-    """Linear layers that read the same input, as one product: weight (sum of outputs + layers * rank, inputs).
-
-    With adapters the last columns of the product are their down-projections, `rank` for each layer, and `up` (rank, sum of outputs) takes
-    them up: here where the layer stands alone, else in the kernel that comes next.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module]):
-        self.layers = [getattr(module, "base_layer", module) for module in modules]
-        adapters = [(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name]) if name else None
-                    for module, name in ((module, getattr(module, "active_adapters", (None,))[0]) for module in modules)]
-        most = max((len(adapter[0]) for adapter in adapters if adapter), default=0)
-        self.rank = max(16, 1 << (most - 1).bit_length()) if most else 0  # as the kernels' products want it
-        sizes = [layer.out_features for layer in self.layers]
-        self.outputs = sum(sizes)
-        like = self.layers[0].weight
-        self.weight = like.new_zeros(self.outputs + self.rank * len(modules), like.shape[1])
-        self.up = like.new_zeros(self.rank, self.outputs)
-        for layer, rows in zip(self.layers, self.weight[:self.outputs].split(sizes)):
-            rows.copy_(layer.weight.data)
-            layer.weight.data = rows
-        self.bias = None
-        if self.layers[0].bias is not None:
-            self.bias = torch.cat([*(layer.bias.data for layer in self.layers), like.new_zeros(self.rank * len(modules))])
-        self.adapters = []
-        for i, (adapter, up) in enumerate(zip(adapters, self.up.split(sizes, 1))):
-            if adapter:
-                first = self.outputs + i * self.rank
-                self.adapters.append((*adapter, self.weight[first:first + len(adapter[0])], up[:len(adapter[0])]))
-
-    def refresh(self):
-        """Take over what the optimizer has changed and is no view: adapters, biases."""
-        for first, second, scaling, down, up in self.adapters:
-            down.copy_(first)
-            up.copy_(second.t() * scaling)
-        if self.bias is not None:
-            self.bias[:self.outputs] = torch.cat([layer.bias.data for layer in self.layers])
-
-    def __call__(self, x_MN: Tensor) -> Tensor:
-        y = nn.functional.linear(x_MN, self.weight, self.bias)
-        if self.rank and len(self.layers) == 1:
-            y[:, :self.outputs].addmm_(y[:, self.outputs:], self.up)
-        return y
+def _product(x_MN: Tensor, joined: Joined) -> Tensor:
+    """Return the product with all of the joined weight; where the layer stands alone, its adapter is added, else by the kernel that comes next."""
+    y = nn.functional.linear(x_MN, joined.weight, joined.bias)
+    if joined.rank and len(joined.layers) == 1:
+        y[:, :joined.outputs].addmm_(y[:, joined.outputs:], joined.up)
+    return y
 
 
 class FusedModel:
@@ -81,28 +43,15 @@ class FusedModel:
         from grpo.rollout import kernels  # Triton is there where CUDA is
 
         self.kernels, self.policy = kernels, policy
-        causal = policy._causal
-        inner = causal.base_model
-        self.embedding, self.final_norm = inner.embed_tokens, inner.norm
-        self.blocks = [(block.input_layernorm, _Joined([block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj]),
-                        block.self_attn, _Joined([block.self_attn.o_proj]), block.post_attention_layernorm,
-                        _Joined([block.mlp.gate_proj, block.mlp.up_proj]), _Joined([block.mlp.down_proj])) for block in inner.layers]
-        attention = inner.layers[0].self_attn
-        self.D = attention.head_dim
-        self.K = getattr(attention.k_proj, "base_layer", attention.k_proj).out_features // self.D
-        self.H = getattr(attention.q_proj, "base_layer", attention.q_proj).out_features // self.D
-        self.N, self.V = causal.config.hidden_size, causal.get_output_embeddings().weight.shape[0]
-        self.scale, self.is_normed = attention.scaling, hasattr(attention, "q_norm")
-        self.rotary, self.dtype = inner.rotary_emb, self.embedding.weight.dtype
+        lean = self.lean = policy.lean
+        self.D, self.K, self.H, self.scale = lean.D, lean.K, lean.H, lean.scale
+        self.embedding, self.final_norm, self.rotary, self.blocks = lean.embedding, lean.final_norm, lean.rotary, lean.blocks
+        self.V, self.N = policy.head.weight.shape
+        self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
         self.forget_graphs()
         self.side = torch.cuda.Stream() if policy.device.type == "cuda" else None
         self.rows = self.prompts = self.longest = self.room = 0
-
-    def refresh(self):
-        for _, qkv, _, out, _, gate_up, down in self.blocks:
-            for joined in (qkv, out, gate_up, down):
-                joined.refresh()
 
     def allot(self, rows: int, prompts: int, longest: int, room: int):
         """Make caches for so many rows with `room` tokens each, and prompts of up to `longest` tokens; keep those that suffice."""
@@ -179,9 +128,10 @@ class FusedModel:
         stretches = dict(SPLITS=places, num_stages=3, **sizes)
         own_block = dict(BLOCK_N=32, num_warps=2) if T * (H // K) <= 16 else dict(BLOCK_N=64, num_warps=4)
         last = None  # what the layer before adds
-        for i, (norm, qkv, attention, out, second_norm, gate_up, down) in enumerate(self.blocks):
-            self._norm(x, last, norm, h)
-            heads = qkv(h)
+        for i, layer in enumerate(self.blocks):
+            attention, qkv, gate_up = layer.attention, layer.qkv, layer.gate_up
+            self._norm(x, last, layer.norm, h)
+            heads = _product(h, qkv)
             norms = (attention.q_norm.weight, attention.k_norm.weight) if self.is_normed else (h, h)
             eps = attention.q_norm.variance_epsilon if self.is_normed else 0.0
             keys, values = self.own[i]
@@ -198,13 +148,13 @@ class FusedModel:
             self.together()
             k.join[(M, H)](attended, state["start"], state["written"], state["live"], sums, tops, partial, T=T, H=H, D=D, PROMPT=SPLIT,
                            OWN=OWN_SPLIT, FIRST=first, SPLITS=places, num_warps=1)
-            self._norm(x, out(attended), second_norm, h)
-            both = gate_up(h)
+            self._norm(x, _product(attended, layer.out), layer.second_norm, h)
+            both = _product(h, gate_up)
             width = gate_up.outputs // 2
             gated = x.new_empty(M, width)
             k.silu_mul[(-(-M // 16), -(-width // 128))](both, gate_up.up, gated, both.stride(0), M, width, RANK=gate_up.rank, BLOCK_M=16,
                                                         BLOCK=128)
-            last = down(gated)
+            last = _product(gated, layer.down)
         self._norm(x, last, self.final_norm, h)
         return h
 
@@ -253,8 +203,7 @@ class FusedDecoder:
 
     def __init__(self, model: FusedModel, prompts, keys: Tensor, heat: Tensor, budget: Tensor, truncate: Callable | None, room: int):
         self.model, self.truncate, policy = model, truncate, model.policy
-        model.refresh()
-        self.last_PN, shared = policy.prefill(prompts)
+        self.last_PN, shared = policy.prefill(prompts)  # which takes over what the optimizer has changed
         longest, rows = shared.padding_PL.shape[1], len(keys)
         model.allot(rows, len(prompts), longest, room)
         for i, (prompt_keys, prompt_values) in shared.prompt.items():
@@ -328,11 +277,7 @@ class FusedDecoder:
 @torch.no_grad()
 def fused_model(policy) -> FusedModel | None:
     """Return the fused decode step of `policy`, or None where device or model have none."""
-    config = policy._causal.config
-    if (policy.device.type != "cuda" or policy.is_plain or config.model_type not in FAMILIES or config.hidden_act != "silu"
-            or (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) not in (32, 64, 128, 256)
-            or getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-            or not all(is_plain_lora(module) for module in policy.model.modules() if hasattr(module, "lora_A"))):
+    if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128, 256):
         return None
     model = FusedModel(policy)
     difference = disagreement(model)

@@ -33,7 +33,7 @@ def _adapted(y_MX, up_rX, m, n, inside, stride, width, down_at, RANK: tl.constex
     if RANK > 0:
         j = tl.arange(0, RANK)
         down = tl.load(y_MX + m[:, None] * stride + down_at + j[None, :])
-        up = tl.load(up_rX + j[:, None] * width + n[None, :], mask=(n < width)[None, :], other=0.0)
+        up = tl.load(up_rX + j[:, None] + n[None, :] * RANK, mask=(n < width)[None, :], other=0.0)
         y = (y.to(tl.float32) + tl.dot(down, up, input_precision="ieee")).to(y.dtype)
     return y
 

@@ -1,14 +1,10 @@
-"""The packed attention against a dense one with a mask, outputs and gradients; and the leaner forward passes against their originals."""
+"""The packed attention against a dense one with a mask, outputs and gradients."""
 import pytest
 import torch
-from conftest import make_tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
-from grpo.learn.lean import checkpoint_layers, is_plain_lora
 from grpo.learn.packing import Packing
-from grpo.policy import load_policy
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(lambda size: st.tuples(
     st.lists(st.integers(1, 7), min_size=size[0], max_size=size[0]),
@@ -70,52 +66,3 @@ def test_what_predicts_each_token():
     assert packing.tokens_N.tolist() == [10, 11, 12, 20, 1, 2, 5, 7, 8]
     assert packing.positions_N.tolist() == [0, 1, 2, 0, 3, 4, 1, 1, 2]
     assert packing.tokens_N[packing.predictors_M].tolist() == [12, 1, 2, 12, 20, 5, 20, 7, 8]  # of 1 2 3, of 4, of 5 6, of 7 8 9
-
-
-def adapted(folder):
-    policy = load_policy(str(make_tiny_model(folder)), device="cpu", lora_rank=4)
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:  # 0 in a new adapter
-            torch.nn.init.normal_(parameter, 0.0, 0.1)
-    return policy
-
-
-def test_a_lean_adapter_computes_what_peft_does(tmp_path):
-    policy = adapted(tmp_path)
-    modules = [module for module in policy.model.modules() if is_plain_lora(module)]
-    assert len(modules) == 14
-    for module in modules:
-        x = torch.randn(3, 5, module.base_layer.in_features)
-        torch.testing.assert_close(module(x), type(module).forward(module, x), atol=1e-5, rtol=0)
-    with policy.reference():
-        assert torch.equal(modules[0](torch.ones(1, 64)), modules[0].base_layer(torch.ones(1, 64)))
-
-
-def test_forgotten_activations_give_the_same_gradient(tmp_path):
-    policy = adapted(tmp_path)
-    prompts, completions = [(5, 6, 7), (8, 9)], [(1, 2, 3), (4, 5), (6,), (7, 8, 9)]
-
-    def gradients():
-        policy.model.zero_grad()
-        policy.predict(prompts, completions).square().sum().backward()
-        return [p.grad.clone() for p in policy.parameters]
-
-    before, calls = gradients(), []
-    layer = policy._causal.base_model.layers[0]
-    layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    gradients()
-    assert len(calls) == 1
-    policy.forget_activations()
-    policy.forget_activations()  # once is enough
-    for ours, theirs in zip(gradients(), before, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    assert len(calls) == 3  # computed again, once
-    with torch.no_grad():
-        policy.predict(prompts, completions)
-    assert len(calls) == 4
-
-
-def test_layers_are_found_in_other_models(tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path, layers=3))
-    checkpoint_layers(model)
-    assert sum("forward" in vars(module) for module in model.modules()) == 3

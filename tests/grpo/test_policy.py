@@ -92,8 +92,8 @@ def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model)
     start = hidden(policy)
     disturb(policy)
     changed = hidden(policy)
-    with pytest.raises(KeyError), policy.reference():
-        assert torch.equal(hidden(policy), start)
+    with pytest.raises(KeyError), policy.reference() as reference:
+        assert torch.equal(hidden(reference), start)
         raise KeyError
     assert torch.equal(hidden(policy), changed) and not torch.equal(changed, start)  # itself again, after an error too
 
@@ -105,8 +105,8 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
     policy.save(tmp_path)
     resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
     assert torch.equal(hidden(resumed), hidden(policy))
-    with resumed.reference():
-        assert torch.equal(hidden(resumed), start)
+    with resumed.reference() as reference:
+        assert torch.equal(hidden(reference), start)
 
 
 def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
@@ -117,8 +117,8 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
     resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
     assert torch.equal(hidden(resumed), hidden(policy)) and not torch.equal(hidden(resumed), start)
     assert [p.shape for p in resumed.parameters] == [p.shape for p in policy.parameters]
-    with resumed.reference():
-        assert torch.equal(hidden(resumed), start)
+    with resumed.reference() as reference:
+        assert torch.equal(hidden(reference), start)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])

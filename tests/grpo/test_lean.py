@@ -1,0 +1,191 @@
+"""The lean forward pass against the model's own, outputs and gradients; joined weights that stay the modules' own."""
+import pytest
+import torch
+from conftest import make_tiny_model
+from families import FAMILIES, SHAPE
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
+
+from grpo.learn import operations
+from grpo.learn.lean import checkpoint_layers, lean_model
+from grpo.learn.logprobs import token_logprobs
+from grpo.policy import BUILTIN, Policy, load_policy
+
+LEAN = ["llama-3 rotary scaling", "mistral", "qwen2", "qwen3"]
+PROMPTS, COMPLETIONS = [(5, 6, 7), (8, 9)], [(1, 2, 3), (4, 5), (6,), (7, 8, 9)]
+gpu = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def policy_of(folder, family="llama-3 rotary scaling", lora=0, device="cpu", **changes):
+    torch.manual_seed(0)
+    config = FAMILIES[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+    policy = load_policy(str(folder), device=device, dtype="float32", lora_rank=lora)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name or "bias" in name or "norm" in name:  # 0 or 1 in a new model
+            parameter.data += 0.1 * torch.randn(parameter.shape).to(device)
+    return policy
+
+
+def predict(policy):
+    return policy.predict(policy.pack(PROMPTS, COMPLETIONS))
+
+
+def results(policy):
+    """Return log-probabilities, entropies and all gradients."""
+    policy.model.zero_grad()
+    targets = torch.tensor([token for completion in COMPLETIONS for token in completion], device=policy.device)
+    logprobs, entropies = token_logprobs(predict(policy), policy.head, targets, torch.full(targets.shape, 0.7, device=policy.device))
+    (logprobs * torch.arange(len(targets), device=policy.device)).sum().backward()
+    return [logprobs.detach(), entropies, *(p.grad.clone() for p in policy.parameters)]
+
+
+def assert_near(found, expected, tolerance=1e-5):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("device", ["cpu", gpu])
+@pytest.mark.parametrize("lora", [0, 4, 20])
+@pytest.mark.parametrize("family, changes", [*((family, {}) for family in LEAN), ("llama-3 rotary scaling", {"attention_bias": True, "mlp_bias": True})])
+def test_lean_is_the_models_own(tmp_path, family, lora, changes, device):
+    policy = policy_of(tmp_path, family, lora, device, **changes)
+    found = results(policy)
+    assert all(part.norm() > 0 for part in found)
+    lean, policy.lean = policy.lean, None
+    assert_near(found, results(policy))
+    if lora:
+        with policy.reference():
+            expected = predict(policy)
+        policy.lean = lean
+        with policy.reference():
+            torch.testing.assert_close(predict(policy), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_modules_and_joined_weights_are_one(tmp_path, lora):
+    policy = policy_of(tmp_path / "a", "qwen2", lora)
+    names = {name for name, _ in policy.model.named_parameters()}
+    before = predict(policy)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.01)  # as an optimizer does
+    changed = predict(policy)
+    lean, policy.lean = policy.lean, None
+    torch.testing.assert_close(predict(policy), changed, atol=1e-4, rtol=0)
+    assert not torch.allclose(changed, before, atol=1e-2) and {name for name, _ in policy.model.named_parameters()} == names
+    policy.lean = lean
+    policy.save(tmp_path / "b")
+    again = load_policy(str(tmp_path / "a" if lora else tmp_path / "b"), device="cpu", weights=tmp_path / "b" if lora else None)
+    if not lora:
+        torch.testing.assert_close(predict(again), changed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.data = parameter.data.clone()  # torn from the joined weight
+    torch.testing.assert_close(predict(policy), changed)
+    policy.model.double()
+    assert predict(policy).dtype == torch.float64
+
+
+def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
+    policy, calls, gate = policy_of(tmp_path, lora=4), [], operations.gate
+    monkeypatch.setattr(operations, "gate", lambda both: calls.append(1) or gate(both))
+    layers, before = len(policy.lean.blocks), results(policy)
+    assert len(calls) == 2 * layers  # in the backward pass it is computed again in any case
+    policy.forget_activations()
+    policy.forget_activations()  # once is enough
+    assert_near(results(policy), before, 1e-6)
+    assert len(calls) == 5 * layers
+    with torch.no_grad():
+        predict(policy)
+    assert len(calls) == 6 * layers
+
+
+def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
+    for family in ("gemma", "gpt2", "opt", "gpt-neox"):
+        assert lean_model(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
+    assert lean_model(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50))) is None
+    assert lean_model(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_dropout": 0.1}, {"target_modules": ["q_proj", "embed_tokens"]}])
+def test_adapters_that_are_not_plain_are_left_to_peft(settings):
+    from peft import LoraConfig, get_peft_model
+    model = AutoModelForCausalLM.from_config(FAMILIES["mistral"]())
+    assert lean_model(get_peft_model(model, LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings)).get_base_model()) is None
+
+
+def test_a_model_that_computes_otherwise_is_noticed(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path), attn_implementation="grpo_shared_prompt")
+    model.base_model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
+        assert Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name="odd").lean is None
+
+
+def test_layers_are_found_in_other_models(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path, layers=3))
+    checkpoint_layers(model)
+    assert sum("forward" in vars(module) for module in model.modules()) == 3
+
+
+def both(operation, inputs, device, dtype):
+    """Return outputs and gradients of an operation, given float64 inputs."""
+    inputs = [x.to(device, dtype).requires_grad_() for x in inputs]
+    outputs = operation(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    torch.manual_seed(1)
+    weights = [torch.randn(y.shape, dtype=torch.float64).to(device, dtype) for y in outputs]
+    return [*outputs, *torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, outputs)), inputs)]
+
+
+def plain_norm(x, y, weight):
+    total = x + y
+    return total, total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def plain_rotation(heads):
+    cos, sin = angles(len(heads), heads)
+    q, k, v = heads.view(len(heads), 5, 16).split([3, 1, 1], 1)
+
+    def turn(x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
+    return turn(q), turn(k), v
+
+
+def angles(M, like):
+    angle = torch.arange(M * 8, dtype=torch.float64).view(M, 8)
+    return angle.cos().to(like), angle.sin().to(like)
+
+
+OPERATIONS = {
+    "add_norm": (lambda x, y, w: operations.add_norm(x, y, w, 1e-5), plain_norm, [(9, 48), (9, 48), (48,)]),
+    "rotate": (lambda x: operations.rotate(x, *angles(len(x), x), 3, 1), plain_rotation, [(9, 80)]),
+    "gate": (lambda x: operations.product(x, Doubling(), False, True), lambda x: 2 * F.silu(x[:, :37]) * x[:, 37:], [(9, 74)]),
+}
+
+
+class Doubling:
+    """In place of a product, so that the gate before it is tested alone."""
+
+    parameters: list = []
+
+    def product(self, x, is_adapted):
+        return 2 * x, None
+
+    def gradients(self, dy, x, inner, needed):
+        return 2 * dy, []
+
+
+@pytest.mark.parametrize("device, dtype, tolerance", [("cpu", torch.float64, 1e-12), ("cpu", torch.float32, 1e-5), ("cpu", torch.bfloat16, 2e-2), pytest.param(
+    "cuda", torch.float32, 1e-5, marks=pytest.mark.gpu), pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_and_their_gradients(name, device, dtype, tolerance):
+    ours, plain, shapes = OPERATIONS[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    expected = both(plain, inputs, "cpu", torch.float64)
+    assert_near([x.cpu().double() for x in both(ours, inputs, device, dtype)], expected, tolerance)
