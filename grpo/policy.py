@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from grpo.learn.lean import LeanModel, checkpoint_layers, lean_model
 from grpo.learn.packing import Packing, PlainPacking
+from grpo.learn.precision import has_fast_products
 from grpo.rollout.cache import NAME, SharedPrompt
 from grpo.rollout.fused import FusedModel, fused_model
 from grpo.rollout.plain import PlainPrompt
@@ -33,12 +34,12 @@ class Policy:
     """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in eval mode.
 
     `stops` are the token ids that end a completion; `context` the most tokens of prompt and completion together. `frozen` is the
-    reference, where it is a model of its own.
+    reference, where it is a model of its own; `has_rough_gradients`: see `learn.precision`.
     """
 
-    def __init__(self, model, tokenizer, *, name: str, frozen=None):
+    def __init__(self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        self.is_forgetful = False
+        self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
         self.is_plain = self._causal.config._attn_implementation != NAME  # cannot share prompts: see rollout.plain
         self.lean = None if self.is_plain else _agreeing_lean_model(self._causal)
@@ -181,7 +182,8 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
-    `dtype` auto is float32, but bfloat16 for a LoRA base on a GPU. Raises UserError when it cannot be loaded.
+    `dtype` auto is float32, with gradients by bfloat16 products where the CPU has units for them, but bfloat16 for a LoRA base on
+    a GPU. Raises UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -208,7 +210,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     frozen = None
     if keep_reference and not (lora_rank or has_adapter):
         frozen = copy.deepcopy(model) if weights is None else _load_model(_resolve(spec), device, torch_dtype)
-    return Policy(model, tokenizer, name=spec, frozen=frozen)
+    return Policy(model, tokenizer, name=spec, frozen=frozen, has_rough_gradients=dtype == "auto" and has_fast_products())
 
 
 @torch.no_grad()

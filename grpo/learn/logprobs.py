@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from grpo.learn.precision import products
+
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
 Truncate = Callable[[Tensor, Tensor], Tensor]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
 
 
-def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature_N: Tensor, *, chunk: int = 1024,
+def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature_N: Tensor, *, chunk: int = 0,
                    truncate: Truncate | None = None) -> tuple[Tensor, Tensor]:
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,) each.
 
@@ -26,7 +28,10 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     log-probabilities to `hidden_NH` and to the parameters of `head`; the entropy is detached. `head` must act on each
     token by itself, as a linear layer does, with LoRA or without. `truncate` (top-k, top-p) gets the logits already
     divided by the temperature and must keep the targets: then log-probability and entropy are of what it leaves.
+    `chunk` 0 is 1,024 on a GPU, and on a CPU as many as keep the logits within its cache.
     """
+    if not chunk:
+        chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 18) // getattr(head, "out_features", 4096))
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     if truncate is None and type(head) is nn.Linear:
         parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n) for hidden_nH, targets_n, temperature_n in chunks]
@@ -71,8 +76,10 @@ class _LinearLogprobs(torch.autograd.Function):
             scale_n = d_n / temperature_n
             probability_nV = logits_nV.to(lse_n.dtype).div_(temperature_n[:, None]).sub_(lse_n[:, None]).exp_()
             d_logits_nV = probability_nV.mul_(-scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(logits_nV.dtype)
-        return (d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None, d_logits_nV.t() @ hidden_nH if ctx.needs_input_grad[1] else None,
-                d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None)
+        with products(d_logits_nV):
+            d_hidden_nH = d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None
+            d_weight_VH = d_logits_nV.t() @ hidden_nH if ctx.needs_input_grad[1] else None
+        return d_hidden_nH, d_weight_VH, d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _chunk_logprobs(hidden_nH: Tensor, head: Head, targets_n: Tensor, temperature_n: Tensor,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grpo.learn.joined import Joined
+from grpo.learn.precision import products
 
 
 def add_norm(x_MN: Tensor, y_MN: Tensor | None, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, inner = ctx.saved_tensors
-        dx, on = ctx.joined.gradients(dy, gate(x) if ctx.is_gated else x, inner, ctx.needs_input_grad[4:])
+        with products(dy):
+            dx, on = ctx.joined.gradients(dy, gate(x) if ctx.is_gated else x, inner, ctx.needs_input_grad[4:])
         return _gate_backward(dx, x) if ctx.is_gated else dx, None, None, None, *on
 
 

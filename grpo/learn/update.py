@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
+from grpo.learn.precision import rough_gradients
 from grpo.policy import Policy
 from grpo.records import Group
 
@@ -62,7 +63,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         loss, parts = step_loss(
             kind, logp_RT, old_RT, batch.advantages_R, batch.mask_RT, batch.weights_R, clip_low=clip_low,
             clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT, importance_RT=importance_RT)
-        loss.backward()
+        with rough_gradients(policy.has_rough_gradients):
+            loss.backward()
         total += loss.item()
         for name, value in parts.items():
             sums[name] += value.item()
