@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens
+LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens; a decoder may have longer ones
 NONE = -1  # a token that never is drawn
-AHEAD = 400  # characters of a guess that are tokenized when a row is aimed anew: most are never reached
+AHEAD = 13  # characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most are never reached
 
 
 class Drafting:
@@ -33,7 +33,7 @@ class Drafting:
     def begin(self):
         """Start the figures of a step; what was seen before counts half as much from now on."""
         self.matched, self.slipped = self.matched / 2, self.slipped / 2
-        self.tokens = self.rows = 0
+        self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
 
     @property
@@ -41,8 +41,8 @@ class Drafting:
         """The probability that a token goes as planned."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
-    def length(self, rows: int, flat: int, aim: int, matched: int = 0, slipped: int = 0) -> int:
-        """Return the draft length that gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
+    def length(self, rows: int, flat: int, aim: int, lengths: Sequence[int] = LENGTHS, matched: int = 0, slipped: int = 0) -> int:
+        """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
         The rows' own record counts beside the general one, because those that are left at the end are those that went astray.
         A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as `aim` tokens; drafts of k tokens yield
@@ -55,22 +55,25 @@ class Drafting:
         def speed(k):
             return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a ** k)))
 
-        best = max(LENGTHS, key=speed)
+        best = max(lengths, key=speed)
         return best if speed(best) > 1.3 * speed(0) else 0
 
-    def observe(self, k: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
-        """Learn from a pass over drafts of `k` tokens (0: from any number of passes), of which `count` tokens of each row counted."""
-        rows, tokens = int((count > 0).sum()), int(count.sum())
+    def observe(self, k: int, rows: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
+        """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of passes).
+
+        `count` tokens of each completion counted; several may be one row.
+        """
+        completions, tokens = int((count > 0).sum()), int(count.sum())
         self.matched, self.slipped = self.matched + matched, self.slipped + slipped
-        self.rows, self.tokens = self.rows + (rows if k else tokens), self.tokens + tokens
+        self.passes, self.tokens = self.passes + (completions if k else tokens), self.tokens + tokens
         self.seconds += seconds
-        self.plain_seconds += seconds * (tokens / rows * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
+        self.plain_seconds += seconds * (tokens / completions * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
 
     def metrics(self) -> dict[str, float]:
         """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""
-        if not self.rows:
+        if not self.passes:
             return {}
-        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.rows,
+        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.passes,
                 "time/saved_by_drafts": self.plain_seconds - self.seconds}
 
     def state_dict(self) -> dict[str, float]:
@@ -95,15 +98,15 @@ class Plans:
     A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for.
     """
 
-    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], room: int):
+    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
         self.policy, self.guesses = policy, guesses
         end = policy.tokenizer.eos_token_id
         self.end = [end] if end in policy.stops else list(policy.stops[:1])
-        self.planned = torch.full((len(guesses), room + LENGTHS[-1] + 1), NONE)
+        self.planned = torch.full((len(guesses), width), NONE)
         self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
         self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))
         self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
-        first = {guess: self._tokens(guess, []) for guess in dict.fromkeys(guesses)}
+        first = {guess: self._tokens(guess, [], LENGTHS[-1]) for guess in dict.fromkeys(guesses)}
         for row, guess in enumerate(guesses):
             self._set(row, 0, first[guess])
 
@@ -113,7 +116,7 @@ class Plans:
             return torch.empty(len(rows), 0, dtype=torch.long)
         for place in (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0].tolist():
             row, length = int(rows[place]), int(written[place])
-            self._set(row, length, self._tokens(self.guesses[row], tokens[place, :length].tolist()))
+            self._set(row, length, self._tokens(self.guesses[row], tokens[place, :length].tolist(), max(k, LENGTHS[-1])))
         return self.planned[rows].gather(1, written[:, None] + torch.arange(k))
 
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
@@ -128,12 +131,12 @@ class Plans:
         self.slipped[rows] += slipped
         return int(matched.sum()), int(slipped.sum())
 
-    def _tokens(self, guess: Callable[[str], str], written: list[int]) -> list[int]:
+    def _tokens(self, guess: Callable[[str], str], written: list[int], k: int) -> list[int]:
         text = guess(self.policy.decode(written))
-        cut = text.rfind(" ", 0, AHEAD) if len(text) > AHEAD else -1
+        cut = text.rfind(" ", 0, AHEAD * k) if len(text) > AHEAD * k else -1
         # what goes on stands behind a line end, because many tokenizers put a space before what stands first
         tokens = self._encode(("\n" if written else "") + (text[:cut] if cut > 0 else text))[len(self._encode("\n")) if written else 0:]
-        return tokens if cut > 0 else [*tokens, *self.end, *[NONE] * LENGTHS[-1]]
+        return tokens if cut > 0 else [*tokens, *self.end, *[NONE] * self.planned.shape[1]]
 
     def _encode(self, text: str) -> list[int]:
         return self.policy.tokenizer(text, add_special_tokens=False).input_ids

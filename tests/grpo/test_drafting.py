@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.policy import BUILTIN, load_policy
 from grpo.rollout.drafting import LENGTHS, NONE, Drafting, Plans
+from grpo.rollout.eager import EagerDecoder
 from tasks.base import UserError, problem_at
 from tasks.interleave import Interleave
 
@@ -58,7 +59,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     drafting = Drafting("7")
 
     class Known(Plans):  # texts of random models do not survive decoding and encoding
-        def _tokens(self, guess, written):
+        def _tokens(self, guess, written, k):
             return list(plain[int(guess(""))][0].tokens)[len(written):]
 
     import grpo.rollout.engine as engine
@@ -69,6 +70,19 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
         engine.Plans = kept
     assert tokens_of(drafted) == tokens_of(plain)
     assert drafting.slipped == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
+
+
+def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Drafting, "length", lambda self, rows, flat, aim, lengths, *record: asked.append((rows, lengths[-1])) or 0)
+    _, groups = rollout(tiny_policy, samples=8, temperature=0.0, budget=70, guesses=[str] * 3, drafting=Drafting("auto"))
+    assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
+    assert {longest for _, longest in asked} == {63}  # of 70 tokens
+    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without drafts that were eight passes over one
+    drafting = Drafting("auto")
+    drafting.observe(7, 1, 48, 28, 0, torch.tensor([8, 8, 8, 8]), 1.0)
+    assert drafting.metrics() == {"draft/acceptance": drafting.acceptance, "draft/tokens_per_forward": 8,
+                                  "time/saved_by_drafts": 8 * 49 / 56 - 1}
 
 
 def test_plans_by_hand():
@@ -125,6 +139,8 @@ def test_lengths_follow_acceptance_and_batch():
     assert drafting.length(16, 64, 3, matched=10, slipped=90) < drafting.length(16, 64, 3)  # the rows' own record
     assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear
     assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
+    drafting.matched, drafting.slipped = 1000, 1
+    assert drafting.length(1, 64, 3, EagerDecoder.lengths) == 127
 
 
 def test_a_fixed_length_off_and_nonsense():
@@ -136,7 +152,7 @@ def test_a_fixed_length_off_and_nonsense():
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
     drafting = Drafting("auto")
-    drafting.observe(3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
+    drafting.observe(3, 3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
     other = Drafting("auto")
     other.load_state_dict(drafting.state_dict())
