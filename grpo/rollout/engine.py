@@ -19,7 +19,7 @@ from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder
 from tasks.base import UserError
 
-Guess = Callable[[str], str]  # text so far -> the rest of it
+Guess = Callable[[str], str]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
 
 
 def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
@@ -78,8 +78,8 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         if plans is not None and len(rows):
             live = decoder.live.cpu()
             distinct = int(live.sum())
-            k = drafting.length(distinct, decoder.flat, decoder.aim, draft_lengths, int(plans.matched[rows[live]].sum()),
-                                int(plans.slipped[rows[live]].sum()))
+            k = drafting.length(distinct, decoder.flat, decoder.aim, draft_lengths, plans.matched[rows[live]].sum().item(),
+                                plans.slipped[rows[live]].sum().item())
             drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]
     return [flat[p * G:(p + 1) * G] for p in range(P)]
