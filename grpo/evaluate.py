@@ -1,6 +1,5 @@
 """Held-out evaluation: fresh problems of a split that training never draws from, scored and given an interval."""
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ def evaluate(policy: Policy, task: Task, problems: Sequence[Problem], *, tempera
         answers = generate(
             policy, prompts, keys=[[sample_key("eval", seed, problem.key)] for problem in part],
             temperatures=[temperature] * len(part), truncate=truncate, drafting=drafting,
-            guesses=[partial(draft, problem) for problem in part] if draft else None,
+            guesses=[draft(problem) for problem in part] if draft else None,
             budgets=[budget_for(policy, prompt, problem.target) for prompt, problem in zip(prompts, part)])
         groups += [
             Group(start + i, problem, prompt, temperature, completions,

@@ -109,7 +109,7 @@ class Trainer:
                    for prompt, (_, problem) in zip(prompts, problems)]
         answers = generate(self.policy, prompts, keys=keys, temperatures=[heat] * len(prompts), budgets=budgets,
                            truncate=self.truncate, drafting=self.drafting,
-                           guesses=[partial(self.draft, problem) for _, problem in problems] if self.draft else None)
+                           guesses=[self.draft(problem) for _, problem in problems] if self.draft else None)
         return [Group(index, problem, prompt, heat, completions, attempt)
                 for (index, problem), prompt, completions in zip(problems, prompts, answers)]
 

@@ -67,7 +67,7 @@ class Task(Protocol):
     Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
-    `family_size(level)`, how many different problems there are, or None; `draft(problem, text)`, see `draft_of`.
+    `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`.
     """
 
     name: str
@@ -107,12 +107,13 @@ def options_of(spec: str) -> Mapping[str, str]:
     return getattr(_load_class(spec), "options", {})
 
 
-def draft_of(task: Task) -> Callable[[Problem, str], str] | None:
-    """Return the task's guess at how completions go on, None where it makes none.
+def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
+    """Return what makes the task's guesses at how completions of a problem go on, None where it makes none.
 
-    ``draft(problem, text)`` gets what has been written, perhaps up to the middle of a word, and returns the text with which it
-    most likely goes on until its end, so that ``text + draft`` is a whole completion: after "the ow" perhaps "l saw it."; ""
+    ``draft(problem)(text)`` gets what has been written, perhaps up to the middle of a word, and returns the text with which it
+    most likely goes on until its end, so that text and guess are a whole completion: after "the ow" perhaps "l saw it."; ""
     where there is no guess, and where the completion should end now. A wrong guess costs time, never correctness.
+    Each completion asks a copy of its own (`copy.copy`), which may remember what it was asked before.
     """
     return getattr(task, "draft", None)
 

@@ -5,8 +5,11 @@ takes turns again. Only what it does twice in a row becomes its way: to keep to 
 """
 from bisect import bisect_left
 from collections.abc import Sequence
+from copy import copy
+from itertools import takewhile
+from operator import eq
 
-from align.words import split_words
+from align.words import normalise, split_words
 
 Spot = tuple[int, int]  # (0 for A or 1 for B, place in it)
 Move = tuple[bool, int]  # (whether the turn changed, how far from the place reached in the text: -1 repeats its last word)
@@ -15,43 +18,50 @@ TAKES_TURNS: Move = (True, 0)
 KEEPS_ON: Move = (False, 0)
 
 
-def rest_of(a: Sequence[str], b: Sequence[str], text: str) -> str:
-    """Return how `text`, the beginning of an interleaving of the words `a` and `b`, most likely goes on until its end.
+class Guess:
+    """How an interleaving of the words `a` and `b`, of which the text so far is known, most likely goes on until its end.
 
-    A last word that no white space follows may be unfinished: then the rest begins with its other letters. Time is linear
-    in the words of all three (times the logarithm of how often one occurs).
+    A last word that no white space follows may be unfinished: then the rest begins with its other letters. A guess remembers how
+    the text went that it was asked about last: of one that goes on from there, only what is new is read. Copies are independent.
+    The time is linear in the new words (times the logarithm of how often one occurs) and in the rest.
 
-    >>> rest_of(["Owls", "see."], ["It", "rains,"], "Owls Owls I")
+    >>> Guess(["Owls", "see."], ["It", "rains,"])("Owls Owls I")
     't see. rains,'
     """
-    walk, words = _Walk(a, b), split_words(text)
-    last = words.pop() if words and not text[-1].isspace() else ""
-    place = 0
-    while place < len(words):
-        place += walk.follow(words, place)
-        if place < len(words):
-            walk.write(walk.find(words[place]))
-            place += 1
-    rest = []
-    if last:
-        spot = walk.find_beginning(last)
-        walk.write(spot or walk.expected())
-        rest.append(walk.word(spot)[len(last):] if spot else "")
-    while (spot := walk.expected()) and len(rest) < len(a) + len(b):  # who stutters would do so for ever
-        ahead = walk.ahead()
-        walk.follow(ahead, 0)
-        rest += ahead
-        if spot := walk.expected():
-            rest.append(walk.word(spot))
-            walk.write(spot)
-    return " ".join(rest)
+
+    def __init__(self, a: Sequence[str], b: Sequence[str]):
+        self.start = self.walk = _Walk(a, b)
+        self.read = ""  # the whole words that the walk has followed
+
+    def __call__(self, text: str) -> str:
+        last = text.rsplit(None, 1)[-1] if text and not text[-1].isspace() else ""
+        whole, last = text[:len(text) - len(last)], normalise(last)
+        if not whole.startswith(self.read):
+            self.walk, self.read = self.start, ""
+        walk = copy(self.walk)
+        walk.follow(split_words(whole[len(self.read):]))
+        self.walk, self.read = walk, whole
+        walk, rest = copy(walk), []
+        if last:
+            spot = walk.find_beginning(last)
+            walk.write(spot or walk.expected())
+            rest.append(walk.word(spot)[len(last):] if spot else "")
+        words = sum(map(len, walk.texts))
+        while (spot := walk.expected()) and len(rest) < words:  # who stutters would do so for ever
+            ahead = walk.ahead(words - len(rest) - 1)
+            walk.advance(len(ahead))
+            rest += ahead
+            if spot := walk.expected():
+                rest.append(walk.word(spot))
+                walk.write(spot)
+        return " ".join(rest)
 
 
 class _Walk:
-    """The places reached in both texts, and how the last four words came about."""
+    """The places reached in both texts, and how the last four words came about. A copy shares the texts and goes its own way."""
 
     def __init__(self, a: Sequence[str], b: Sequence[str]):
-        self.texts, self.places = (a, b), [0, 0]
+        self.texts, self.places = (a, b), (0, 0)
         self.last, self.moves = 1, (TAKES_TURNS,) * 4  # as if B had just had its turn
         self.index: tuple[dict[str, list[int]], ...] = {}, {}  # of each text: word to its places, in order
         for words, index in zip(self.texts, self.index):
@@ -61,24 +71,36 @@ class _Walk:
     def word(self, spot: Spot) -> str:
         return self.texts[spot[0]][spot[1]]
 
-    def ahead(self) -> list[str]:
-        """Return the words of the next turns, as long as both texts have some; none unless the last words took turns."""
-        if self.moves != (TAKES_TURNS,) * 4:
-            return []
-        mine, other = (self.texts[text][self.places[text]:] for text in (1 - self.last, self.last))
-        return [word for pair in zip(mine, other) for word in pair]
+    def ahead(self, most: int) -> list[str]:
+        """Return the next words, about `most`, as far as it is plain how they go on: in turns, or in one text."""
+        mine, other = (self.texts[text][self.places[text]:self.places[text] + most] for text in (1 - self.last, self.last))
+        if self.moves == (TAKES_TURNS,) * 4:
+            return [word for pair in zip(mine, other) for word in pair]
+        return other if self.moves == (KEEPS_ON,) * 4 else []
 
-    def follow(self, words: Sequence[str], place: int) -> int:
-        """Write those of the `words` from `place` on that are `ahead`, at one stroke; return how many."""
-        number = 0
-        for word, ahead in zip(words[place:], self.ahead()):
-            if word != ahead:
-                break
-            number += 1
-        self.places[1 - self.last] += (number + 1) // 2
-        self.places[self.last] += number // 2
-        self.last = (self.last + number) % 2
-        return number
+    def advance(self, number: int):
+        """Write that many of the words that are `ahead`, at one stroke."""
+        if self.moves[-1] == KEEPS_ON:
+            self._go_on(self.last, number)
+        else:
+            self._go_on(1 - self.last, (number + 1) // 2)
+            self._go_on(self.last, number // 2)
+            self.last = (self.last + number) % 2
+
+    def follow(self, words: Sequence[str]):
+        """Write the `words`, as they were most likely taken from the texts."""
+        place = 0
+        while place < len(words):
+            number = sum(takewhile(bool, map(eq, words[place:], self.ahead(len(words) - place))))
+            self.advance(number)
+            place += number
+            if place < len(words):
+                self.write(self.find(words[place]))
+                place += 1
+
+    def _go_on(self, text: int, number: int):
+        a, b = self.places
+        self.places = (a, b + number) if text else (a + number, b)
 
     def expected(self) -> Spot | None:
         """Return where the next word stands; None when both texts are used up."""
@@ -117,5 +139,7 @@ class _Walk:
         """Go on behind the word at `spot`."""
         if spot:
             text, place = spot
-            self.moves = *self.moves[1:], (text != self.last, place - self.places[text])
-            self.last, self.places[text] = text, place + 1
+            step = place - self.places[text]
+            self.moves = *self.moves[1:], (text != self.last, step)
+            self.last = text
+            self._go_on(text, step + 1)

@@ -14,7 +14,7 @@ from align.needleman import nw_align_batch, nw_score_batch
 from align.words import normalise, split_words
 from data.corpus import Document, documents_of, load_corpus
 from tasks.base import Problem, Score, UserError, key_of
-from tasks.drafts import rest_of
+from tasks.drafts import Guess
 
 PROMPT = ("Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
           "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}")
@@ -96,10 +96,9 @@ class Interleave:
         """Return the canonical key anew, from the two windows."""
         return self.problem(problem.data["a"], problem.data["b"]).key
 
-    def draft(self, problem: Problem, text: str) -> str:
-        """Return how the completion `text` most likely goes on until its end (see `tasks.base.draft_of`)."""
-        a, b = ([normalise(word) for word in problem.data[name]] for name in "ab")
-        return rest_of(a, b, text)
+    def draft(self, problem: Problem) -> Guess:
+        """Return a guess at how completions most likely go on until their end (see `tasks.base.draft_of`)."""
+        return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a Score for each completion; `value` is the similarity, `reward` its shaping by `self.reward`.

@@ -7,8 +7,8 @@ update.
 In the rollout one softmax runs over the scores of both parts, so the result is that of plain attention up to rounding; cf.
 Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two softmaxes instead.
 
-Shapes: P prompts, G completions of each, R = P * G rows (row r belongs to prompt r // G), L prompt tokens, T completion
-tokens, H query heads, K key heads, D head size.
+Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt, L prompt tokens, S kept tokens of a
+row, T new tokens, H query heads, K key heads, Q = H / K, D head size.
 """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,41 +20,65 @@ NAME = "grpo_shared_prompt"
 
 
 class SharedPrompt:
-    """Keys and values of `P` prompts and of the completions that follow them, for every layer.
+    """Keys and values of `P` prompts and of the rows that go on from them, for every layer.
 
-    Right-padded prompts: `lengths_P` are their true lengths in tokens. Verbs: prefill (by running the model on the prompts),
-    `allot` buffers for a rollout, append (by running the model on some tokens a row), `keep` those that were right, `retire`
-    finished rows.
+    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allot` on there is one for each row. Verbs: prefill (by
+    running the model on the prompts), `allot` rows for a rollout, append (by running the model on some tokens a row), `keep` what
+    was right.
     """
 
     def __init__(self, lengths_P: torch.Tensor, padded_length: int):
         self.lengths_P = lengths_P
         self.padding_PL = torch.arange(padded_length, device=lengths_P.device) >= lengths_P[:, None]
         self.prompt: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: keys and values (P, K, L, D)
-        self.own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: buffers (R, K, room, D)
+        self.own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: buffers (R or more, K, room, D)
         self.room = 0
         self.filled_R: torch.Tensor | None = None  # tokens of each row that are kept; None: the prompts are being read
         self.most, self.is_even = 0, True  # the greatest of them, and whether all are alike
 
     def allot(self, rows: int, room: int):
-        """End the prefill; make room for `room` tokens in each of `rows` rows."""
-        self.filled_R, self.room = torch.zeros(rows, dtype=torch.long, device=self.lengths_P.device), room
+        """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for `room` tokens each."""
+        prompts = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
+        self._seat(prompts.repeat_interleave(rows // len(prompts)))
+        self.lengths_P = self.lengths_P[self.prompt_R]
+        self.filled_R, self.room = torch.zeros_like(self.prompt_R), room
 
-    def keep(self, tokens_R: torch.Tensor):
-        """Keep that many of the tokens that were appended to each row; the next ones overwrite the rest."""
-        self.filled_R = self.filled_R + tokens_R
-        low, high = self.filled_R.aminmax()
+    def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
+        """Let row i be the first `filled_R[i]` tokens of what was row `rows_R[i]`; the next ones overwrite the rest."""
+        moved_N = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
+        low, high = filled_R.aminmax()
         self.most, self.is_even = int(high), bool(low == high)
+        if len(moved_N) or len(rows_R) < len(self.filled_R):
+            for layer, buffers in self.own.items():
+                self.own[layer] = tuple(self._moved(buffer, rows_R, moved_N) for buffer in buffers)
+            prompts, prompt_R = self.prompt_R[rows_R].unique(return_inverse=True)
+            if len(prompts) < len(self.padding_PL):
+                self.padding_PL = self.padding_PL[prompts]
+                self.prompt = {layer: (keys[prompts], values[prompts]) for layer, (keys, values) in self.prompt.items()}
+            self._seat(prompt_R)
+            self.lengths_P = self.lengths_P[rows_R]
+        self.filled_R = filled_R
 
-    def retire(self, prompts: torch.Tensor, rows: torch.Tensor):
-        """Keep only the prompts and rows of these indices, in this order."""
-        self.lengths_P, self.padding_PL, self.filled_R = self.lengths_P[prompts], self.padding_PL[prompts], self.filled_R[rows]
-        self.prompt = {layer: (keys[prompts], values[prompts]) for layer, (keys, values) in self.prompt.items()}
-        for layer, buffers in self.own.items():
-            kept = tuple(buffer.new_zeros(len(rows), *buffer.shape[1:]) for buffer in buffers)
-            for new, old in zip(kept, buffers):
-                new[:, :, :self.most] = old[rows, :, :self.most]
-            self.own[layer] = kept
+    def _moved(self, buffer, rows_R, moved_N):
+        moved = buffer[rows_R[moved_N], :, :self.most]
+        if len(rows_R) > len(buffer):
+            small, buffer = buffer, buffer.new_zeros(max(len(rows_R), len(buffer) * 5 // 4), *buffer.shape[1:])
+            buffer[:len(small), :, :self.most] = small[:, :, :self.most]
+        buffer[moved_N, :, :self.most] = moved
+        return buffer
+
+    def _seat(self, prompt_R: torch.Tensor):
+        """Give the rows of each prompt seats side by side, (P, W) in all, for each key head of a layer apart."""
+        keys_PKLD, _ = next(iter(self.prompt.values()))
+        P, K, L, _ = keys_PKLD.shape
+        is_of_RP = prompt_R[:, None] == torch.arange(P, device=prompt_R.device)
+        column_R = is_of_RP.cumsum(0).gather(1, prompt_R[:, None])[:, 0] - 1
+        self.prompt_R, self.width = prompt_R, int(column_R.max()) + 1
+        heads = torch.arange(K, device=prompt_R.device)
+        self.seats = ((prompt_R[:, None] * K + heads) * self.width + column_R[:, None]).view(-1)  # of the heads of all rows
+        self.sitters = self.seats.new_zeros(P * K * self.width)  # the other way round; on an empty seat just any head
+        self.sitters[self.seats] = torch.arange(len(self.seats), device=prompt_R.device)
+        self.bias_P1L = keys_PKLD.new_zeros(P, 1, L).masked_fill_(self.padding_PL[:, None], -torch.inf)
 
     def reach(self, new: int) -> int:
         """Return how many tokens the longest sequence has, `new` ones included."""
@@ -68,24 +92,48 @@ class SharedPrompt:
                                                   enable_gqa=key_RKTD.shape[1] != query_RHTD.shape[1])
             return output.transpose(1, 2)
         keys, values, ahead_RTS = self._append(layer, key_RKTD, value_RKTD)
-        return _two_part_attention(query_RHTD * scale, self.prompt[layer], self.padding_PL, keys, values, ahead_RTS)
+        return self._attend_both(query_RHTD * scale, *self.prompt[layer], keys, values, ahead_RTS)
 
     def _append(self, layer, key_RKTD, value_RKTD):
         """Return the keys and values so far (R, K, S, D) each, and which of them are ahead of a query, or None where none is."""
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
-            self.own[layer] = (key_RKTD.new_zeros(R, K, self.room, D), key_RKTD.new_zeros(R, K, self.room, D))
+            self.own[layer] = key_RKTD.new_zeros(R, K, self.room, D), key_RKTD.new_zeros(R, K, self.room, D)
         places_RT = self.filled_R[:, None] + torch.arange(T, device=key_RKTD.device)
         for buffer, new in zip(self.own[layer], (key_RKTD, value_RKTD)):
             if self.is_even:
-                buffer[:, :, self.most:self.most + T] = new
+                buffer[:R, :, self.most:self.most + T] = new
             else:
                 buffer[torch.arange(R, device=new.device)[:, None], :, places_RT] = new.transpose(1, 2)
         S = self.most + T
         ahead_RTS = None
         if T > 1 or not self.is_even:
             ahead_RTS = torch.arange(S, device=key_RKTD.device) > places_RT[:, :, None]
-        return *(buffer[:, :, :S] for buffer in self.own[layer]), ahead_RTS
+        return *(buffer[:R, :, :S] for buffer in self.own[layer]), ahead_RTS
+
+    def _attend_both(self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS):
+        R, H, T, D = query_RHTD.shape
+        P, K, L, _ = prompt_key_PKLD.shape
+        Q, S = H // K, key_RKSD.shape[2]
+        query = query_RHTD.reshape(R, K, Q * T, D)
+        on_prompt = self._seated(query) @ prompt_key_PKLD.transpose(2, 3)
+        on_prompt = self._unseated(on_prompt + self.bias_P1L[:, None])
+        on_own = query @ key_RKSD.transpose(2, 3)
+        if ahead_RTS is not None:
+            on_own = on_own.view(R, K, Q, T, S).masked_fill(ahead_RTS[:, None, None], -torch.inf).view(R, K, Q * T, S)
+        weights = torch.cat([on_prompt, on_own], -1).softmax(
+            -1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+        output = self._unseated(self._seated(weights[..., :L]) @ prompt_value_PKLD) + weights[..., L:] @ value_RKSD
+        return output.view(R, H, T, D).transpose(1, 2)
+
+    def _seated(self, x_RKMX: torch.Tensor) -> torch.Tensor:
+        """Return the rows of each prompt side by side (P, K, W * M, X), so that they meet its keys in one matrix product."""
+        R, K, M, X = x_RKMX.shape
+        return x_RKMX.reshape(R * K, M, X).index_select(0, self.sitters).view(-1, K, self.width * M, X)
+
+    def _unseated(self, x_PKNX: torch.Tensor) -> torch.Tensor:
+        P, K, N, X = x_PKNX.shape
+        return x_PKNX.view(P * K * self.width, -1, X).index_select(0, self.seats).view(-1, K, N // self.width, X)
 
 
 def attention(module, query, key, value, attention_mask, *, scaling, shared, sliding_window: int | None = None, **_):
@@ -98,28 +146,6 @@ def attention(module, query, key, value, attention_mask, *, scaling, shared, sli
         raise UserError(f"--model: its attention slides over {sliding_window} tokens, and prompt and completion have {length}; "
                         "give fewer --words, or a model with full attention")
     return shared.attend(module.layer_idx, query, key, value, scaling), None
-
-
-def _two_part_attention(query_RHTD, prompt, padding_PL, key_RKSD, value_RKSD, ahead_RTS):
-    prompt_key_PKLD, prompt_value_PKLD = prompt
-    R, H, T, D = query_RHTD.shape
-    P, K, L, _ = prompt_key_PKLD.shape
-    G, Q, S = R // P, H // K, key_RKSD.shape[2]
-    query = query_RHTD.view(P, G, K, Q, T, D)
-    # all completions of a prompt read its keys in one matrix product
-    on_prompt = query.transpose(1, 2).reshape(P, K, G * Q * T, D) @ prompt_key_PKLD.transpose(2, 3)
-    on_prompt = on_prompt.masked_fill(padding_PL[:, None, None, :], -torch.inf)
-    on_prompt = on_prompt.view(P, K, G, Q * T, L).transpose(1, 2)
-    on_own = query.reshape(R, K, Q * T, D) @ key_RKSD.transpose(2, 3)
-    if ahead_RTS is not None:
-        on_own = on_own.view(R, K, Q, T, S).masked_fill(ahead_RTS[:, None, None], -torch.inf)
-    on_own = on_own.view(P, G, K, Q * T, S)
-    weights = torch.cat([on_prompt, on_own], -1).softmax(
-        -1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
-    from_prompt = weights[..., :L].transpose(1, 2).reshape(P, K, G * Q * T, L) @ prompt_value_PKLD
-    from_own = weights[..., L:].reshape(R, K, Q * T, S) @ value_RKSD
-    output = from_prompt.view(P, K, G, Q, T, D).transpose(1, 2) + from_own.view(P, G, K, Q, T, D)
-    return output.reshape(R, H, T, D).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, attention)

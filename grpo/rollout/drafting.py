@@ -7,16 +7,20 @@ acceptance test is needed where the draft is itself drawn; prompt lookup decodin
 
 Shapes: R rows, k drafted tokens.
 """
+import re
 from collections.abc import Callable, Sequence
+from copy import copy
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens
+LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens; a decoder may have longer ones
 NONE = -1  # a token that never is drawn
-AHEAD = 400  # characters of a guess that are tokenized when a row is aimed anew: most are never reached
+AHEAD = 10  # characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most are never reached
+_PIECE = re.compile(r"\s*\S+|\s+")
 
 
 class Drafting:
@@ -33,7 +37,7 @@ class Drafting:
     def begin(self):
         """Start the figures of a step; what was seen before counts half as much from now on."""
         self.matched, self.slipped = self.matched / 2, self.slipped / 2
-        self.tokens = self.rows = 0
+        self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
 
     @property
@@ -41,8 +45,8 @@ class Drafting:
         """The probability that a token goes as planned."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
-    def length(self, rows: int, flat: int, aim: int, matched: int = 0, slipped: int = 0) -> int:
-        """Return the draft length that gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
+    def length(self, rows: int, flat: int, aim: int, lengths: Sequence[int] = LENGTHS, matched: float = 0, slipped: float = 0) -> int:
+        """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
         The rows' own record counts beside the general one, because those that are left at the end are those that went astray.
         A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as `aim` tokens; drafts of k tokens yield
@@ -55,22 +59,25 @@ class Drafting:
         def speed(k):
             return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a ** k)))
 
-        best = max(LENGTHS, key=speed)
+        best = max(lengths, key=speed)
         return best if speed(best) > 1.3 * speed(0) else 0
 
-    def observe(self, k: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
-        """Learn from a pass over drafts of `k` tokens (0: from any number of passes), of which `count` tokens of each row counted."""
-        rows, tokens = int((count > 0).sum()), int(count.sum())
+    def observe(self, k: int, rows: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
+        """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of passes).
+
+        `count` tokens of each completion counted; several may be one row.
+        """
+        completions, tokens = int((count > 0).sum()), int(count.sum())
         self.matched, self.slipped = self.matched + matched, self.slipped + slipped
-        self.rows, self.tokens = self.rows + (rows if k else tokens), self.tokens + tokens
+        self.passes, self.tokens = self.passes + (completions if k else tokens), self.tokens + tokens
         self.seconds += seconds
-        self.plain_seconds += seconds * (tokens / rows * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
+        self.plain_seconds += seconds * (tokens / completions * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
 
     def metrics(self) -> dict[str, float]:
         """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""
-        if not self.rows:
+        if not self.passes:
             return {}
-        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.rows,
+        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.passes,
                 "time/saved_by_drafts": self.plain_seconds - self.seconds}
 
     def state_dict(self) -> dict[str, float]:
@@ -95,29 +102,33 @@ class Plans:
     A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for.
     """
 
-    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], room: int):
-        self.policy, self.guesses = policy, guesses
+    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
+        self.policy, self.guesses = policy, [copy(guess) for guess in guesses]
         end = policy.tokenizer.eos_token_id
         self.end = [end] if end in policy.stops else list(policy.stops[:1])
-        self.planned = torch.full((len(guesses), room + LENGTHS[-1] + 1), NONE)
+        self.texts, self.read = [""] * len(guesses), [0] * len(guesses)  # of each row: its text, and how many tokens that is
+        self.pieces: dict[str, list[int]] = {}  # words, with the white space before them: their tokens
+        self.planned = torch.full((len(guesses), width), NONE)
         self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
-        self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))
+        self.matched, self.slipped = (torch.zeros(len(guesses)) for _ in range(2))  # tokens, lately
         self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
-        first = {guess: self._tokens(guess, []) for guess in dict.fromkeys(guesses)}
-        for row, guess in enumerate(guesses):
-            self._set(row, 0, first[guess])
+        first = {guess: row for row, guess in reversed(list(enumerate(guesses)))}
+        rows = torch.tensor(list(first.values()))
+        self._aim(rows, torch.empty(len(rows), 0, dtype=torch.long), torch.zeros_like(rows), LENGTHS[-1])
+        alike = torch.tensor([first[guess] for guess in guesses])
+        self.planned, self.until = self.planned[alike], self.until[alike]
 
     def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
         """Return the k tokens (R, k) that are expected next in `rows`, of which `tokens` (R, room) are written so far."""
         if not k:
             return torch.empty(len(rows), 0, dtype=torch.long)
-        for place in (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0].tolist():
-            row, length = int(rows[place]), int(written[place])
-            self._set(row, length, self._tokens(self.guesses[row], tokens[place, :length].tolist()))
+        lost = (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0]
+        if len(lost):
+            self._aim(rows[lost], tokens[lost], written[lost], max(k, LENGTHS[-1]))
         return self.planned[rows].gather(1, written[:, None] + torch.arange(k))
 
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
-        """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched, and how many rows slipped."""
+        """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched and how many slipped."""
         places = torch.arange(chosen.shape[1])
         real = (places < count[:, None]) & ~self.is_stale[rows, None] & (written[:, None] + places < self.until[rows, None])
         as_planned = chosen == self.planned[rows].gather(1, written[:, None] + places)
@@ -128,19 +139,49 @@ class Plans:
         self.slipped[rows] += slipped
         return int(matched.sum()), int(slipped.sum())
 
-    def _tokens(self, guess: Callable[[str], str], written: list[int]) -> list[int]:
-        text = guess(self.policy.decode(written))
-        cut = text.rfind(" ", 0, AHEAD) if len(text) > AHEAD else -1
-        # what goes on stands behind a line end, because many tokenizers put a space before what stands first
-        tokens = self._encode(("\n" if written else "") + (text[:cut] if cut > 0 else text))[len(self._encode("\n")) if written else 0:]
-        return tokens if cut > 0 else [*tokens, *self.end, *[NONE] * LENGTHS[-1]]
+    def _aim(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int):
+        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so long."""
+        rests = [self.guesses[row](self._text(row, ids[:n])) for row, ids, n in zip(rows.tolist(), tokens, written.tolist())]
+        cuts = [rest.rfind(" ", 0, AHEAD * k) if len(rest) > AHEAD * k else -1 for rest in rests]
+        parts = [rest[:cut] if cut > 0 else rest for rest, cut in zip(rests, cuts)]
+        plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
+        self._set(rows, written, [plan if cut > 0 else [*plan, *self.end] for plan, cut in zip(plans, cuts)], [cut <= 0 for cut in cuts])
 
-    def _encode(self, text: str) -> list[int]:
-        return self.policy.tokenizer(text, add_special_tokens=False).input_ids
+    def _text(self, row: int, tokens: Tensor) -> str:
+        """Return what the row has written. Only what is new is decoded, up to a whole character.
 
-    def _set(self, row: int, start: int, plan: list[int]):
-        self.until[row] = start + len(plan)
-        plan = plan[:self.planned.shape[1] - start]
-        self.planned[row] = NONE
-        self.planned[row, start:start + len(plan)] = torch.tensor(plan, dtype=torch.long)
-        self.is_stale[row] = False
+        It is decoded behind the token before it, because some tokenizers drop a space that stands first.
+        """
+        before = max(0, self.read[row] - 1)
+        new = tokens[before:].tolist()
+        known = self.policy.decode(new[:self.read[row] - before])
+        text = self.texts[row] + self.policy.decode(new)[len(known):]
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self.texts[row], self.read[row] = text, len(tokens)
+        return text
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of `texts`, word by word: the words of a problem come again and again, and most tokenizers part them.
+
+        They stand behind a line end, because many tokenizers put a space before what stands first.
+        """
+        parted = [_PIECE.findall(text) for text in texts]
+        new = [piece for piece in dict.fromkeys(chain.from_iterable(parted)) if piece not in self.pieces]
+        if new:
+            line_end, *encoded = self._encode(["\n", *("\n" + piece for piece in new)])
+            self.pieces |= {piece: tokens[len(line_end):] for piece, tokens in zip(new, encoded)}
+        return [list(chain.from_iterable(map(self.pieces.__getitem__, pieces))) for pieces in parted]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return self.policy.tokenizer(texts, add_special_tokens=False).input_ids
+
+    def _set(self, rows: Tensor, written: Tensor, plans: Sequence[list[int]], is_whole: Sequence[bool]):
+        """Write the `plans` down, from `written` on; a whole one lasts for ever, with nothing behind its end."""
+        width = self.planned.shape[1]
+        plans = [plan[:width - start] for plan, start in zip(plans, written.tolist())]
+        lengths = torch.tensor([len(plan) for plan in plans])
+        places = torch.arange(width) - written[:, None]
+        self.planned[rows] = torch.full((len(rows), width), NONE).masked_scatter(
+            (places >= 0) & (places < lengths[:, None]), torch.tensor(list(chain.from_iterable(plans)), dtype=torch.long))
+        self.until[rows] = written + lengths + width * torch.tensor(is_whole)
+        self.is_stale[rows] = False

@@ -3,7 +3,7 @@
 Nothing that is sampled depends on the layout of the batch, on who shares it, or on drafts: see `grpo.rollout.sampling`.
 The forward passes are a decoder's: `fused`, where the device and the model allow it, or else `eager`.
 
-Shapes: P prompts, G completions each, R = P * G rows.
+Shapes: P prompts, G completions each, R = P * G completions.
 """
 import math
 import time
@@ -19,7 +19,7 @@ from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder
 from tasks.base import UserError
 
-Guess = Callable[[str], str]  # text so far -> the rest of it
+Guess = Callable[[str], str]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
 
 
 def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
@@ -50,23 +50,25 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     """
     P, G, room = len(prompts), len(keys[0]), max(budgets)
     make = partial(FusedDecoder, policy.fused) if policy.fused else partial(EagerDecoder, policy)
+    draft_lengths = LENGTHS if policy.fused else [k for k in EagerDecoder.lengths if k <= max(room, LENGTHS[-1])]
+    width = room + draft_lengths[-1] + 1  # drafts may reach beyond the budget; there they never count
     decoder = make(prompts, torch.tensor([key for row in keys for key in row]),
                    torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
-                   torch.tensor(budgets).repeat_interleave(G), truncate, room + LENGTHS[-1] + 1)
+                   torch.tensor(budgets).repeat_interleave(G), truncate, width)
     plans = None
     if guesses is not None and drafting is not None and drafting.fixed != 0:
-        plans = Plans(policy, [guess for guess in guesses for _ in range(G)], room)
-    tokens = torch.zeros(P * G, room + LENGTHS[-1] + 1, dtype=torch.long)
+        plans = Plans(policy, [guess for guess in guesses for _ in range(G)], width)
+    tokens = torch.zeros(P * G, width, dtype=torch.long)
     logprobs, lengths = torch.zeros(tokens.shape), torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # which completion each row of the decoder is writing
-    drafts = torch.empty(P * G, 0, dtype=torch.long)
+    drafts, distinct = torch.empty(P * G, 0, dtype=torch.long), P * G
     while len(rows):
         start = time.perf_counter()
         chosen, chosen_logprobs, count = decoder.step(drafts)
         written = lengths[rows]
         if plans is not None:
             matched, slipped = plans.observe(rows, written, chosen, count)
-            drafting.observe(drafts.shape[1], decoder.flat, matched, slipped, count, time.perf_counter() - start)
+            drafting.observe(drafts.shape[1], distinct, decoder.flat, matched, slipped, count, time.perf_counter() - start)
         places = written[:, None] + torch.arange(chosen.shape[1])
         tokens[rows[:, None], places] = chosen  # what does not count is overwritten, or cut off below
         logprobs[rows[:, None], places] = chosen_logprobs
@@ -75,8 +77,9 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         drafts = torch.empty(len(rows), 0, dtype=torch.long)
         if plans is not None and len(rows):
             live = decoder.live.cpu()
-            k = drafting.length(int(live.sum()), decoder.flat, decoder.aim, int(plans.matched[rows[live]].sum()),
-                                int(plans.slipped[rows[live]].sum()))
+            distinct = int(live.sum())
+            k = drafting.length(distinct, decoder.flat, decoder.aim, draft_lengths, plans.matched[rows[live]].sum().item(),
+                                plans.slipped[rows[live]].sum().item())
             drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]
     return [flat[p * G:(p + 1) * G] for p in range(P)]

@@ -3,15 +3,14 @@
 Slow, but the same tokens and gradients: prompt and completion stand in a row without a gap, padded on the right, so
 causal attention alone is right for every architecture. `PlainPrompt` has the verbs of `cache.SharedPrompt`.
 
-Shapes: P prompts, G completions of each, R = P * G rows (row r belongs to prompt r // G), L prompt tokens, T new tokens.
+Shapes: P prompts, R rows, as many for each prompt, in order, L prompt tokens, T new tokens.
 """
 import torch
 
 
 class PlainPrompt:
-    """The tokens of `P` prompts, and of the completions that follow them. A rollout (`allot`) remembers what is appended."""
-
-    is_even = False
+    """The tokens of `P` prompts, and of the rows that follow them. A rollout remembers what is appended; from `allot` on, each row has
+    its prompt for itself."""
 
     def __init__(self, lengths_P: torch.Tensor, tokens_PL: torch.Tensor):
         self.lengths_P, self.tokens_PL = lengths_P, tokens_PL
@@ -19,6 +18,8 @@ class PlainPrompt:
         self.own_RT: torch.Tensor | None = None  # what a rollout has written
 
     def allot(self, rows: int, room: int):
+        each = rows // len(self.lengths_P)
+        self.lengths_P, self.tokens_PL = self.lengths_P.repeat_interleave(each), self.tokens_PL.repeat_interleave(each, 0)
         self.filled_R = self.lengths_P.new_zeros(rows)
         self.own_RT = self.lengths_P.new_zeros(rows, room)
 
@@ -37,9 +38,6 @@ class PlainPrompt:
         places = lengths_R1 + torch.arange(new_RT.shape[1], device=tokens_RT.device)
         return whole.scatter(1, places, new_RT), lengths_R1 + offsets_RT
 
-    def keep(self, tokens_R: torch.Tensor):
-        self.filled_R = self.filled_R + tokens_R
-
-    def retire(self, prompts: torch.Tensor, rows: torch.Tensor):
-        self.lengths_P, self.tokens_PL = self.lengths_P[prompts], self.tokens_PL[prompts]
-        self.filled_R, self.own_RT = self.filled_R[rows], self.own_RT[rows]
+    def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
+        self.lengths_P, self.tokens_PL, self.own_RT = self.lengths_P[rows_R], self.tokens_PL[rows_R], self.own_RT[rows_R]
+        self.filled_R = filled_R

@@ -3,7 +3,7 @@
 One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position: what is sampled depends
 on the policy's distribution and that number alone, not on batch layout, padding, or who shares the batch.
 
-Shapes: R rows, T places in each, V vocabulary.
+Shapes: R rows, T places in each, N draws, C completions, V vocabulary.
 """
 import hashlib
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
-    """Return the token of each row at which the cumulative distribution passes `uniform_R`: the inverse CDF, (R,) int64.
+def draw(logprobs_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
+    """Return the token of row `row_N[n]` at which its cumulative distribution passes `uniform_N[n]`: the inverse CDF, (N,) int64.
 
     First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow. The scale of the distribution is taken
     from its own sum, and a draw that rounds up to all of it is taken just below, so none falls off the end or on a token
@@ -51,23 +51,23 @@ def draw(logprobs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     """
     R, V = logprobs_RV.shape
     mass_RBb = torch.nn.functional.pad(logprobs_RV.exp(), (0, -V % BLOCK)).view(R, -1, BLOCK)
-    cdf_RB = mass_RBb.sum(-1).cumsum(-1)
-    total_R1 = cdf_RB[:, -1:]
-    below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
-    passed_R1 = (uniform_R[:, None] * total_R1).to(cdf_RB.dtype).minimum(below_R1)
-    block_R1 = torch.searchsorted(cdf_RB, passed_R1, right=True)
-    before_R1 = torch.where(block_R1 > 0, cdf_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0)
-    cdf_Rb = mass_RBb[torch.arange(R, device=block_R1.device), block_R1[:, 0]].cumsum(-1)
-    place_R1 = torch.searchsorted(cdf_Rb, passed_R1 - before_R1, right=True)
-    last_R1 = (cdf_Rb < cdf_Rb[:, -1:]).sum(-1, keepdim=True)  # the last token of the block that has any probability
-    return (block_R1 * BLOCK + place_R1.minimum(last_R1))[:, 0]
+    cdf_NB = mass_RBb.sum(-1).cumsum(-1)[row_N]
+    total_N1 = cdf_NB[:, -1:]
+    below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
+    passed_N1 = (uniform_N[:, None] * total_N1).to(cdf_NB.dtype).minimum(below_N1)
+    block_N1 = torch.searchsorted(cdf_NB, passed_N1, right=True)
+    before_N1 = torch.where(block_N1 > 0, cdf_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0)
+    cdf_Nb = mass_RBb[row_N, block_N1[:, 0]].cumsum(-1)
+    place_N1 = torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)
+    last_N1 = (cdf_Nb < cdf_Nb[:, -1:]).sum(-1, keepdim=True)  # the last token of the block that has any probability
+    return (block_N1 * BLOCK + place_N1.minimum(last_N1))[:, 0]
 
 
-def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_RT: torch.Tensor,
+def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_CT: torch.Tensor, row_C: torch.Tensor,
            truncate: Callable | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token drawn at each place and its log-probability under the distribution it was drawn from, (R, T) each.
+    """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their log-probabilities, (C, T) each.
 
-    `heat_R` are temperatures; 0 takes the likeliest token.
+    The log-probabilities are those of the distribution drawn from. `heat_R` are temperatures; 0 takes the likeliest token.
     """
     R, T, V = logits_RTV.shape
     greedy_R = heat_R == 0
@@ -75,9 +75,10 @@ def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_RT: torch.Ten
     if truncate is not None:
         scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
     logp_RTV = scaled_RTV.log_softmax(-1)
-    drawn_RT = draw(logp_RTV.view(R * T, V), uniform_RT.reshape(R * T)).view(R, T)
-    chosen_RT = torch.where(greedy_R[:, None], logp_RTV.argmax(-1), drawn_RT)
-    return chosen_RT, logp_RTV.gather(2, chosen_RT[:, :, None])[:, :, 0]
+    logp_MV, place_CT = logp_RTV.view(R * T, V), row_C[:, None] * T + torch.arange(T, device=row_C.device)
+    drawn_CT = draw(logp_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
+    chosen_CT = torch.where(greedy_R[row_C, None], logp_RTV.argmax(-1)[row_C], drawn_CT)
+    return chosen_CT, logp_MV[place_CT, chosen_CT]
 
 
 def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:

@@ -111,18 +111,17 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     """Return the first and the best time of the rollout with drafts of which the share `right` is right, and drafting's figures."""
     task, rng, model = Interleave(), random.Random(1), policy.fused
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
-    ids = policy.tokenizer(problem.target, add_special_tokens=False).input_ids
+    ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     truth = [rng.choices(range(model.V), k=new) for _ in range(P * G)]
     plans = [[token if rng.random() < right else (token + 1) % model.V for token in row] for row in truth]
     fixed = torch.tensor(truth, device=policy.device)
 
     class Simulated(Plans):
-        def _set(self, row, start, plan):
-            super()._set(row, start, plans[row][start:])
+        def _set(self, rows, written, aimed, is_whole):
+            super()._set(rows, written, [plans[row][n:] for row, n in zip(rows.tolist(), written.tolist())], [True] * len(rows))
 
-        def _tokens(self, guess, written):
-            text = policy.decode(ids[:len(ids) * len(written) // new])
-            return super()._tokens(lambda _: task.draft(problem, text), ())
+        def _text(self, row, tokens):
+            return super()._text(row, ids[:len(ids) * len(tokens) // new])
 
     def sample(logits_MV, R, T, truncate):
         places = model.state["written"][:R, None] + torch.arange(T, device=policy.device)
@@ -134,7 +133,7 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     model.forget_graphs()
     try:
         drafting = Drafting("auto")
-        first, best, found = rollout(policy, P, G, new, prompt, guesses=[str] * P, drafting=drafting)
+        first, best, found = rollout(policy, P, G, new, prompt, guesses=[task.draft(problem) for _ in range(P)], drafting=drafting)
     finally:
         engine.Plans = Plans
         del model.sample

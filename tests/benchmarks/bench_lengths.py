@@ -6,7 +6,6 @@ there is one for interleaving. As many completions of each length, of one prompt
 import argparse
 import random
 import time
-from functools import partial
 
 import torch
 
@@ -15,7 +14,7 @@ from grpo.policy import load_policy
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import generate
 from grpo.rollout.sampling import sample_key
-from tasks.drafts import rest_of
+from tasks.drafts import Guess
 
 
 def time_of(policy, words: int, completions: int, mode: str, repeats: int) -> tuple[float, float, dict]:
@@ -28,7 +27,7 @@ def time_of(policy, words: int, completions: int, mode: str, repeats: int) -> tu
         drafting.begin()
         start = time.perf_counter()
         (answers,) = generate(policy, [prompt], keys=keys, temperatures=[1.0], budgets=[int(1.25 * policy.target_length(text))],
-                              guesses=[partial(rest_of, document.words[:words], [])], drafting=drafting)
+                              guesses=[Guess(document.words[:words], [])], drafting=drafting)
         times.append(time.perf_counter() - start)
     return min(times), sum(answer.text.split() == text.split() for answer in answers) / completions, drafting.metrics()
 

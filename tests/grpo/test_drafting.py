@@ -1,6 +1,4 @@
 """Drafts save passes and change no sample; plans, their length, and the figures about them."""
-from functools import partial
-
 import pytest
 import torch
 from conftest import make_tiny_model
@@ -9,7 +7,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.policy import BUILTIN, load_policy
 from grpo.rollout.drafting import LENGTHS, NONE, Drafting, Plans
+from grpo.rollout.eager import EagerDecoder
 from tasks.base import UserError, problem_at
+from tasks.drafts import Guess
 from tasks.interleave import Interleave
 
 
@@ -42,7 +42,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
     assert len({answer.tokens for group in plain for answer in group}) > 32
     for length in ("1", "7", "auto"):
         drafting = Drafting(length)
-        guesses = [partial(Interleave().draft, problem) for problem in problems] if family == "builtin" else [guess_of(text, 9) for text in texts]
+        guesses = [Interleave().draft(problem) for problem in problems] if family == "builtin" else [guess_of(text, 9) for text in texts]
         _, drafted = rollout(policy, guesses=guesses, drafting=drafting, **settings)
         assert tokens_of(drafted) == tokens_of(plain)
         for ours, theirs in zip((a for group in drafted for a in group), (a for group in plain for a in group)):
@@ -58,8 +58,9 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     drafting = Drafting("7")
 
     class Known(Plans):  # texts of random models do not survive decoding and encoding
-        def _tokens(self, guess, written):
-            return list(plain[int(guess(""))][0].tokens)[len(written):]
+        def _aim(self, rows, tokens, written, k):
+            plans = [list(plain[int(self.guesses[row](""))][0].tokens)[n:] for row, n in zip(rows.tolist(), written.tolist())]
+            self._set(rows, written, plans, [True] * len(rows))
 
     import grpo.rollout.engine as engine
     kept, engine.Plans = engine.Plans, Known
@@ -71,6 +72,19 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     assert drafting.slipped == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
 
 
+def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Drafting, "length", lambda self, rows, flat, aim, lengths, *record: asked.append((rows, lengths[-1])) or 0)
+    _, groups = rollout(tiny_policy, samples=8, temperature=0.0, budget=70, guesses=[str] * 3, drafting=Drafting("auto"))
+    assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
+    assert {longest for _, longest in asked} == {63}  # of 70 tokens
+    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without drafts that were eight passes over one
+    drafting = Drafting("auto")
+    drafting.observe(7, 1, 48, 28, 0, torch.tensor([8, 8, 8, 8]), 1.0)
+    assert drafting.metrics() == {"draft/acceptance": drafting.acceptance, "draft/tokens_per_forward": 8,
+                                  "time/saved_by_drafts": 8 * 49 / 56 - 1}
+
+
 def test_plans_by_hand():
     class Words:  # a tokenizer of letters; 9 ends
         stops, tokenizer = (9,), None
@@ -79,13 +93,16 @@ def test_plans_by_hand():
             return "".join("abcdefgh"[token] for token in tokens)
 
     policy = Words()
-    policy.tokenizer = type("T", (), {"eos_token_id": 9, "__call__": lambda self, text, **_: type("E", (), {
-        "input_ids": ["abcdefgh..\n".index(c) for c in text]})()})()
-    plans = Plans(policy, [lambda text: "abcd"[len(text):], lambda text: "hg"[len(text):]], 6)
+    policy.tokenizer = type("T", (), {"eos_token_id": 9, "__call__": lambda self, texts, **_: type("E", (), {
+        "input_ids": [["abcdefgh..\n".index(c) for c in text] for text in texts]})()})()
+    plans = Plans(policy, [lambda text: "abcd"[len(text):], lambda text: "hg"[len(text):]], 38)
     rows, live, nothing = torch.arange(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.long)
     written = torch.zeros(2, 38, dtype=torch.long)
     assert plans.offer(rows, live, written, nothing, 3).tolist() == [[0, 1, 2], [7, 6, 9]]
     assert plans.offer(rows, live, written, nothing, 0).shape == (2, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "_aim", None)  # a plan up to the end of the text lasts
+        assert plans.offer(rows, live, written, torch.tensor([2, 1]), 4).tolist() == [[2, 3, 9, NONE], [6, 9, NONE, NONE]]
     # row 0 writes a, then f for b; row 1 writes h, g, and ends
     chosen = torch.tensor([[0, 5, 0], [7, 6, 9]])
     assert plans.observe(rows, nothing, chosen, torch.tensor([2, 3])) == (1 + 3, 1)
@@ -101,7 +118,7 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
     words = " ".join(["the sea and the sea"] * 60)
     target = policy.tokenizer(words, add_special_tokens=False).input_ids
     assert len(target) == 5 * 60  # a token a word
-    plans = Plans(policy, [lambda text: words[len(text.lstrip()):]], 2000)
+    plans = Plans(policy, [lambda text: words[len(text.lstrip()):]], 2032)
     assert 0 < plans.until[0] < len(target)
     rows, live, tokens, place = torch.tensor([0]), torch.tensor([True]), torch.zeros(1, 2000, dtype=torch.long), 0
     tokens[0, :len(target)] = torch.tensor(target)
@@ -112,6 +129,46 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
         assert plans.observe(rows, written, tokens[:, place:place + k + 1], torch.tensor([k + 1]))[1] == 0
         place += k + 1
     assert not plans.is_stale.any() and plans.until[0] > place
+
+
+@pytest.mark.parametrize("text", ["na\u00efve \u65e5\u672c\u8a9e \U0001f600 caf\u00e9 owl", "\ufffd a\ufffd\ufffd b \u00e9"])
+def test_texts_are_decoded_as_they_grow(text):
+    policy = load_policy("builtin", device="cpu")
+    ids = torch.tensor(policy.tokenizer(text, add_special_tokens=False).input_ids)
+    ids = torch.cat([ids, ids[-3:], ids[:-1]])  # bytes of characters out of place
+    assert sum(policy.decode([token]).endswith("\ufffd") for token in ids.tolist()) > 4  # characters in parts
+    plans, decoded = Plans(policy, [str, str], 100), []
+    policy.decode, decode = lambda tokens: decoded.append(len(tokens)) or decode(tokens), policy.decode
+    assert [plans._text(0, ids[:n]) for n in range(1, 1 + len(ids))] == [decode(ids[:n].tolist()) for n in range(1, 1 + len(ids))]
+    assert [plans._text(1, ids[:n]) for n in (2, 9, len(ids))] == [decode(ids[:n].tolist()) for n in (2, 9, len(ids))]
+    plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl").input_ids)]))
+    decoded.clear()
+    plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl sea").input_ids)]))
+    assert max(decoded) < 6  # the new word alone, behind a token that is known
+
+
+def test_a_space_that_a_tokenizer_drops_where_it_stands_first_is_kept():
+    policy = load_policy("builtin", device="cpu")
+    policy.decode = lambda tokens: "".join([" owl", " sea"][token] for token in tokens).lstrip()
+    plans, ids = Plans(policy, [str], 100), torch.tensor([0, 1, 1])
+    assert [plans._text(0, ids[:n]) for n in (1, 2, 3)] == ["owl", "owl sea", "owl sea sea"]
+
+
+def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
+    policy = load_policy("builtin", device="cpu")
+    plans, asked = Plans(policy, [str], 100), []
+    encode = plans._encode
+    plans._encode = lambda texts: asked.append(texts) or encode(texts)
+    texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
+    whole = [encode(["\n" + text])[0][len(encode(["\n"])[0]):] for text in texts]
+    assert plans._tokens(texts) == whole and plans._tokens(texts[::-1]) == whole[::-1]
+    assert len(asked) == 1 and len(set(asked[0])) == len(asked[0])
+
+
+def test_every_row_asks_a_guess_of_its_own():
+    policy, guess = load_policy("builtin", device="cpu"), Guess(["the", "owl"], ["a", "sea"])
+    plans = Plans(policy, [guess, guess], 64)
+    assert plans.guesses[0] is not plans.guesses[1] and torch.equal(plans.planned[0], plans.planned[1])
 
 
 def test_lengths_follow_acceptance_and_batch():
@@ -125,6 +182,8 @@ def test_lengths_follow_acceptance_and_batch():
     assert drafting.length(16, 64, 3, matched=10, slipped=90) < drafting.length(16, 64, 3)  # the rows' own record
     assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear
     assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
+    drafting.matched, drafting.slipped = 1000, 1
+    assert drafting.length(1, 64, 3, EagerDecoder.lengths) == 127
 
 
 def test_a_fixed_length_off_and_nonsense():
@@ -136,7 +195,7 @@ def test_a_fixed_length_off_and_nonsense():
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
     drafting = Drafting("auto")
-    drafting.observe(3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
+    drafting.observe(3, 3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
     other = Drafting("auto")
     other.load_state_dict(drafting.state_dict())

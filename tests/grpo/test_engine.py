@@ -9,9 +9,9 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
 from grpo.records import Group
-from grpo.rollout.eager import _compact
-from grpo.rollout.engine import budget_for
-from grpo.rollout.sampling import truncation
+from grpo.rollout.eager import EagerDecoder
+from grpo.rollout.engine import budget_for, generate
+from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 
 def plain_logprobs(model, prompt, tokens, temperature):
@@ -77,12 +77,37 @@ def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_m
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_compaction_by_hand():
-    live = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0]], dtype=torch.bool)
-    prompts, rows = _compact(live)
-    # prompt 1 leaves; two columns stay: rows 0 and 2 of prompt 0, row 1 of prompt 2 with a finished one to fill the grid
-    assert prompts.tolist() == [0, 2] and rows.tolist() == [0, 2, 7, 6]
-    assert _compact(torch.tensor([[True, True], [True, False]])) == (None, None)
+@pytest.mark.parametrize("family", ["llama-3 rotary scaling", "bloom"])
+def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config((FAMILIES | OTHERS)[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    policy.stops = tuple(range(0, 2048, 40))
+    rows, extend = [], policy.extend
+    monkeypatch.setattr(policy, "extend", lambda tokens, shared: rows.append(len(tokens)) or extend(tokens, shared))
+    _, groups = rollout(policy, samples=8, temperature=0.15)
+    texts = [(p, answer.tokens) for p, group in enumerate(groups) for answer in group]
+    assert rows == [len({(p, tokens[:n]) for p, tokens in texts if len(tokens) > n}) for n in range(1, 1 + len(rows))]
+    assert rows[0] < max(rows) < len(texts) > rows[-1] > 0  # some agree, go apart, and end
+    keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(8)] for prompt in PROMPTS]
+    for prompt, row, group in zip(PROMPTS, keys, groups):
+        alone = [generate(policy, [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24])[0][0] for key in row]
+        assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
+
+
+@pytest.mark.parametrize("row, written, last, sources, row_then, first", [
+    # two go on from row 0 with the same token, but one has read more; row 3 has ended, and gives its place
+    ([0, 0, 1, 2, 2], [5, 6, 5, 5, 5], [1, 1, 1, 2, 2], [0, 1, 2, 0], [0, 3, 1, 2, 2], [0, 2, 3, 1]),
+    # row 1 goes on with three tokens; the first part stays
+    ([0, 1, 1, 1, 1], [5, 5, 5, 5, 5], [7, 9, 8, 9, 6], [0, 1, 1, 1], [0, 3, 2, 3, 1], [0, 4, 2, 1]),
+    # rows 0 and 1 have ended
+    ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1])])
+def test_parting_by_hand(row, written, last, sources, row_then, first):
+    decoder = EagerDecoder.__new__(EagerDecoder)
+    decoder.row, decoder.written, decoder.last = torch.tensor(row), torch.tensor(written), torch.tensor(last)
+    assert decoder._part().tolist() == sources
+    assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
 
 
 def test_budget(tiny_policy):

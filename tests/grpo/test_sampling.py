@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.rollout.sampling import draw, sample_key, truncation, uniform
+from grpo.rollout.sampling import choose, draw, sample_key, truncation, uniform
 
 
 def splitmix64(key: int, position: int) -> float:
@@ -37,22 +37,37 @@ def test_keys_differ_in_every_counter():
 def test_draw_is_the_inverse_of_the_cdf(weights, u):
     p = torch.tensor(weights, dtype=torch.float64)
     logp = (p / p.sum()).log()
-    token = draw(logp[None], torch.tensor([u], dtype=torch.float64)).item()
+    token = draw(logp[None], torch.tensor([u], dtype=torch.float64), torch.tensor([0])).item()
     cdf = np.concatenate([[0], np.cumsum(weights) / np.sum(weights)])
     assert cdf[token] - 1e-9 <= u <= cdf[token + 1] + 1e-9
+
+
+def test_completions_draw_from_the_row_that_they_read():
+    logits = torch.full((3, 2, 200), -torch.inf)  # row r has only token 70 r + t at place t
+    for row in range(3):
+        for place in range(2):
+            logits[row, place, 70 * row + place] = 0
+    rows, heat = torch.tensor([2, 0, 2, 2]), torch.tensor([1.0, 1.0, 0.0])
+    chosen, logprobs = choose(logits, heat, torch.rand(4, 2, dtype=torch.float64), rows, None)
+    assert chosen.tolist() == [[140, 141], [0, 1], [140, 141], [140, 141]] and not logprobs.any()
+    logits[0, 0, :2] = torch.tensor([0.25, 0.75]).log()
+    numbers, rows = torch.tensor([[0.1], [0.3], [0.2]], dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    chosen, logprobs = choose(logits[:1, :1], heat[:1], numbers, rows, None)
+    assert chosen[:, 0].tolist() == [0, 1, 0]
+    torch.testing.assert_close(logprobs[:, 0].exp(), torch.tensor([0.25, 0.75, 0.25]))
 
 
 def test_draw_never_returns_what_has_no_probability():
     logp = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     for u in (0.0, 0.5, 1 - 2**-53):
-        assert draw(logp, torch.tensor([u], dtype=torch.float64)).item() == 1
+        assert draw(logp, torch.tensor([u], dtype=torch.float64), torch.tensor([0])).item() == 1
 
 
 def test_draws_follow_the_distribution():
     # chi-square with 3 degrees of freedom over 20,000 draws; it passes 21.1 with probability 1e-4 if all is right
     p = torch.tensor([0.1, 0.2, 0.3, 0.4])
     keys = torch.tensor([sample_key("chi", i) for i in range(20_000)])
-    tokens = draw(p.log().expand(20_000, 4), uniform(keys, 7))
+    tokens = draw(p.log()[None], uniform(keys, 7), torch.zeros(20_000, dtype=torch.long))
     expected = 20_000 * p
     assert ((torch.bincount(tokens, minlength=4) - expected) ** 2 / expected).sum() < 21.1
 

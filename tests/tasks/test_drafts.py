@@ -1,3 +1,4 @@
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from align.words import split_words
 from tasks.base import draft_of, load_task
+from tasks.drafts import Guess, _Walk
 from tasks.interleave import Interleave, interleaved
 
 REVERSE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
@@ -15,12 +17,12 @@ TEXT = st.lists(st.sampled_from(["a", "an", "and", "the", "them", "b", "bo", "d√
 
 
 def draft(text, a=A, b=B):
-    return TASK.draft(TASK.problem(a, b), text)
+    return TASK.draft(TASK.problem(a, b))(text)
 
 
 def test_a_task_without_drafts_makes_none():
     assert draft_of(load_task(f"{REVERSE}:Reverse")) is None
-    assert draft_of(TASK)(TASK.problem(A, B), "a1 b1 a2 b2 a3 b3 a") == "4 b4"
+    assert draft_of(TASK)(TASK.problem(A, B))("a1 b1 a2 b2 a3 b3 a") == "4 b4"
 
 
 @given(TEXT, TEXT, st.data(), st.sampled_from(["", " ", "\n"]))
@@ -108,6 +110,29 @@ def test_any_text_keeps_its_words_and_ends(a, b, text):
     assert " ".join(whole).startswith(" ".join(written))
     assert set(whole[len(written):]) <= {*split_words(" ".join(a)), *split_words(" ".join(b))}
     assert len(whole) <= len(written) + len(a) + len(b)
+
+
+@given(TEXT, TEXT, st.lists(st.sampled_from(["a", "an", "and", "the", "bo", " ", "\n", "\u0323", "\u0301x"])).map("".join), st.data())
+def test_a_guess_that_remembers_is_that_of_a_fresh_one(a, b, text, data):
+    guess, other = Guess(a, b), "them " + text
+    for cut in sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6))):
+        assert guess(text[:cut]) == Guess(a, b)(text[:cut])
+        assert copy(guess)(other) == Guess(a, b)(other)  # which leaves the guess as it was
+    assert guess(other) == Guess(a, b)(other)  # another text
+
+
+def test_only_what_is_new_is_read(monkeypatch):
+    words, read, follow = [f"w{i}" for i in range(40)], [], _Walk.follow
+    monkeypatch.setattr(_Walk, "follow", lambda self, words: read.append(list(words)) or follow(self, words))
+    guess = Guess(words, [])
+    guess(" ".join(words[:30]))
+    assert guess(" ".join(words[:33])) == " " + " ".join(words[33:])
+    assert read == [words[:29], words[29:32]]  # the last may be unfinished
+
+
+@pytest.mark.parametrize("text, rest", [("a1 b1 b2 b3 b4", " a2 a3 a4"), ("b1 b2 b3 b4", " a1 a2 a3 a4"), ("a1 a2 a3 a4", " b1 b2 b3 b4")])
+def test_the_other_text_follows_at_one_stroke(text, rest):
+    assert draft(text) == rest
 
 
 def test_words_are_compared_as_the_score_compares_them():
