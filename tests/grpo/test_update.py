@@ -12,6 +12,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES, step_loss, token_weights
 from grpo.learn.update import completion_logprobs, update
+from grpo.learn.precision import has_fast_products
 from grpo.policy import load_policy
 from grpo.records import Group
 from grpo.rollout.engine import generate
@@ -120,7 +121,7 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
 
     monkeypatch.setattr(tiny_policy.model.lm_head, "__class__", type("Watched", (torch.nn.Linear,), {"forward": watch}))
     loss_and_gradients(tiny_policy, groups)
-    gradient_NV, = seen
+    gradient_NV = torch.cat(seen[::-1])  # of the chunks, the last first
     rows = [(c, a) for group in groups for c, a in zip(group.completions, group.advantages)]
     tokens = torch.tensor([token for c, _ in rows for token in c.tokens])
     # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end tokens are among them
@@ -256,3 +257,19 @@ def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, fl
     for one, at1, at15, at5 in zip(plain, by_limit[1.0], by_limit[1.5], by_limit[5.0]):
         torch.testing.assert_close(at1, one, rtol=1e-3, atol=1e-6)  # the sampler's float32 rounding alone
         torch.testing.assert_close((at5 - at1), 2 * (at15 - at1), rtol=1e-2, atol=1e-6)  # 2 - 1 against 1.5 - 1
+
+
+def test_rough_gradients_leave_the_log_probabilities_as_they_are(tiny_model, groups):
+    if not has_fast_products():
+        pytest.skip("this CPU has no units for bfloat16 products")
+    results = []
+    for dtype in ("float32", "auto"):
+        policy = load_policy(str(tiny_model), device="cpu", dtype=dtype)
+        assert policy.has_rough_gradients == (dtype == "auto")
+        batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
+        results.append((completion_logprobs(policy, batch)[0], *loss_and_gradients(policy, groups)))
+    (exact_logp, exact_loss, exact), (rough_logp, rough_loss, rough) = results
+    assert torch.equal(exact_logp, rough_logp) and exact_loss == rough_loss
+    one, other = (torch.cat([g.flatten() for g in gradients]) for gradients in (exact, rough))
+    assert 0 < (one - other).norm() < 0.02 * one.norm()
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
