@@ -26,13 +26,13 @@ def write_model(folder, family):
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
 
 
-def policy_of(folder, family, lora=0, dtype="float32"):
+def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, 2048, 40))):
     write_model(folder, family)
     policy = load_policy(str(folder), device="cuda", dtype=dtype, lora_rank=lora)
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:  # 0 in a new adapter
             torch.nn.init.normal_(parameter, 0.0, 0.1)
-    policy.stops = tuple(range(0, 2048, 40))
+    policy.stops = stops
     assert policy.fused is not None
     return policy
 
@@ -78,8 +78,7 @@ def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
 
 @pytest.mark.parametrize("length", ["1", "7", "31"])
 def test_fused_drafts_change_no_sample(tmp_path, length):
-    policy = policy_of(tmp_path, "qwen3", 4)
-    policy.stops = (3,)
+    policy = policy_of(tmp_path, "qwen3", 4, stops=(3,))
     ids, plain = rollout(policy, samples=8)
     texts = [group[0].text for group in plain]
     guesses = [lambda text, whole=whole: whole[len(text):] if whole.startswith(text) else whole for whole in texts]
@@ -126,8 +125,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
 
     Power: samplers that write the drafted token in place of 3 % of the tokens are found out, each of 50.
     """
-    policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16")
-    policy.stops = ()
+    policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16", stops=())
     prompt, places = policy.encode(PROMPTS[0]), 8
     plan = engine.generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[places])[0][0].tokens
 
