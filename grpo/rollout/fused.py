@@ -9,7 +9,6 @@ Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt
 """
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +18,14 @@ from grpo.rollout.drafting import LENGTHS
 
 BURST = 8  # tokens a row between looks at who has finished
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
-SPLIT, OWN_SPLIT = 64, 256  # keys of a prompt, and of a row's own tokens, read by one program
+SPLIT, OWN_SPLIT = 64, 128  # keys of a prompt, and of a row's own tokens, read by one program
+BLOCK = 128  # columns of the hidden states that one program adds
 WIDTH = LENGTHS[-1] + 1
 
 
 def bucket(rows: int) -> int:
     """Return how many rows a captured step has that fits `rows`."""
     return next((size for size in BUCKETS if size >= rows), -(-rows // BUCKETS[-1]) * BUCKETS[-1])
-
-
-def _product(x_MN: Tensor, joined: Joined) -> Tensor:
-    """Return the product with all of the joined weight; where the layer stands alone, its adapter is added, else by the kernel that comes next."""
-    y = nn.functional.linear(x_MN, joined.weight, joined.bias)
-    if joined.rank and len(joined.layers) == 1:
-        y[:, :joined.outputs].addmm_(y[:, joined.outputs:], joined.up)
-    return y
 
 
 class FusedModel:
@@ -50,7 +42,6 @@ class FusedModel:
         self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
         self.forget_graphs()
-        self.side = torch.cuda.Stream() if policy.device.type == "cuda" else None
         self.rows = self.prompts = self.longest = self.room = 0
 
     def allot(self, rows: int, prompts: int, longest: int, room: int):
@@ -81,8 +72,8 @@ class FusedModel:
         self.pool = None
 
     def tile_height(self, T: int) -> int:
-        """How many rows of a prompt read its keys together: as many as give a matrix product of 64 queries."""
-        return max(1, min(16, 64 // (T * (self.H // self.K))))
+        """How many rows of a prompt read its keys together: as many as give a matrix product of 32 queries."""
+        return max(1, min(16, 32 // (T * (self.H // self.K))))
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None):
         """Do one step for the first R rows (a bucket): from a captured graph, which is made when first asked for."""
@@ -118,63 +109,44 @@ class FusedModel:
         k, M, H, K, D, state = self.kernels, R * T, self.H, self.K, self.D, self.state
         x = nn.functional.embedding(self.feed[:R, :T].reshape(M), self.embedding.weight)
         h, q = torch.empty_like(x), x.new_empty(M, H, D)
-        attended = x.new_empty(M, H * D)
+        attended, squares = x.new_empty(M, H * D), torch.empty(M, -(-self.N // BLOCK), dtype=torch.float32, device=x.device)
         first, places = self.longest // SPLIT, self.longest // SPLIT + -(-self.room // OWN_SPLIT)
         tops, sums = (torch.empty(M, H, places, dtype=torch.float32, device=x.device) for _ in range(2))
         partial = torch.empty(M, H, places, D, dtype=torch.float32, device=x.device)
-        sizes = dict(T=T, H=H, K=K, D=D)
-        height = self.tile_height(T)
-        block = lambda rows: max(16, 1 << (rows * T * (H // K) - 1).bit_length())  # noqa: E731
-        stretches = dict(SPLITS=places, num_stages=3, **sizes)
-        own_block = dict(BLOCK_N=32, num_warps=2) if T * (H // K) <= 16 else dict(BLOCK_N=64, num_warps=4)
-        last = None  # what the layer before adds
+        sizes, tokens = dict(T=T, H=H, K=K, D=D), dict(BLOCKS=squares.shape[1], BLOCK_M=16)
+        queries = lambda rows: max(16, 1 << (rows * T * (H // K) - 1).bit_length())  # noqa: E731
+        stretches = dict(PROMPT=SPLIT, OWN=OWN_SPLIT, FIRST=first, SPLITS=places)
+        last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):
-            attention, qkv, gate_up = layer.attention, layer.qkv, layer.gate_up
-            self._norm(x, last, layer.norm, h)
-            heads = _product(h, qkv)
-            norms = (attention.q_norm.weight, attention.k_norm.weight) if self.is_normed else (h, h)
-            eps = attention.q_norm.variance_epsilon if self.is_normed else 0.0
-            keys, values = self.own[i]
+            qkv, gate_up, eps, (keys, values) = layer.qkv, layer.gate_up, layer.norm.variance_epsilon, self.own[i]
+            self._add(x, *last, layer.norm, h, squares)
+            heads = h @ qkv.weight.t()
+            norms = (layer.attention.q_norm, layer.attention.k_norm) if self.is_normed else ()
             k.rotate_and_store[(-(-M // 16), H + 2 * K)](
-                heads, qkv.up, q, keys, values, self.cos, self.sin, *norms, state["start"], state["written"], state["slot"], state["live"],
-                heads.stride(0), M, self.room, eps, NORM=self.is_normed, RANK=qkv.rank, BLOCK_M=16, **sizes)
-            with self.beside():
-                k.attend_prompts[(tiles, K, first)](
-                    q, *self.shared[i], self.tile["prompt"], self.tile["row"], self.tile["rows"], self.lengths, sums, tops, partial,
-                    self.scale, self.longest, SPLIT=SPLIT, BLOCK_M=block(height), BLOCK_N=64, num_warps=4, **stretches)
-            k.attend_own[(R, K, places - first)](
-                q, keys, values, state["written"], state["slot"], state["live"], sums, tops, partial, self.scale, self.room,
-                SPLIT=OWN_SPLIT, FIRST=first, BLOCK_M=block(1), **own_block, **stretches)
-            self.together()
-            k.join[(M, H)](attended, state["start"], state["written"], state["live"], sums, tops, partial, T=T, H=H, D=D, PROMPT=SPLIT,
-                           OWN=OWN_SPLIT, FIRST=first, SPLITS=places, num_warps=1)
-            self._norm(x, _product(attended, layer.out), layer.second_norm, h)
-            both = _product(h, gate_up)
-            width = gate_up.outputs // 2
+                heads, qkv.up, qkv.bias, squares, q, keys, values, self.cos, self.sin, *([norm.weight for norm in norms] or (None, None)),
+                state["start"], state["written"], state["slot"], state["live"], heads.stride(0), M, self.room, self.N, eps,
+                norms[0].variance_epsilon if norms else 0.0, RANK=qkv.rank, **tokens, **sizes)
+            k.attend[(tiles * K * first + R * K * (places - first),)](
+                q, *self.shared[i], keys, values, self.tile["prompt"], self.tile["row"], self.tile["rows"], self.lengths, state["written"],
+                state["slot"], state["live"], sums, tops, partial, self.scale, self.longest, self.room, tiles, R, BLOCK_N=64,
+                BLOCK_P=queries(self.tile_height(T)), BLOCK_R=queries(1), num_warps=4, num_stages=2, **stretches, **sizes)
+            k.join[(M, H)](attended, state["start"], state["written"], state["live"], sums, tops, partial, T=T, H=H, D=D, num_warps=1,
+                           **stretches)
+            self._add(x, attended @ layer.out.weight.t(), layer.out, layer.second_norm, h, squares)
+            both, width = h @ gate_up.weight.t(), gate_up.outputs // 2
             gated = x.new_empty(M, width)
-            k.silu_mul[(-(-M // 16), -(-width // 128))](both, gate_up.up, gated, both.stride(0), M, width, RANK=gate_up.rank, BLOCK_M=16,
-                                                        BLOCK=128)
-            last = _product(gated, layer.down)
-        self._norm(x, last, self.final_norm, h)
-        return h
+            k.silu_mul[(-(-M // 16), -(-width // 128))](
+                both, gate_up.up, gate_up.bias, squares, gated, both.stride(0), M, width, self.N, layer.second_norm.variance_epsilon,
+                RANK=gate_up.rank, BLOCK=128, **tokens)
+            last = gated @ layer.down.weight.t(), layer.down
+        self._add(x, *last, self.final_norm, h, squares)
+        return nn.functional.rms_norm(x, (self.N,), self.final_norm.weight, self.final_norm.variance_epsilon)
 
-    def _norm(self, x, y, norm, out):
-        self.kernels.add_norm[(len(x),)](x, x if y is None else y, norm.weight, out, 0 if y is None else y.stride(0), self.N,
-                                         norm.variance_epsilon, ADD=y is not None, BLOCK=1 << (self.N - 1).bit_length(), num_warps=8)
-
-    @contextmanager
-    def beside(self):
-        """Within this context kernels run beside those that follow, until they come `together`."""
-        if self.side is None:
-            yield
-            return
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
-            yield
-
-    def together(self):
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
+    def _add(self, x: Tensor, y: Tensor | None, joined: Joined | None, norm: nn.Module, out: Tensor, squares: Tensor):
+        """Add a product of `joined` to x, and begin the norm: `out` = x * weight, and the sums of squares."""
+        up, bias, rank, stride = (joined.up, joined.bias, joined.rank, y.stride(0)) if joined else (None, None, 0, 0)
+        self.kernels.add[(-(-len(x) // 16), squares.shape[1])](x, y, up, bias, norm.weight, out, squares, stride, len(x), self.N,
+                                                               RANK=rank, BLOCK_M=16, BLOCK=BLOCK)
 
     def sample(self, logits_MV: Tensor, R: int, T: int, truncate: Callable | None):
         """Draw a token from each distribution; write down those that count."""

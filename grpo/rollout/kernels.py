@@ -1,7 +1,8 @@
 """The decode step's own kernels, in Triton: everything between the matrix products.
 
-Products are left to the vendor's library; what lies between them would otherwise be some forty small kernels a layer. Arithmetic is in
-float32, roundings stand where `transformers` has them. Rows that are not live write nothing that anyone reads.
+Products are left to the vendor's library; what lies between them would otherwise be some forty small kernels a layer. A product is bare:
+the norm of its inputs, the second half of its adapter and its bias are left to the kernel that reads it. Arithmetic is in float32,
+roundings stand where `transformers` has them, but for those of the norms. Rows that are not live write nothing that anyone reads.
 
 Shapes: R rows, T tokens of each that are fed at once, M = R * T, N hidden size, H query heads, K key heads, Q = H / K, D head size,
 L tokens of a prompt, V vocabulary. A row's first `written - 1` tokens are in the cache; those fed stand behind them.
@@ -11,53 +12,74 @@ import triton.language as tl
 
 
 @triton.jit
-def add_norm(x_MN, y_MN, weight_N, out_MN, y_stride, N, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """x += y (if ADD); out = RMSNorm(x) (arXiv:1910.07467). One program a token."""
-    m = tl.program_id(0).to(tl.int64)
-    n = tl.arange(0, BLOCK)
-    inside = n < N
-    x = tl.load(x_MN + m * N + n, mask=inside, other=0.0)
-    if ADD:
-        x = (x.to(tl.float32) + tl.load(y_MN + m * y_stride + n, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-        tl.store(x_MN + m * N + n, x, mask=inside)
-    wide = x.to(tl.float32)
-    normed = wide * tl.rsqrt(tl.sum(wide * wide) / N + eps)
-    weight = tl.load(weight_N + n, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_MN + m * N + n, (normed * weight).to(x.dtype), mask=inside)
-
-
-@triton.jit
-def _adapted(y_MX, up_rX, m, n, inside, stride, width, down_at, RANK: tl.constexpr):
-    """Columns n of the tokens m of a product, and the adapter's part: its down-projections stand in the columns from `down_at` on."""
-    y = tl.load(y_MX + m[:, None] * stride + n[None, :], mask=inside, other=0.0)
+def _finished(y_MX, up_rX, bias_X, scale_M, m, n, inside, stride, width, down_at, RANK: tl.constexpr):
+    """Columns n of the tokens m of a product: with the adapter's part (its down-projections stand in the columns from `down_at` on), what
+    the inputs' norm multiplies with, and the bias."""
+    bare = tl.load(y_MX + m[:, None] * stride + n[None, :], mask=inside, other=0.0)
+    y = bare.to(tl.float32)
     if RANK > 0:
         j = tl.arange(0, RANK)
         down = tl.load(y_MX + m[:, None] * stride + down_at + j[None, :])
         up = tl.load(up_rX + j[:, None] + n[None, :] * RANK, mask=(n < width)[None, :], other=0.0)
-        y = (y.to(tl.float32) + tl.dot(down, up, input_precision="ieee")).to(y.dtype)
-    return y
+        y += tl.dot(down, up, input_precision="ieee")
+    if scale_M is not None:
+        y *= scale_M[:, None]
+    if bias_X is not None:
+        y += tl.load(bias_X + n, mask=n < width, other=0.0).to(tl.float32)[None, :]
+    return y.to(bare.dtype)
 
 
 @triton.jit
-def silu_mul(both_MX, up_rX, out_MN, stride, M, N, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
-    """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and BLOCK columns (a divisor of N)."""
+def _scale(squares_MB, m, N, eps, BLOCKS: tl.constexpr):
+    """What RMSNorm (arXiv:1910.07467) multiplies the tokens m with; `add` has left their sums of squares by blocks."""
+    b = tl.arange(0, triton.next_power_of_2(BLOCKS))
+    squares = tl.load(squares_MB + m[:, None] * BLOCKS + b[None, :], mask=(b < BLOCKS)[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / N + eps)
+
+
+@triton.jit
+def add(x_MN, y_MX, up_rX, bias_X, weight_N, out_MN, squares_MB, stride, M, N, RANK: tl.constexpr, BLOCK_M: tl.constexpr,
+        BLOCK: tl.constexpr):
+    """x += y, a product (if any); out = x * weight, and the sums of squares of BLOCK columns each, for the norm after the next product."""
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = m < M
+    inside = real[:, None] & (n < N)[None, :]
+    m = tl.minimum(m, M - 1)
+    at = m[:, None] * N + n[None, :]
+    x = tl.load(x_MN + at, mask=inside, other=0.0)
+    if y_MX is not None:
+        y = _finished(y_MX, up_rX, bias_X, None, m, n, inside, stride, N, N, RANK)
+        x = (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
+        tl.store(x_MN + at, x, mask=inside)
+    wide = x.to(tl.float32)
+    tl.store(squares_MB + m * tl.num_programs(1) + tl.program_id(1), tl.sum(wide * wide, 1), mask=real)
+    weight = tl.load(weight_N + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out_MN + at, (wide * weight[None, :]).to(x.dtype), mask=inside)
+
+
+@triton.jit
+def silu_mul(both_MX, up_rX, bias_X, squares_MB, out_MN, stride, M, N, hidden, eps, RANK: tl.constexpr, BLOCKS: tl.constexpr,
+             BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and BLOCK columns."""
     m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (m < M)[:, None] & (n < N)[None, :]
     m = tl.minimum(m, M - 1)
-    gate = _adapted(both_MX, up_rX, m, n, inside, stride, 2 * N, 2 * N, RANK)
-    up = _adapted(both_MX, up_rX, m, N + n, inside, stride, 2 * N, 2 * N + RANK, RANK)
+    scale = _scale(squares_MB, m, hidden, eps, BLOCKS)
+    gate = _finished(both_MX, up_rX, bias_X, scale, m, n, inside, stride, 2 * N, 2 * N, RANK)
+    up = _finished(both_MX, up_rX, bias_X, scale, m, N + n, inside, stride, 2 * N, 2 * N + RANK, RANK)
     wide = gate.to(tl.float32)
     tl.store(out_MN + m[:, None] * N + n[None, :], (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=inside)
 
 
 @triton.jit
-def rotate_and_store(qkv_MX, up_rX, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R, slot_R, live_R,
-                     stride, M, room, eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
-                     RANK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Rotary positions (arXiv:2104.09864) on queries and keys, each normed before if NORM; keys and values into the cache.
+def rotate_and_store(qkv_MX, up_rX, bias_X, squares_MB, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R,
+                     slot_R, live_R, stride, M, room, hidden, eps, head_eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+                     D: tl.constexpr, RANK: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Rotary positions (arXiv:2104.09864) on queries and keys, normed before where there are weights; keys and values into the cache.
 
-    One program for some tokens and a head: queries, then keys, then values. Caches are (slots, K, room, D); `cos` and `sin` (positions, D / 2).
+    One program for some tokens and a head: queries, keys, then values. Caches are (slots, K, room, D); `cos`, `sin` (positions, D / 2).
     """
     m, head = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.program_id(1)
     real = m < M
@@ -67,16 +89,17 @@ def rotate_and_store(qkv_MX, up_rX, q_MHD, own_keys, own_values, cos, sin, q_wei
     width: tl.constexpr = (H + 2 * K) * D
     kind = tl.where(head < H, 0, tl.where(head < H + K, 1, 2))
     inside = real[:, None] & (half < D)[None, :]
-    first = _adapted(qkv_MX, up_rX, m, head * D + half, inside, stride, width, width + kind * RANK, RANK)
-    second = _adapted(qkv_MX, up_rX, m, head * D + D // 2 + half, inside, stride, width, width + kind * RANK, RANK)
+    scale, n, down_at = _scale(squares_MB, m, hidden, eps, BLOCKS), head * D + half, width + kind * RANK
+    first = _finished(qkv_MX, up_rX, bias_X, scale, m, n, inside, stride, width, down_at, RANK)
+    second = _finished(qkv_MX, up_rX, bias_X, scale, m, n + D // 2, inside, stride, width, down_at, RANK)
     place = tl.load(written_R + r) - 1 + t
     if head < H + K:
         a, b = first.to(tl.float32), second.to(tl.float32)
-        if NORM:
+        if q_weight is not None:
             weight = q_weight if head < H else k_weight
-            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
-            a = (a * scale * tl.load(weight + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
-            b = (b * scale * tl.load(weight + D // 2 + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
+            head_scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + head_eps)[:, None]
+            a = (a * head_scale * tl.load(weight + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
+            b = (b * head_scale * tl.load(weight + D // 2 + half).to(tl.float32)[None, :]).to(first.dtype).to(tl.float32)
         position = tl.maximum(tl.load(start_R + r) + place, 0)[:, None] * (D // 2) + half[None, :]
         c, s = tl.load(cos + position).to(tl.float32), tl.load(sin + position).to(tl.float32)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(first.dtype)
@@ -116,16 +139,30 @@ def _attend_stretch(q_MD, keys, values, base, begin, end, last_M, scale, D: tl.c
 
 
 @triton.jit
-def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length_P, sums, tops, partial, scale, longest,
+def attend(q_MHD, keys, values, own_keys, own_values, tile_prompt, tile_row, tile_rows, length_P, written_R, slot_R, live_R, sums, tops,
+           partial, scale, longest, room, tiles, R, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+           PROMPT: tl.constexpr, OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr,
+           BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys of each row, by the others.
+
+    Written are the scores' tops, the sums of their exponentials, and the weighted values, (M, H, SPLITS) and (M, H, SPLITS, D), for `join`.
+    """
+    program = tl.program_id(0)
+    if program < tiles * K * FIRST:
+        _attend_prompt(program % tiles, program // tiles % K, program // tiles // K, q_MHD, keys, values, tile_prompt, tile_row, tile_rows,
+                       length_P, sums, tops, partial, scale, longest, T, H, K, D, PROMPT, SPLITS, BLOCK_P, BLOCK_N)
+    else:
+        program -= tiles * K * FIRST
+        _attend_own(program % R, program // R % K, program // R // K, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops,
+                    partial, scale, room, T, H, K, D, OWN, FIRST, SPLITS, BLOCK_R, BLOCK_N)
+
+
+@triton.jit
+def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length_P, sums, tops, partial, scale, longest,
                    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Attention to one stretch of a prompt for a tile of rows that share it: its keys are read once for all of them.
-
-    One program for each tile, key head and stretch of SPLIT keys. Prompt caches are (P, K, longest, D). Written are the scores' tops, the
-    sums of their exponentials, and the weighted values, (M, H, SPLITS) and (M, H, SPLITS, D), for `join`.
-    """
+    """One stretch of a prompt, for a key head and a tile of rows that share it. Prompt caches are (P, K, longest, D)."""
     Q: tl.constexpr = H // K
-    tile, k, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     p, rows = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_rows + tile)
     length = tl.load(length_P + p)
     begin = split * SPLIT
@@ -145,12 +182,11 @@ def attend_prompts(q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length
 
 
 @triton.jit
-def attend_own(q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room,
-               T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr,
-               SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Attention of a row to one stretch of its own tokens: as `attend_prompts`, into the places from FIRST on."""
+def _attend_own(r, k, split, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room,
+                T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr,
+                SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """One stretch of a row's own tokens, for a key head; into the places from FIRST on."""
     Q: tl.constexpr = H // K
-    r, k, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     filled = tl.load(written_R + r) - 1
     begin = split * SPLIT
     end = tl.minimum(tl.minimum(filled + T, room), begin + SPLIT)
