@@ -249,7 +249,7 @@ class FusedDecoder:
 @torch.no_grad()
 def fused_model(policy) -> FusedModel | None:
     """Return the fused decode step of `policy`, or None where device or model have none."""
-    if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128, 256):
+    if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128):
         return None
     model = FusedModel(policy)
     difference = disagreement(model)

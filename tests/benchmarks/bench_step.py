@@ -1,7 +1,8 @@
 """One training step beside TRL's GRPOTrainer, in one run: `python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024`.
 
 Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
-rewards, LoRA, KL weight, learning rate and precision: bfloat16 under LoRA on a GPU, else float32. Each is a process of its own, so
+rewards, LoRA, KL weight, learning rate and precision: bfloat16 under LoRA on a GPU, else float32 (ours by its default, `--dtype auto`: on a
+CPU with AMX the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
 that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
@@ -145,15 +146,15 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int]:
     from grpo.policy import load_policy
     from grpo.run import Run
     from grpo.trainer import Trainer
-    device, dtype = precision(arguments)
+    device, _ = precision(arguments)
     task = RandomRewards()
     config = Config(
-        task=task.name, level=arguments.words, ramp=False, model=str(folder / "model"), device=device, dtype=dtype,
+        task=task.name, level=arguments.words, ramp=False, model=str(folder / "model"), device=device,
         lora_rank=arguments.lora, prompts=arguments.groups, group_size=arguments.group_size, max_new_tokens=arguments.new,
         on_degenerate="keep", beta=arguments.beta, learning_rate=1e-5, schedule="constant", warmup=0, steps=arguments.steps,
         micro_tokens=arguments.micro_tokens, draft=arguments.draft)
     config = Run(folder).settle(config, task)  # our defaults
-    policy = load_policy(config.model, device=device, dtype=dtype, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
+    policy = load_policy(config.model, device=device, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
                          keep_reference=config.beta > 0)
     policy.stops = ()  # no token ends a completion, so all are as long as they may be
     trainer, steps = Trainer(config, task, policy), []

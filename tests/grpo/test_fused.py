@@ -46,7 +46,7 @@ def assert_same_samples(policy, ids, found, expected, temperature, truncate=None
         for sample, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             same = [a == b for a, b in zip(one.tokens, other.tokens)]
             place = same.index(False) if False in same else min(len(one.tokens), len(other.tokens))
-            torch.testing.assert_close(torch.tensor(one.logprobs[:place]), torch.tensor(other.logprobs[:place]), atol=1e-4, rtol=0)
+            torch.testing.assert_close(torch.tensor(one.logprobs[:place]), torch.tensor(other.logprobs[:place]), atol=3e-5 / (temperature or 0.3), rtol=0)
             if one.tokens != other.tokens:
                 with torch.no_grad():
                     logits = policy.head(policy.predict(policy.pack([prompt], [other.tokens[:place + 1]]))[-1:]).float()
