@@ -47,7 +47,8 @@ class Config:
     # model
     model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
     device: str = flag("auto", "cpu, cuda, or auto")
-    dtype: str = flag("auto", "float32, bfloat16, or auto: float32, with gradients by bfloat16 products on a CPU that has AMX, but bfloat16 under LoRA on a GPU")
+    dtype: str = flag("auto", "float32, bfloat16, or auto: float32, with gradients by bfloat16 products on a CPU that has AMX, but bfloat16 "
+                              "under LoRA on a GPU")
     lora_rank: int = flag(-1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models")
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     # rollout

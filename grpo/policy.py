@@ -232,8 +232,9 @@ def _agreeing_lean_model(causal) -> LeanModel | None:
         return None
     lean.refresh()
     tokens = torch.arange(7, device=causal.device)[None] + 5
-    found, expected = (forward(tokens, position_ids=tokens, shared=SharedPrompt(torch.tensor([7], device=causal.device), 7)) for forward in (
-        lean, lambda tokens, **others: causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state))
+    found, expected = (
+        forward(tokens, position_ids=tokens, shared=SharedPrompt(torch.tensor([7], device=causal.device), 7))
+        for forward in (lean, lambda tokens, **others: causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state))
     difference = ((found - expected).float().norm() / expected.float().norm()).item()
     if difference > (1e-3 if causal.dtype in (torch.float32, torch.float64) else 0.1):  # in bfloat16 28 layers of rounding come to 0.03
         warnings.warn(f"the lean forward pass disagrees with the model by {difference:.1e} and is not used", stacklevel=2)

@@ -30,7 +30,8 @@ class Joined:
     """Layers as one matrix `weight` (sum of outputs + layers * rank, inputs), of which the modules keep views.
 
     With adapters its last rows are their first matrices (LoRA's A), `rank` for each layer, and `up` (rank, sum of outputs) is s B of
-    each, transposed, column by column in memory; without, `rank` is 0. These are copies in the layers' precision, and so are biases: see `refresh`.
+    each, transposed, column by column in memory; without, `rank` is 0. These are copies in the layers' precision, and so are biases:
+    see `refresh`.
     """
 
     def __init__(self, modules: Sequence[nn.Module]):

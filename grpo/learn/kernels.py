@@ -96,7 +96,8 @@ def join(one_MHD, other_MHD, one_lse, other_lse, out_MHD, lse_MH, one_m, one_h, 
     """One softmax of two parts (Hydragen, arXiv:2402.05099), given their log-sum-exps, of strides m and h."""
     m, h, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     real = h < H
-    a, b = tl.load(one_lse + m * one_m + h * one_h, mask=real, other=0.0), tl.load(other_lse + m * other_m + h * other_h, mask=real, other=0.0)
+    a = tl.load(one_lse + m * one_m + h * one_h, mask=real, other=0.0)
+    b = tl.load(other_lse + m * other_m + h * other_h, mask=real, other=0.0)
     top = tl.maximum(a, b)
     both = top + tl.log(tl.exp(a - top) + tl.exp(b - top))
     tl.store(lse_MH + m * H + h, both, mask=real)

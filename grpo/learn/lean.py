@@ -63,7 +63,7 @@ class LeanModel:
 
     def _block(self, i: int, block: Block, x_MN, last_MN, cos_Md, sin_Md, shared, B: int) -> tuple[Tensor, Tensor]:
         """Return the hidden states within the layer, and what is to be added to them, (M, N) each."""
-        H, K, D, is_adapted = self.H, self.K, self.D, self.is_adapted
+        H, K, D, is_adapted, second_norm = self.H, self.K, self.D, self.is_adapted, block.second_norm
         x_MN, normed_MN = add_norm(x_MN, last_MN, block.norm.weight, block.norm.variance_epsilon)
         heads = product(normed_MN, block.qkv, is_adapted)
         if block.is_normed:
@@ -73,7 +73,7 @@ class LeanModel:
             heads = torch.cat([q, k, v], 1).flatten(1)
         q, k, v = (x.view(B, -1, x.shape[1], D).transpose(1, 2) for x in rotate(heads, cos_Md, sin_Md, H, K))
         attended = shared.attend(i, q, k, v, self.scale).reshape(-1, H * D)
-        x_MN, normed_MN = add_norm(x_MN, product(attended, block.out, is_adapted), block.second_norm.weight, block.second_norm.variance_epsilon)
+        x_MN, normed_MN = add_norm(x_MN, product(attended, block.out, is_adapted), second_norm.weight, second_norm.variance_epsilon)
         both = product(normed_MN, block.gate_up, is_adapted)
         return x_MN, product(both, block.down, is_adapted, is_gated=True)
 

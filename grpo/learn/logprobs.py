@@ -34,7 +34,8 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
         chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 18) // getattr(head, "out_features", 4096))
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     if truncate is None and type(head) is nn.Linear:
-        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n) for hidden_nH, targets_n, temperature_n in chunks]
+        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n)
+                 for hidden_nH, targets_n, temperature_n in chunks]
     else:
         parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
                  for hidden_nH, targets_n, temperature_n in chunks]
@@ -70,7 +71,8 @@ class _LinearLogprobs(torch.autograd.Function):
         n, V = logits_nV.shape
         if logits_nV.is_cuda and lse_n.dtype == torch.float32:
             from grpo.learn import kernels
-            kernels.logprobs_backward[(n, -(-V // 4096))](logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096, num_warps=8)
+            kernels.logprobs_backward[(n, -(-V // 4096))](logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096,
+                                                          num_warps=8)
             d_logits_nV = logits_nV
         else:
             scale_n = d_n / temperature_n

@@ -97,8 +97,9 @@ class _AddNorm(torch.autograd.Function):
         if total.is_cuda:
             from grpo.learn import kernels
             d_sum = torch.empty_like(total)
-            kernels.add_norm_backward[(M,)](d_normed.contiguous(), d_sum if d_total is None else d_total.contiguous(), total, weight, scale_M1,
-                                            d_sum, N, ADD=d_total is not None, BLOCK=1 << (N - 1).bit_length(), num_warps=8)
+            own = d_sum if d_total is None else d_total.contiguous()
+            kernels.add_norm_backward[(M,)](d_normed.contiguous(), own, total, weight, scale_M1, d_sum, N, ADD=d_total is not None,
+                                            BLOCK=1 << (N - 1).bit_length(), num_warps=8)
         else:
             d_scaled = d_normed * weight
             along_M1 = (d_scaled * total).sum(-1, keepdim=True, dtype=scale_M1.dtype) * scale_M1**3 / -N

@@ -122,8 +122,8 @@ def _joined(one, other, one_lse, other_lse) -> tuple[Tensor, Tensor]:
     if one.is_cuda:
         from grpo.learn import kernels
         (N, H, D), lse, both = one.shape, one_lse.new_empty(one_lse.shape), torch.empty_like(one)
-        kernels.join[(N,)](one, other, one_lse, other_lse, both, lse, *one_lse.stride(), *other_lse.stride(), H=H, D=D, BLOCK_H=1 << (H - 1).bit_length(),
-                           BLOCK_D=1 << (D - 1).bit_length())
+        kernels.join[(N,)](one, other, one_lse, other_lse, both, lse, *one_lse.stride(), *other_lse.stride(), H=H, D=D,
+                           BLOCK_H=1 << (H - 1).bit_length(), BLOCK_D=1 << (D - 1).bit_length())
         return both, lse
     lse = torch.logaddexp(one_lse, other_lse)
     return one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None], lse
