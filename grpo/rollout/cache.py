@@ -87,7 +87,7 @@ class SharedPrompt:
     def attend(self, layer: int, query_RHTD, key_RKTD, value_RKTD, scale: float) -> torch.Tensor:
         """Take in the tokens' keys and values; return their attention (R, T, H, D)."""
         if self.filled_R is None:
-            self.prompt[layer] = (key_RKTD, value_RKTD)
+            self.prompt[layer] = (key_RKTD.contiguous(), value_RKTD.contiguous())  # else each product copies them
             output = scaled_dot_product_attention(query_RHTD, key_RKTD, value_RKTD, is_causal=True, scale=scale,
                                                   enable_gqa=key_RKTD.shape[1] != query_RHTD.shape[1])
             return output.transpose(1, 2)

@@ -77,8 +77,9 @@ def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_CT: torch.Ten
     logp_RTV = scaled_RTV.log_softmax(-1)
     logp_MV, place_CT = logp_RTV.view(R * T, V), row_C[:, None] * T + torch.arange(T, device=row_C.device)
     drawn_CT = draw(logp_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
-    chosen_CT = torch.where(greedy_R[row_C, None], logp_RTV.argmax(-1)[row_C], drawn_CT)
-    return chosen_CT, logp_MV[place_CT, chosen_CT]
+    if greedy_R.any():
+        drawn_CT = torch.where(greedy_R[row_C, None], logp_RTV.argmax(-1)[row_C], drawn_CT)
+    return drawn_CT, logp_MV[place_CT, drawn_CT]
 
 
 def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
