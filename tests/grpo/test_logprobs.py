@@ -43,8 +43,12 @@ def top_two_and_target(logits_NV, targets_N):
 
 @pytest.mark.parametrize("truncate", [None, top_two_and_target])
 @pytest.mark.parametrize("chunk", range(1, N + 2))
-def test_values_and_gradients_equal_the_full_log_softmax(truncate, chunk):
+@pytest.mark.parametrize("bias", [None, False, True])
+def test_values_and_gradients_equal_the_full_log_softmax(truncate, chunk, bias):
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    if bias is not None:  # a plain linear layer goes by few passes of its own
+        torch.manual_seed(0)
+        head = nn.Linear(H, V, bias=bias, dtype=torch.float64)
     leaves = [hidden_NH, *head.parameters()]
 
     logits_NV = head(hidden_NH) / temperature_N[:, None]
@@ -87,3 +91,22 @@ def test_half_precision_heads_give_float32():
     logprobs_N, entropy_N = token_logprobs(hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N)
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
     assert logprobs_N.item() == pytest.approx(-3.3540637e-4, rel=1e-3)  # -log(1 + e^-8) = -e^-8 + e^-16 / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_a_linear_head_on_a_gpu(dtype, tolerance):
+    torch.manual_seed(0)
+    hidden, head = torch.randn(50, 64, dtype=torch.float64, requires_grad=True), nn.Linear(64, 9000, bias=False, dtype=torch.float64)
+    targets, heat, weights = torch.randint(9000, (50,)), 0.5 + torch.rand(50), torch.randn(50, dtype=torch.float64)
+
+    def results(hidden, head, device):
+        logprobs, entropies = token_logprobs(hidden, head, targets.to(device), heat.to(device), chunk=16)
+        (weights.to(device, logprobs.dtype) @ logprobs).backward()
+        return [x.cpu().double() for x in (logprobs.detach(), entropies, hidden.grad, head.weight.grad)]
+
+    expected = results(hidden, head, "cpu")
+    ours = nn.Linear(64, 9000, bias=False, dtype=dtype, device="cuda")
+    ours.weight.data.copy_(head.weight.data)
+    for found, wanted in zip(results(hidden.detach().to("cuda", dtype).requires_grad_(), ours, "cuda"), expected, strict=True):
+        assert (found - wanted).norm() < tolerance * wanted.norm()
