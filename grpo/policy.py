@@ -103,9 +103,7 @@ class Policy:
             whole_RS, places_RT = shared.sequences(tokens_RT)
             hidden = self._hidden(whole_RS)
             return hidden.gather(1, places_RT[:, :, None].expand(-1, -1, hidden.shape[2]))
-        rows = tokens_RT.shape[0] // len(shared.lengths_P)
-        first = shared.lengths_P.repeat_interleave(rows) + shared.filled_R
-        positions = first[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
+        positions = (shared.lengths_P + shared.filled_R)[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
         positions = positions.clamp(max=self.context - 1)  # drafts may reach beyond the budget; there they never count
         return self._hidden(tokens_RT, position_ids=positions, shared=shared)
 
