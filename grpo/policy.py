@@ -7,7 +7,6 @@ follow them); in the update `predict` (prompts and completions at once); in both
 Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
 """
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from grpo.learn.lean import LeanModel, checkpoint_layers, lean_model
+from grpo.learn.lean import LeanModel, agrees, checkpoint_layers, lean_model, relative_difference
 from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import has_fast_products
 from grpo.rollout.cache import NAME, SharedPrompt
@@ -233,11 +232,7 @@ def _agreeing_lean_model(causal) -> LeanModel | None:
     found, expected = (
         forward(tokens, position_ids=tokens, shared=SharedPrompt(torch.tensor([7], device=causal.device), 7))
         for forward in (lean, lambda tokens, **others: causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state))
-    difference = ((found - expected).float().norm() / expected.float().norm()).item()
-    if difference > (1e-3 if causal.dtype in (torch.float32, torch.float64) else 0.1):  # in bfloat16 28 layers of rounding come to 0.03
-        warnings.warn(f"the lean forward pass disagrees with the model by {difference:.1e} and is not used", stacklevel=2)
-        return None
-    return lean
+    return lean if agrees("lean forward pass", relative_difference(found, expected), causal.dtype) else None
 
 
 @torch.no_grad()

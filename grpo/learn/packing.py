@@ -8,6 +8,7 @@ a whole row alone, to be given those of the join is all that makes each part's g
 Shapes: N tokens of the row, M completion tokens to be predicted, H query heads, K key heads (K divides H), D head size.
 """
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -24,10 +25,22 @@ class Segments:
         self.causal, self.count, self.empty = causal, len(queries), not sum(queries)
         self.most_queries, self.most_keys = max(queries, default=0), max(keys, default=0)
         self.query_bounds, self.key_bounds = _bounds(queries, device), _bounds(keys, device)
-        self.query_places = _places(queries, self.most_queries, device)  # of each token in a padded grid
-        self.key_places = self.query_places if keys is queries else _places(keys, self.most_keys, device)
+        self.queries, self.keys, self.device = queries, keys, device
         self.ragged_keys = min(keys, default=0) < self.most_keys
-        self.key_lengths = torch.tensor(keys).to(device)
+
+    # The places of each token in a padded grid, and how many keys stand in a row of it; not every kernel wants them:
+
+    @cached_property
+    def query_places(self) -> Tensor:
+        return _places(self.queries, self.most_queries, self.device)
+
+    @cached_property
+    def key_places(self) -> Tensor:
+        return self.query_places if self.keys is self.queries else _places(self.keys, self.most_keys, self.device)
+
+    @cached_property
+    def key_lengths(self) -> Tensor:
+        return torch.tensor(self.keys).to(self.device)
 
 
 def _bounds(lengths, device) -> Tensor:

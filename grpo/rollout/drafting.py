@@ -110,7 +110,7 @@ class Plans:
         self.pieces: dict[str, list[int]] = {}  # words, with the white space before them: their tokens
         self.planned = torch.full((len(guesses), width), NONE)
         self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
-        self.matched, self.slipped = (torch.zeros(len(guesses)) for _ in range(2))  # tokens, lately
+        self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))  # tokens of each row
         self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
         first = {guess: row for row, guess in reversed(list(enumerate(guesses)))}
         rows = torch.tensor(list(first.values()))

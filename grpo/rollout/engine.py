@@ -8,7 +8,6 @@ Shapes: P prompts, G completions each, R = P * G completions.
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -49,10 +48,10 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date.
     """
     P, G, room = len(prompts), len(keys[0]), max(budgets)
-    make = partial(FusedDecoder, policy.fused) if policy.fused else partial(EagerDecoder, policy)
-    draft_lengths = LENGTHS if policy.fused else [k for k in EagerDecoder.lengths if k <= max(room, LENGTHS[-1])]
+    kind, source = (FusedDecoder, policy.fused) if policy.fused else (EagerDecoder, policy)
+    draft_lengths = [k for k in kind.lengths if k <= max(room, LENGTHS[-1])]
     width = room + draft_lengths[-1] + 1  # drafts may reach beyond the budget; there they never count
-    decoder = make(prompts, torch.tensor([key for row in keys for key in row]),
+    decoder = kind(source, prompts, torch.tensor([key for row in keys for key in row]),
                    torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
                    torch.tensor(budgets).repeat_interleave(G), truncate, width)
     plans = None

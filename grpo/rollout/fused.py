@@ -7,13 +7,13 @@ included, lives on the device; the host looks once in `BURST` steps, or after ea
 
 Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
 """
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from grpo.learn.joined import Joined
+from grpo.learn.lean import agrees, relative_difference
 from grpo.rollout.drafting import LENGTHS
 
 BURST = 8  # tokens a row between looks at who has finished
@@ -35,7 +35,7 @@ class FusedModel:
         from grpo.rollout import kernels  # Triton is there where CUDA is
 
         self.kernels, self.policy = kernels, policy
-        lean = self.lean = policy.lean
+        lean = policy.lean
         self.D, self.K, self.H, self.scale = lean.D, lean.K, lean.H, lean.scale
         self.embedding, self.final_norm, self.rotary, self.blocks = lean.embedding, lean.final_norm, lean.rotary, lean.blocks
         self.V, self.N = policy.head.weight.shape
@@ -172,6 +172,7 @@ class FusedDecoder:
     # See Drafting.length. Products over 206 tokens take as long as the reading of their weights (990 TFLOP/s, 4.8 TB/s), and there is some
     # overhead; one token more of Llama-3.2-3B takes 10 us then, and aiming anew 0.4 ms of the host.
     flat, aim = 256, 40
+    lengths = LENGTHS
 
     def __init__(self, model: FusedModel, prompts, keys: Tensor, heat: Tensor, budget: Tensor, truncate: Callable | None, room: int):
         self.model, self.truncate, policy = model, truncate, model.policy
@@ -252,11 +253,7 @@ def fused_model(policy) -> FusedModel | None:
     if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128):
         return None
     model = FusedModel(policy)
-    difference = disagreement(model)
-    if difference > (0.1 if model.dtype != torch.float32 else 1e-3):  # in bfloat16 28 layers of rounding come to 0.03
-        warnings.warn(f"the fused decoder disagrees with the model by {difference:.1e} and is not used", stacklevel=2)
-        return None
-    return model
+    return model if agrees("fused decoder", disagreement(model), model.dtype) else None
 
 
 @torch.no_grad()
@@ -273,4 +270,4 @@ def disagreement(model: FusedModel) -> float:
     model.feed[:4, :3] = tokens
     model.state["written"][:4] = 1
     found = model.forward(4, 3, decoder._lay_out(3)).view(expected.shape)
-    return ((found - expected).float().norm() / expected.float().norm()).item()
+    return relative_difference(found, expected)
