@@ -8,7 +8,7 @@ acceptance test is needed where the draft is itself drawn; prompt lookup decodin
 Shapes: R rows, k drafted tokens.
 """
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import chain
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31)  # of drafts, in tokens; a decoder may have longer ones
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)  # of drafts, in tokens
+SHORT = 31  # tokens: longer drafts are only for completions that may be so long, and a row is aimed for no shorter one
 NONE = -1  # a token that never is drawn
 AHEAD = 10  # characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most are never reached
 _PIECE = re.compile(r"\s*\S+|\s+")
@@ -48,12 +49,13 @@ class Drafting:
     def length(self, rows: int, flat: int, aim: int, lengths: Sequence[int] = LENGTHS, matched: float = 0, slipped: float = 0) -> int:
         """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
-        The rows' own record counts beside the general one, because those that are left at the end are those that went astray.
-        A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as `aim` tokens; drafts of k tokens yield
-        (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1). A gain that is doubtful is let go.
+        A fixed length is kept to, or else the longest of them. The rows' own record counts beside the general one, because those that are
+        left at the end are those that went astray. A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew
+        as `aim` tokens; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1). A
+        gain that is doubtful is let go.
         """
         if self.fixed is not None:
-            return self.fixed
+            return min(self.fixed, lengths[-1])
         a = (matched + 4 * rows * self.acceptance) / (matched + slipped + 4 * rows)
 
         def speed(k):
@@ -99,7 +101,8 @@ def parse_mode(mode: str) -> int | None:
 class Plans:
     """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and returns the rest of it.
 
-    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for.
+    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for; rows of the
+    same guess that have written the same are aimed together.
     """
 
     def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
@@ -113,25 +116,24 @@ class Plans:
         self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))  # tokens of each row
         self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
         first = {guess: row for row, guess in reversed(list(enumerate(guesses)))}
-        rows = torch.tensor(list(first.values()))
-        self._aim(rows, torch.empty(len(rows), 0, dtype=torch.long), torch.zeros_like(rows), LENGTHS[-1])
-        alike = torch.tensor([first[guess] for guess in guesses])
-        self.planned, self.until = self.planned[alike], self.until[alike]
+        self.first = [first[guess] for guess in guesses]  # the first row of the same guess
+        self._aim(torch.arange(len(guesses)), torch.empty(len(guesses), 0, dtype=torch.long), torch.zeros_like(self.until), SHORT)
 
     def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
-        """Return the k tokens (R, k) that are expected next in `rows`, of which `tokens` (R, room) are written so far."""
+        """Return the k tokens (R, k) that are expected next in `rows`; of the `tokens` of all rows (all, room), `written` (R,) are."""
         if not k:
             return torch.empty(len(rows), 0, dtype=torch.long)
         lost = (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0]
         if len(lost):
-            self._aim(rows[lost], tokens[lost], written[lost], max(k, LENGTHS[-1]))
-        return self.planned[rows].gather(1, written[:, None] + torch.arange(k))
+            self._aim(rows[lost], tokens, written[lost], max(k, SHORT))
+        return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
         """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched and how many slipped."""
-        places = torch.arange(chosen.shape[1])
-        real = (places < count[:, None]) & ~self.is_stale[rows, None] & (written[:, None] + places < self.until[rows, None])
-        as_planned = chosen == self.planned[rows].gather(1, written[:, None] + places)
+        steps = torch.arange(chosen.shape[1])
+        places = written[:, None] + steps
+        real = (steps < count[:, None]) & ~self.is_stale[rows, None] & (places < self.until[rows, None])
+        as_planned = chosen == self.planned[rows[:, None], places]
         slipped = (real & ~as_planned).any(1)
         matched = (real & as_planned).long().cumprod(1).sum(1)
         self.is_stale[rows[slipped]] = True
@@ -140,12 +142,17 @@ class Plans:
         return int(matched.sum()), int(slipped.sum())
 
     def _aim(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int):
-        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so long."""
-        rests = [self.guesses[row](self._text(row, ids[:n])) for row, ids, n in zip(rows.tolist(), tokens, written.tolist())]
+        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so long; `tokens` are those of all rows."""
+        alike: dict[tuple[int, int, bytes], list[int]] = {}
+        for row, n in zip(rows.tolist(), written.tolist()):
+            alike.setdefault((self.first[row], n, tokens[row, :n].numpy().tobytes()), []).append(row)
+        starts = [n for _, n, _ in alike]
+        rests = [self.guesses[row](self._text(row, tokens[row, :n])) for (row, *_), n in zip(alike.values(), starts)]
         cuts = [rest.rfind(" ", 0, AHEAD * k) if len(rest) > AHEAD * k else -1 for rest in rests]
         parts = [rest[:cut] if cut > 0 else rest for rest, cut in zip(rests, cuts)]
         plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
-        self._set(rows, written, [plan if cut > 0 else [*plan, *self.end] for plan, cut in zip(plans, cuts)], [cut <= 0 for cut in cuts])
+        plans = [plan if cut > 0 else [*plan, *self.end] for plan, cut in zip(plans, cuts)]
+        self._set(alike.values(), starts, plans, [cut <= 0 for cut in cuts])
 
     def _text(self, row: int, tokens: Tensor) -> str:
         """Return what the row has written. Only what is new is decoded, up to a whole character.
@@ -175,13 +182,13 @@ class Plans:
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self.policy.tokenizer(texts, add_special_tokens=False).input_ids
 
-    def _set(self, rows: Tensor, written: Tensor, plans: Sequence[list[int]], is_whole: Sequence[bool]):
-        """Write the `plans` down, from `written` on; a whole one lasts for ever, with nothing behind its end."""
+    def _set(self, rows: Iterable[list[int]], starts: Iterable[int], plans: Iterable[list[int]], is_whole: Iterable[bool]):
+        """Write each of the `plans` down for its rows, from its start on; a whole one lasts for ever, with nothing behind its end."""
         width = self.planned.shape[1]
-        plans = [plan[:width - start] for plan, start in zip(plans, written.tolist())]
-        lengths = torch.tensor([len(plan) for plan in plans])
-        places = torch.arange(width) - written[:, None]
-        self.planned[rows] = torch.full((len(rows), width), NONE).masked_scatter(
-            (places >= 0) & (places < lengths[:, None]), torch.tensor(list(chain.from_iterable(plans)), dtype=torch.long))
-        self.until[rows] = written + lengths + width * torch.tensor(is_whole)
-        self.is_stale[rows] = False
+        for alike, start, plan, lasts in zip(rows, starts, plans, is_whole, strict=True):
+            end = min(start + len(plan), width)
+            self.planned[alike, start:end] = torch.tensor(plan[:end - start], dtype=torch.long)
+            if lasts:
+                self.planned[alike, end:] = NONE
+            self.until[alike] = end + width * lasts
+            self.is_stale[alike] = False

@@ -30,7 +30,7 @@ class EagerDecoder:
     """The completions of one rollout, as they are written. `live` are those that drafts are wanted for: one for each row."""
 
     flat, aim = 48, 3  # see Drafting.length; as seen with the embedded model on two cores
-    lengths = *LENGTHS, 63, 127  # of drafts: worth their while for few rows
+    lengths = LENGTHS
 
     def __init__(self, policy: Policy, prompts, keys, heat, budget, truncate: Callable | None, room: int):
         self.policy, self.truncate = policy, truncate

@@ -13,7 +13,7 @@ import torch
 
 from grpo.policy import Policy
 from grpo.records import Completion
-from grpo.rollout.drafting import LENGTHS, Drafting, Plans
+from grpo.rollout.drafting import LENGTHS, SHORT, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder
 from tasks.base import UserError
@@ -49,14 +49,13 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     """
     P, G, room = len(prompts), len(keys[0]), max(budgets)
     kind, source = (FusedDecoder, policy.fused) if policy.fused else (EagerDecoder, policy)
-    draft_lengths = [k for k in kind.lengths if k <= max(room, LENGTHS[-1])]
-    width = room + draft_lengths[-1] + 1  # drafts may reach beyond the budget; there they never count
+    is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0
+    longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
+    width = room + longest + 1  # drafts may reach beyond the budget; there they never count
     decoder = kind(source, prompts, torch.tensor([key for row in keys for key in row]),
                    torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
                    torch.tensor(budgets).repeat_interleave(G), truncate, width)
-    plans = None
-    if guesses is not None and drafting is not None and drafting.fixed != 0:
-        plans = Plans(policy, [guess for guess in guesses for _ in range(G)], width)
+    plans = Plans(policy, [guess for guess in guesses for _ in range(G)], width) if is_drafted else None
     tokens = torch.zeros(P * G, width, dtype=torch.long)
     logprobs, lengths = torch.zeros(tokens.shape), torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # which completion each row of the decoder is writing
@@ -75,11 +74,11 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
         rows = rows[decoder.retire()]
         drafts = torch.empty(len(rows), 0, dtype=torch.long)
         if plans is not None and len(rows):
-            live = decoder.live.cpu()
+            live = decoder.live
             distinct = int(live.sum())
-            k = drafting.length(distinct, decoder.flat, decoder.aim, draft_lengths, plans.matched[rows[live]].sum().item(),
-                                plans.slipped[rows[live]].sum().item())
-            drafts = plans.offer(rows, live, tokens[rows], lengths[rows], k)
+            k = drafting.length(distinct, decoder.flat, decoder.aim, [k for k in decoder.lengths if k <= longest],
+                                plans.matched[rows[live]].sum().item(), plans.slipped[rows[live]].sum().item())
+            drafts = plans.offer(rows, live, tokens, lengths[rows], k)
     flat = [_completion(policy, ids[:n].tolist(), lp[:n].tolist()) for ids, lp, n in zip(tokens, logprobs, lengths)]
     return [flat[p * G:(p + 1) * G] for p in range(P)]
 

@@ -21,6 +21,7 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 102
 SPLIT, OWN_SPLIT = 64, 128  # keys of a prompt, and of a row's own tokens, read by one program
 BLOCK = 128  # columns of the hidden states that one program adds
 WIDTH = LENGTHS[-1] + 1
+TOKENS = 8192  # of a pass with drafts: their logits over a vocabulary of 128,000 take 2 GB
 
 
 def bucket(rows: int) -> int:
@@ -62,7 +63,7 @@ class FusedModel:
         whole = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("slot", "budget", "written", "live", "start", "key")}
         self.state = whole | {"heat": torch.zeros(rows, dtype=torch.float32, device=device)}
         self.feed = torch.zeros(rows, WIDTH, dtype=torch.int64, device=device)
-        self.tile = {name: torch.zeros(rows, dtype=torch.int32, device=device) for name in ("prompt", "row", "rows")}
+        self.tile = torch.zeros(3, max(rows, TOKENS), dtype=torch.int32, device=device)  # their prompts, first tokens, numbers of tokens
         self.lengths = torch.zeros(prompts, dtype=torch.int32, device=device)
         self.out_tokens = torch.zeros(rows, room, dtype=torch.int64, device=device)
         self.out_logprobs = torch.zeros(rows, room, dtype=torch.float32, device=device)
@@ -71,9 +72,10 @@ class FusedModel:
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self.pool = None
 
-    def tile_height(self, T: int) -> int:
-        """How many rows of a prompt read its keys together: as many as give a matrix product of 32 queries."""
-        return max(1, min(16, 32 // (T * (self.H // self.K))))
+    def tile_tokens(self, T: int) -> int:
+        """How many tokens of a prompt's rows read its keys together: those of 32 queries, or of 64 where a row has so many."""
+        Q = self.H // self.K
+        return max(1, 64 // Q if T * Q >= 64 else min(16, 32 // Q))
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None):
         """Do one step for the first R rows (a bucket): from a captured graph, which is made when first asked for."""
@@ -106,7 +108,7 @@ class FusedModel:
 
     def forward(self, R: int, T: int, tiles: int) -> Tensor:
         """Return hidden states (M, N) of the tokens that stand in `feed`."""
-        k, M, H, K, D, state = self.kernels, R * T, self.H, self.K, self.D, self.state
+        k, M, H, K, Q, D, state = self.kernels, R * T, self.H, self.K, self.H // self.K, self.D, self.state
         x = nn.functional.embedding(self.feed[:R, :T].reshape(M), self.embedding.weight)
         h, q = torch.empty_like(x), x.new_empty(M, H, D)
         attended, squares = x.new_empty(M, H * D), torch.empty(M, -(-self.N // BLOCK), dtype=torch.float32, device=x.device)
@@ -114,7 +116,9 @@ class FusedModel:
         tops, sums = (torch.empty(M, H, places, dtype=torch.float32, device=x.device) for _ in range(2))
         partial = torch.empty(M, H, places, D, dtype=torch.float32, device=x.device)
         sizes, tokens = dict(T=T, H=H, K=K, D=D), dict(BLOCKS=squares.shape[1], BLOCK_M=16)
-        queries = lambda rows: max(16, 1 << (rows * T * (H // K) - 1).bit_length())  # noqa: E731
+        queries = lambda tokens: max(16, 1 << (tokens * Q - 1).bit_length())  # noqa: E731
+        of_tile, of_row = queries(self.tile_tokens(T)), queries(min(T, max(1, 64 // Q)))  # queries of a program
+        programs = tiles * K * first + R * K * (places - first) * -(-T // (of_row // Q))
         stretches = dict(PROMPT=SPLIT, OWN=OWN_SPLIT, FIRST=first, SPLITS=places)
         last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):
@@ -126,10 +130,10 @@ class FusedModel:
                 heads, qkv.up, qkv.bias, squares, q, keys, values, self.cos, self.sin, *([norm.weight for norm in norms] or (None, None)),
                 state["start"], state["written"], state["slot"], state["live"], heads.stride(0), M, self.room, self.N, eps,
                 norms[0].variance_epsilon if norms else 0.0, RANK=qkv.rank, **tokens, **sizes)
-            k.attend[(tiles * K * first + R * K * (places - first),)](
-                q, *self.shared[i], keys, values, self.tile["prompt"], self.tile["row"], self.tile["rows"], self.lengths, state["written"],
-                state["slot"], state["live"], sums, tops, partial, self.scale, self.longest, self.room, tiles, R, BLOCK_N=64,
-                BLOCK_P=queries(self.tile_height(T)), BLOCK_R=queries(1), num_warps=4, num_stages=2, **stretches, **sizes)
+            k.attend[(programs,)](
+                q, *self.shared[i], keys, values, *self.tile, self.lengths, state["written"], state["slot"], state["live"], sums, tops, partial,
+                self.scale, self.longest, self.room, tiles, R, BLOCK_N=64, BLOCK_P=of_tile, BLOCK_R=of_row, num_warps=4, num_stages=2,
+                **stretches, **sizes)
             k.join[(M, H)](attended, state["start"], state["written"], state["live"], sums, tops, partial, T=T, H=H, D=D, num_warps=1,
                            **stretches)
             self._add(x, attended @ layer.out.weight.t(), layer.out, layer.second_norm, h, squares)
@@ -163,7 +167,7 @@ class FusedModel:
         k.pick[(M,)](logits_MV, heat, state["key"], state["written"], tops, sums, best, chosen, logprob, V, blocks, T=T, BLOCK=4096,
                      BLOCKS=max(2, 1 << (blocks - 1).bit_length()))
         k.advance[(R,)](chosen, logprob, self.feed, self.out_tokens, self.out_logprobs, self.stops, state["slot"], state["budget"],
-                        state["written"], state["live"], self.room, WIDTH, T=T, STOPS=len(self.stops), num_warps=1)
+                        state["written"], state["live"], self.room, T=T, WIDTH=WIDTH, STOPS=len(self.stops), num_warps=1)
 
 
 class FusedDecoder:
@@ -172,7 +176,6 @@ class FusedDecoder:
     # See Drafting.length. Products over 206 tokens take as long as the reading of their weights (990 TFLOP/s, 4.8 TB/s), and there is some
     # overhead; one token more of Llama-3.2-3B takes 10 us then, and aiming anew 0.4 ms of the host.
     flat, aim = 256, 40
-    lengths = LENGTHS
 
     def __init__(self, model: FusedModel, prompts, keys: Tensor, heat: Tensor, budget: Tensor, truncate: Callable | None, room: int):
         self.model, self.truncate, policy = model, truncate, model.policy
@@ -195,9 +198,15 @@ class FusedDecoder:
         self.live = torch.ones(rows, dtype=torch.bool)
         self.laid_out = None
 
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of drafts, in tokens, that a pass over the present rows has room for."""
+        return [k for k in LENGTHS if not k or bucket(len(self.written)) * (k + 1) <= TOKENS]
+
     def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how many of them count (R,), on the CPU."""
-        model, R, T, new = self.model, len(self.written), 1 + drafts_Rk.shape[1], 1
+        model, state, R, T, new = self.model, self.model.state, len(self.written), 1 + drafts_Rk.shape[1], 1
+        begin = state["slot"][:R] * model.room + state["written"][:R]  # where the new tokens will stand
         if self.last_PN is not None:
             logits = model.policy.head(self.last_PN).repeat_interleave(self.columns, 0)
             model.sample(logits, R, 1, self.truncate)
@@ -210,13 +219,12 @@ class FusedDecoder:
             for _ in range(new):
                 model.run(bucket(R), T, tiles, self.truncate)
             new = max(new, T)
-        state = model.state
-        places = (self.written[:, None] + torch.arange(new)).clamp(max=model.room - 1).to(model.feed.device)
-        slot = state["slot"][:R]
-        chosen, logprobs = model.out_tokens[slot].gather(1, places).cpu(), model.out_logprobs[slot].gather(1, places).cpu()
-        written, self.live = state["written"][:R].to("cpu", copy=True), state["live"][:R].cpu() > 0
-        count, self.written = written - self.written, written
-        return chosen, logprobs, count
+        places = begin[:, None] + torch.arange(new, device=begin.device)
+        together = torch.cat([model.out_tokens.take(places), model.out_logprobs.take(places).view(torch.int32),
+                              state["written"][:R, None], state["live"][:R, None]], 1).cpu()  # one transfer, one wait
+        chosen, logprobs, (written, live) = together[:, :new], together[:, new:2 * new], together[:, 2 * new:].unbind(1)
+        count, self.written, self.live = written - self.written, written, live > 0
+        return chosen, logprobs.int().view(torch.float32), count
 
     def retire(self) -> Tensor:
         """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by their present places, in order."""
@@ -232,18 +240,16 @@ class FusedDecoder:
         return kept
 
     def _lay_out(self, T: int) -> int:
-        """Write down which neighbouring rows read a prompt's keys together; return how many such tiles to run, some perhaps empty."""
-        height = self.model.tile_height(T)
-        if self.laid_out is None or self.laid_out[0] != height:
-            tiles = []
+        """Write down which neighbouring tokens read a prompt's keys together; return how many such tiles to run, some perhaps empty."""
+        if self.laid_out is None or self.laid_out[0] != T:
+            size, tiles = self.model.tile_tokens(T), []
             prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
-            for prompt, first, count in zip(prompts.tolist(), (counts.cumsum(0) - counts).tolist(), counts.tolist()):
-                tiles += [(prompt, row, min(height, first + count - row)) for row in range(first, first + count, height)]
-            number = min(bucket(len(tiles)), self.model.rows)
+            for prompt, after, count in zip(prompts.tolist(), (T * counts.cumsum(0)).tolist(), (T * counts).tolist()):
+                tiles += [(prompt, token, min(size, after - token)) for token in range(after - count, after, size)]
+            number = bucket(len(tiles))
             tiles += [(0, 0, 0)] * (number - len(tiles))
-            for name, column in zip(("prompt", "row", "rows"), zip(*tiles)):
-                self.model.tile[name][:number] = torch.tensor(column, dtype=torch.int32)
-            self.laid_out = (height, number)
+            self.model.tile[:, :number] = torch.tensor(tiles, dtype=torch.int32).t()
+            self.laid_out = (T, number)
         return self.laid_out[1]
 
 
@@ -262,7 +268,7 @@ def disagreement(model: FusedModel) -> float:
     policy = model.policy
     prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
     ones = torch.ones(4, dtype=torch.int64)
-    decoder = FusedDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9 + WIDTH)
+    decoder = FusedDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9)
     tokens = torch.arange(12, device=policy.device).view(4, 3) + 7
     _, shared = policy.prefill(prompts)
     shared.allot(4, 3)

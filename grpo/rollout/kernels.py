@@ -10,6 +10,8 @@ L tokens of a prompt, V vocabulary. A row's first `written - 1` tokens are in th
 import triton
 import triton.language as tl
 
+for_any_batch = triton.jit(do_not_specialize_on_alignment=("T", "M", "R", "tiles"))  # one kernel for 1 and one for all else
+
 
 @triton.jit
 def _finished(y_MX, up_rX, bias_X, scale_M, m, n, inside, stride, width, down_at, RANK: tl.constexpr):
@@ -37,7 +39,7 @@ def _scale(squares_MB, m, N, eps, BLOCKS: tl.constexpr):
     return tl.rsqrt(tl.sum(squares, 1) / N + eps)
 
 
-@triton.jit
+@for_any_batch
 def add(x_MN, y_MX, up_rX, bias_X, weight_N, out_MN, squares_MB, stride, M, N, RANK: tl.constexpr, BLOCK_M: tl.constexpr,
         BLOCK: tl.constexpr):
     """x += y, a product (if any); out = x * weight, and the sums of squares of BLOCK columns each, for the norm after the next product."""
@@ -58,7 +60,7 @@ def add(x_MN, y_MX, up_rX, bias_X, weight_N, out_MN, squares_MB, stride, M, N, R
     tl.store(out_MN + at, (wide * weight[None, :]).to(x.dtype), mask=inside)
 
 
-@triton.jit
+@for_any_batch
 def silu_mul(both_MX, up_rX, bias_X, squares_MB, out_MN, stride, M, N, hidden, eps, RANK: tl.constexpr, BLOCKS: tl.constexpr,
              BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
     """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and BLOCK columns."""
@@ -73,10 +75,10 @@ def silu_mul(both_MX, up_rX, bias_X, squares_MB, out_MN, stride, M, N, hidden, e
     tl.store(out_MN + m[:, None] * N + n[None, :], (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=inside)
 
 
-@triton.jit
+@for_any_batch
 def rotate_and_store(qkv_MX, up_rX, bias_X, squares_MB, q_MHD, own_keys, own_values, cos, sin, q_weight, k_weight, start_R, written_R,
-                     slot_R, live_R, stride, M, room, hidden, eps, head_eps, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-                     D: tl.constexpr, RANK: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr):
+                     slot_R, live_R, stride, M, room, hidden, eps, head_eps, T, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+                     RANK: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr):
     """Rotary positions (arXiv:2104.09864) on queries and keys, normed before where there are weights; keys and values into the cache.
 
     One program for some tokens and a head: queries, keys, then values. Caches are (slots, K, room, D); `cos`, `sin` (positions, D / 2).
@@ -138,39 +140,42 @@ def _attend_stretch(q_MD, keys, values, base, begin, end, last_M, scale, D: tl.c
     return top, total, acc
 
 
-@triton.jit
-def attend(q_MHD, keys, values, own_keys, own_values, tile_prompt, tile_row, tile_rows, length_P, written_R, slot_R, live_R, sums, tops,
-           partial, scale, longest, room, tiles, R, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-           PROMPT: tl.constexpr, OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr,
-           BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+@for_any_batch
+def attend(q_MHD, keys, values, own_keys, own_values, tile_prompt, tile_first, tile_tokens, length_P, written_R, slot_R, live_R, sums, tops,
+           partial, scale, longest, room, tiles, R, T, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
+           OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
+           BLOCK_N: tl.constexpr):
     """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys of each row, by the others.
+
+    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some that are none.
 
     Written are the scores' tops, the sums of their exponentials, and the weighted values, (M, H, SPLITS) and (M, H, SPLITS, D), for `join`.
     """
     program = tl.program_id(0)
     if program < tiles * K * FIRST:
-        _attend_prompt(program % tiles, program // tiles % K, program // tiles // K, q_MHD, keys, values, tile_prompt, tile_row, tile_rows,
-                       length_P, sums, tops, partial, scale, longest, T, H, K, D, PROMPT, SPLITS, BLOCK_P, BLOCK_N)
+        _attend_prompt(program % tiles, program // tiles % K, program // tiles // K, q_MHD, keys, values, tile_prompt, tile_first,
+                       tile_tokens, length_P, sums, tops, partial, scale, longest, H, K, D, PROMPT, SPLITS, BLOCK_P, BLOCK_N)
     else:
         program -= tiles * K * FIRST
-        _attend_own(program % R, program // R % K, program // R // K, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops,
-                    partial, scale, room, T, H, K, D, OWN, FIRST, SPLITS, BLOCK_R, BLOCK_N)
+        stretch, parts = program // R // K, tl.cdiv(T, BLOCK_R // (H // K))
+        _attend_own(program % R, program // R % K, stretch // parts, stretch % parts, q_MHD, own_keys, own_values, written_R, slot_R, live_R,
+                    sums, tops, partial, scale, room, T, H, K, D, OWN, FIRST, SPLITS, BLOCK_R, BLOCK_N)
 
 
 @triton.jit
-def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_row, tile_rows, length_P, sums, tops, partial, scale, longest,
-                   T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
+def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_first, tile_tokens, length_P, sums, tops, partial, scale, longest,
+                   H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One stretch of a prompt, for a key head and a tile of rows that share it. Prompt caches are (P, K, longest, D)."""
+    """One stretch of a prompt, for a key head and a tile of tokens that share it. Prompt caches are (P, K, longest, D)."""
     Q: tl.constexpr = H // K
-    p, rows = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_rows + tile)
+    p, tokens = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_tokens + tile)
     length = tl.load(length_P + p)
     begin = split * SPLIT
-    if rows > 0 and begin < length:
+    if tokens > 0 and begin < length:
         i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
-        inside = i < rows * T * Q
-        token = tl.load(tile_row + tile) * T + i // Q  # the rows of a tile are neighbours
-        head = (token.to(tl.int64) * H + k * Q + i % Q)
+        inside = i < tokens * Q
+        m = tl.load(tile_first + tile) + i // Q  # the tokens of a tile are neighbours
+        head = m.to(tl.int64) * H + k * Q + i % Q
         q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
         base = (p * K + k) * longest * D
         last = tl.zeros_like(i) + length  # every query sees all of the prompt
@@ -182,21 +187,24 @@ def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_row, t
 
 
 @triton.jit
-def _attend_own(r, k, split, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room,
-                T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr,
-                SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One stretch of a row's own tokens, for a key head; into the places from FIRST on."""
+def _attend_own(r, k, split, part, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room, T,
+                H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the places from FIRST on."""
     Q: tl.constexpr = H // K
     filled = tl.load(written_R + r) - 1
+    first = part * (BLOCK_M // Q)
+    after = tl.minimum(first + BLOCK_M // Q, T)
     begin = split * SPLIT
-    end = tl.minimum(tl.minimum(filled + T, room), begin + SPLIT)
+    end = tl.minimum(tl.minimum(filled + after, room), begin + SPLIT)
     if (tl.load(live_R + r) != 0) & (begin < end):
         i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
-        inside = i < T * Q
-        head = (r * T + i // Q).to(tl.int64) * H + k * Q + i % Q
+        inside = i < (after - first) * Q
+        t = first + i // Q
+        head = (r * T + t).to(tl.int64) * H + k * Q + i % Q
         q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
         base = (tl.load(slot_R + r) * K + k) * room * D
-        last = filled + i // Q  # the last token that a query may see: itself
+        last = filled + t  # the last token that a query may see: itself
         top, total, acc = _attend_stretch(q, own_keys, own_values, base, begin, end, last, scale, D, BLOCK_M, BLOCK_N)
         at = head * SPLITS + FIRST + split
         tl.store(tops + at, top, mask=inside)
@@ -204,8 +212,8 @@ def _attend_own(r, k, split, q_MHD, own_keys, own_values, written_R, slot_R, liv
         tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
 
 
-@triton.jit
-def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
+@for_any_batch
+def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T, H: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
          OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr):
     """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for each token and head."""
     m, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -214,7 +222,7 @@ def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T: tl.conste
         d = tl.arange(0, D)
         at = (m * H + h) * SPLITS
         prompt = (tl.load(length_R + r) + PROMPT - 1) // PROMPT
-        own = (tl.load(written_R + r) - 1 + T + OWN - 1) // OWN
+        own = (tl.load(written_R + r) + m % T + OWN - 1) // OWN
         top, total = -1e30, 0.0
         acc = tl.zeros([D], tl.float32)
         for i in range(prompt + tl.minimum(own, SPLITS - FIRST)):
@@ -238,8 +246,8 @@ def _uniform(key, position):
     return ((x >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
 
 
-@triton.jit
-def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T: tl.constexpr, BLOCK: tl.constexpr):
+@for_any_batch
+def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T, BLOCK: tl.constexpr):
     """Top, sum of exponentials, and place of the top, of each BLOCK of a token's logits over its temperature."""
     m, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(heat_R + m // T)
@@ -251,8 +259,8 @@ def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T: tl.constexpr, 
     tl.store(best + m * blocks + block, block * BLOCK + tl.argmax(x, 0))
 
 
-@triton.jit
-def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logprob_M, V, blocks, T: tl.constexpr, BLOCK: tl.constexpr,
+@for_any_batch
+def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logprob_M, V, blocks, T, BLOCK: tl.constexpr,
          BLOCKS: tl.constexpr):
     """The token at which the cumulative distribution passes the place's uniform number: first its block, then the place in it."""
     m = tl.program_id(0).to(tl.int64)
@@ -286,28 +294,23 @@ def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logpro
     tl.store(logprob_M + m, logprob)
 
 
-@triton.jit
-def advance(chosen_M, logprob_M, feed, out_tokens, out_logprobs, stops, slot_R, budget_R, written_R, live_R, room, width,
-            T: tl.constexpr, STOPS: tl.constexpr):
+@for_any_batch
+def advance(chosen_M, logprob_M, feed, out_tokens, out_logprobs, stops, slot_R, budget_R, written_R, live_R, room, T, WIDTH: tl.constexpr,
+            STOPS: tl.constexpr):
     """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is finished. One program a row."""
-    r = tl.program_id(0)
-    live, written, budget = tl.load(live_R + r), tl.load(written_R + r), tl.load(budget_R + r)
-    out = tl.load(slot_R + r).to(tl.int64) * room
-    going, ended = live != 0, live == 0
-    last = tl.full((), 0, tl.int64)
-    for t in tl.static_range(T):
-        token = tl.load(chosen_M + r * T + t).to(tl.int64)
-        tl.store(out_tokens + out + written, token, mask=going)
-        tl.store(out_logprobs + out + written, tl.load(logprob_M + r * T + t), mask=going)
-        last = tl.where(going, token, last)
-        written = tl.where(going, written + 1, written)
-        stopped = written >= budget
-        for s in tl.static_range(STOPS):
-            stopped = stopped | (token == tl.load(stops + s))
-        ended = ended | (going & stopped)
-        going = going & (stopped == 0)
-        if t + 1 < T:
-            going = going & (token == tl.load(feed + r * width + t + 1))
-    tl.store(feed + r * width, tl.where(ended, 0, last))
-    tl.store(written_R + r, written)
-    tl.store(live_R + r, tl.where(ended, 0, 1))
+    r, t = tl.program_id(0), tl.arange(0, WIDTH)
+    is_live, written, budget = tl.load(live_R + r) != 0, tl.load(written_R + r), tl.load(budget_R + r)
+    token = tl.load(chosen_M + r * T + t, mask=t < T, other=0).to(tl.int64)
+    planned = tl.load(feed + r * WIDTH + t + 1, mask=t + 1 < T, other=-1)  # behind the last is none
+    is_end = written + t + 1 >= budget
+    for s in tl.static_range(STOPS):
+        is_end = is_end | (token == tl.load(stops + s))
+    last = tl.min(tl.where((is_end == 0) & (token == planned), WIDTH, t))
+    counts = (t <= last) & is_live
+    place = tl.load(slot_R + r).to(tl.int64) * room + written + t
+    tl.store(out_tokens + place, token, mask=counts)
+    tl.store(out_logprobs + place, tl.load(logprob_M + r * T + t, mask=t < T, other=0.0), mask=counts)
+    goes_on = tl.sum((counts & (t == last) & (is_end == 0)).to(tl.int32)) > 0
+    tl.store(feed + r * WIDTH, tl.where(goes_on, tl.sum(tl.where(t == last, token, 0)), 0))
+    tl.store(written_R + r, written + tl.sum(counts.to(tl.int32)))
+    tl.store(live_R + r, goes_on.to(tl.int64))

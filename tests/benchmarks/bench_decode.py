@@ -117,13 +117,9 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     fixed = torch.tensor(truth, device=policy.device)
 
     class Simulated(Plans):
-        def __init__(self, policy, guesses, width):
-            super().__init__(policy, guesses, width)
-            rows = torch.arange(len(guesses))  # each has a text of its own
-            self._set(rows, torch.zeros_like(rows), None, None)
-
-        def _set(self, rows, written, aimed, is_whole):
-            super()._set(rows, written, [plans[row][n:] for row, n in zip(rows.tolist(), written.tolist())], [True] * len(rows))
+        def _set(self, rows, starts, aimed, is_whole):
+            each = [(row, start) for alike, start in zip(rows, starts) for row in alike]  # each has a text of its own
+            super()._set(*zip(*each), [plans[row][start:] for row, start in each], [True] * len(each))
 
         def _text(self, row, tokens):
             return super()._text(row, ids[:len(ids) * len(tokens) // new])

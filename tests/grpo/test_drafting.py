@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.policy import BUILTIN, load_policy
 from grpo.rollout.drafting import LENGTHS, NONE, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
+from grpo.rollout.fused import FusedDecoder
 from tasks.base import UserError, problem_at
 from tasks.drafts import Guess
 from tasks.interleave import Interleave
@@ -60,7 +61,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     class Known(Plans):  # texts of random models do not survive decoding and encoding
         def _aim(self, rows, tokens, written, k):
             plans = [list(plain[int(self.guesses[row](""))][0].tokens)[n:] for row, n in zip(rows.tolist(), written.tolist())]
-            self._set(rows, written, plans, [True] * len(rows))
+            self._set(rows.tolist(), written.tolist(), plans, [True] * len(rows))
 
     import grpo.rollout.engine as engine
     kept, engine.Plans = engine.Plans, Known
@@ -171,6 +172,43 @@ def test_every_row_asks_a_guess_of_its_own():
     assert plans.guesses[0] is not plans.guesses[1] and torch.equal(plans.planned[0], plans.planned[1])
 
 
+def test_rows_that_have_written_the_same_are_aimed_once():
+    policy, asked = load_policy("builtin", device="cpu"), []
+    words = "the sea and the owl"
+    one, other = (lambda text, name=name: asked.append((name, text.strip())) or words[len(text.strip()):] for name in "ab")
+    plans = Plans(policy, [one, one, one, one, other], 64)
+    assert asked == [("a", ""), ("b", "")]
+    ids = policy.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
+    tokens, written, rows = torch.zeros(5, 64, dtype=torch.long), torch.tensor([1, 1, 2, 2, 1]), torch.arange(5)
+    for row, source in enumerate((0, 0, 0, 1, 0)):
+        tokens[row, :written[row]] = torch.tensor(ids[source][:written[row]])
+    plans.is_stale[:] = True
+    encoded, encode = [], plans._encode
+    plans._encode = lambda texts: encoded.append(texts) or encode(texts)
+    asked.clear()
+    some = torch.tensor([0, 1, 2, 4])
+    offered = plans.offer(some, some >= 0, tokens, written[some], 3)
+    assert sorted(asked) == [("a", "the"), ("a", "the sea"), ("b", "the")] and len(encoded) == 1
+    assert offered.tolist() == [ids[0][1:4], ids[0][1:4], ids[0][2:5], ids[0][1:4]]
+    assert plans.is_stale.tolist() == [False, False, False, True, False]
+    asked.clear()
+    plans.offer(rows, rows >= 0, tokens, written, 3)
+    assert asked == [("a", "the cat")]
+
+
+def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy, monkeypatch):
+    decoder, longest = FusedDecoder.__new__(FusedDecoder), []
+    for rows in (1, 64, 65, 1024, 9000):  # 65 are computed as 96
+        decoder.written = torch.zeros(rows)
+        longest.append(decoder.lengths[-1])
+    assert longest == [127, 127, 63, 7, 0]
+    widths, step = [], EagerDecoder.step
+    monkeypatch.setattr(EagerDecoder, "lengths", (0, 1, 3))
+    monkeypatch.setattr(EagerDecoder, "step", lambda self, drafts: widths.append(drafts.shape[1]) or step(self, drafts))
+    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("7"))
+    assert set(widths[1:]) == {3}
+
+
 def test_lengths_follow_acceptance_and_batch():
     drafting = Drafting("auto")
     lengths = {}
@@ -182,14 +220,13 @@ def test_lengths_follow_acceptance_and_batch():
     assert drafting.length(16, 64, 3, matched=10, slipped=90) < drafting.length(16, 64, 3)  # the rows' own record
     assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear
     assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
-    drafting.matched, drafting.slipped = 1000, 1
-    assert drafting.length(1, 64, 3, EagerDecoder.lengths) == 127
 
 
 def test_a_fixed_length_off_and_nonsense():
     assert Drafting("off").length(1, 64, 3) == 0 and Drafting("5").length(1000, 64, 3) == 5
-    for mode in ("on", "-1", "32", "1.5"):
-        with pytest.raises(UserError, match=f"--draft {mode}: give auto, off, or a number of tokens up to 31"):
+    assert Drafting("127").length(1, 64, 3) == 127 and Drafting("127").length(1000, 64, 3, (0, 1, 3, 7)) == 7  # as far as there is room
+    for mode in ("on", "-1", "128", "1.5"):
+        with pytest.raises(UserError, match=f"--draft {mode}: give auto, off, or a number of tokens up to 127"):
             Drafting(mode)
 
 
