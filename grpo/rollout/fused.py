@@ -119,7 +119,7 @@ class FusedModel:
         queries = lambda tokens: max(16, 1 << (tokens * Q - 1).bit_length())  # noqa: E731
         of_tile, of_row = queries(self.tile_tokens(T)), queries(min(T, max(1, 64 // Q)))  # queries of a program
         programs = tiles * K * first + R * K * (places - first) * -(-T // (of_row // Q))
-        stretches = dict(PROMPT=SPLIT, OWN=OWN_SPLIT, FIRST=first, SPLITS=places)
+        stretches = dict(first=first, splits=places, PROMPT=SPLIT, OWN=OWN_SPLIT)
         last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):
             qkv, gate_up, eps, (keys, values) = layer.qkv, layer.gate_up, layer.norm.variance_epsilon, self.own[i]

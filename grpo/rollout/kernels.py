@@ -10,7 +10,7 @@ L tokens of a prompt, V vocabulary. A row's first `written - 1` tokens are in th
 import triton
 import triton.language as tl
 
-for_any_batch = triton.jit(do_not_specialize_on_alignment=("T", "M", "R", "tiles"))  # one kernel for 1 and one for all else
+for_any_batch = triton.jit(do_not_specialize_on_alignment=("T", "M", "R", "tiles", "first", "splits"))  # one kernel for 1 and one for all else
 
 
 @triton.jit
@@ -129,43 +129,42 @@ def _attend_stretch(q_MD, keys, values, base, begin, end, last_M, scale, D: tl.c
         at = base + (s + n)[:, None] * D + d[None, :]
         key = tl.load(keys + at, mask=real[:, None], other=0.0)
         value = tl.load(values + at, mask=real[:, None], other=0.0)
-        scores = tl.dot(q_MD, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(q_MD, tl.trans(key), input_precision="tf32x3") * scale
         scores = tl.where(real[None, :] & ((s + n)[None, :] <= last_M[:, None]), scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         shrink = tl.exp(top - higher)
         total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="tf32x3")
         top = higher
     return top, total, acc
 
 
 @for_any_batch
 def attend(q_MHD, keys, values, own_keys, own_values, tile_prompt, tile_first, tile_tokens, length_P, written_R, slot_R, live_R, sums, tops,
-           partial, scale, longest, room, tiles, R, T, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
-           OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
-           BLOCK_N: tl.constexpr):
+           partial, scale, longest, room, tiles, R, T, first, splits, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+           PROMPT: tl.constexpr, OWN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
     """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys of each row, by the others.
 
-    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some that are none.
-
-    Written are the scores' tops, the sums of their exponentials, and the weighted values, (M, H, SPLITS) and (M, H, SPLITS, D), for `join`.
+    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some that are none. A token has `splits` stretches,
+    its row's own from `first` on. Written are the scores' tops, the sums of their exponentials, and the weighted values, (M, H, splits) and
+    (M, H, splits, D), for `join`.
     """
     program = tl.program_id(0)
-    if program < tiles * K * FIRST:
+    if program < tiles * K * first:
         _attend_prompt(program % tiles, program // tiles % K, program // tiles // K, q_MHD, keys, values, tile_prompt, tile_first,
-                       tile_tokens, length_P, sums, tops, partial, scale, longest, H, K, D, PROMPT, SPLITS, BLOCK_P, BLOCK_N)
+                       tile_tokens, length_P, sums, tops, partial, scale, longest, splits, H, K, D, PROMPT, BLOCK_P, BLOCK_N)
     else:
-        program -= tiles * K * FIRST
+        program -= tiles * K * first
         stretch, parts = program // R // K, tl.cdiv(T, BLOCK_R // (H // K))
         _attend_own(program % R, program // R % K, stretch // parts, stretch % parts, q_MHD, own_keys, own_values, written_R, slot_R, live_R,
-                    sums, tops, partial, scale, room, T, H, K, D, OWN, FIRST, SPLITS, BLOCK_R, BLOCK_N)
+                    sums, tops, partial, scale, room, T, first, splits, H, K, D, OWN, BLOCK_R, BLOCK_N)
 
 
 @triton.jit
 def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_first, tile_tokens, length_P, sums, tops, partial, scale, longest,
-                   H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
-                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+                   splits, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr):
     """One stretch of a prompt, for a key head and a tile of tokens that share it. Prompt caches are (P, K, longest, D)."""
     Q: tl.constexpr = H // K
     p, tokens = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_tokens + tile)
@@ -180,7 +179,7 @@ def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_first,
         base = (p * K + k) * longest * D
         last = tl.zeros_like(i) + length  # every query sees all of the prompt
         top, total, acc = _attend_stretch(q, keys, values, base, begin, tl.minimum(begin + SPLIT, length), last, scale, D, BLOCK_M, BLOCK_N)
-        at = head * SPLITS + split
+        at = head * splits + split
         tl.store(tops + at, top, mask=inside)
         tl.store(sums + at, total, mask=inside)
         tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
@@ -188,9 +187,9 @@ def _attend_prompt(tile, k, split, q_MHD, keys, values, tile_prompt, tile_first,
 
 @triton.jit
 def _attend_own(r, k, split, part, q_MHD, own_keys, own_values, written_R, slot_R, live_R, sums, tops, partial, scale, room, T,
-                H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr,
-                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the places from FIRST on."""
+                own, splits, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+                BLOCK_N: tl.constexpr):
+    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the places from `own` on."""
     Q: tl.constexpr = H // K
     filled = tl.load(written_R + r) - 1
     first = part * (BLOCK_M // Q)
@@ -206,27 +205,27 @@ def _attend_own(r, k, split, part, q_MHD, own_keys, own_values, written_R, slot_
         base = (tl.load(slot_R + r) * K + k) * room * D
         last = filled + t  # the last token that a query may see: itself
         top, total, acc = _attend_stretch(q, own_keys, own_values, base, begin, end, last, scale, D, BLOCK_M, BLOCK_N)
-        at = head * SPLITS + FIRST + split
+        at = head * splits + own + split
         tl.store(tops + at, top, mask=inside)
         tl.store(sums + at, total, mask=inside)
         tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
 
 
 @for_any_batch
-def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T, H: tl.constexpr, D: tl.constexpr, PROMPT: tl.constexpr,
-         OWN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr):
+def join(out_MHD, length_R, written_R, live_R, sums, tops, partial, T, first, splits, H: tl.constexpr, D: tl.constexpr,
+         PROMPT: tl.constexpr, OWN: tl.constexpr):
     """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for each token and head."""
     m, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     r = m // T
     if tl.load(live_R + r) != 0:
         d = tl.arange(0, D)
-        at = (m * H + h) * SPLITS
+        at = (m * H + h) * splits
         prompt = (tl.load(length_R + r) + PROMPT - 1) // PROMPT
         own = (tl.load(written_R + r) + m % T + OWN - 1) // OWN
         top, total = -1e30, 0.0
         acc = tl.zeros([D], tl.float32)
-        for i in range(prompt + tl.minimum(own, SPLITS - FIRST)):
-            place = at + tl.where(i < prompt, i, FIRST + i - prompt)
+        for i in range(prompt + tl.minimum(own, splits - first)):
+            place = at + tl.where(i < prompt, i, first + i - prompt)
             other = tl.load(tops + place)
             higher = tl.maximum(top, other)
             shrink, grow = tl.exp(top - higher), tl.exp(other - higher)
