@@ -53,7 +53,7 @@ def assert_same_samples(policy, ids, found, expected, temperature, truncate=None
                 logits = logits / temperature if truncate is None else truncate(logits / temperature, None)
                 mass = logits[0].double().softmax(-1)
                 border, token = mass.cumsum(0), one.tokens[place]
-                number = uniform(torch.tensor(sample_key(0, 1, p, sample, 0)), place).item()
+                number = uniform(torch.tensor(sample_key(0, 1, PROMPTS[p], sample, 0)), place).item()
                 assert border[token] - mass[token] - 1e-4 < number < border[token] + 1e-4
 
 
