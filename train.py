@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
         task = load_task(config.task, config.reward, config.task_options)
         config = run.settle(config, task)
         with Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
-            train(config, run, task, console)
+            stopped = train(config, run, task, console)
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -29,11 +29,11 @@ def main(argv: list[str]) -> int:
     except FloatingPointError as error:
         print(f"train.py: stopped: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 3 if stopped else 0
 
 
-def train(config: Config, run: Run, task, console: Console):
-    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after."""
+def train(config: Config, run: Run, task, console: Console) -> bool:
+    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return whether an alarm stopped it."""
     with console.loading(config.model):
         policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora_rank=config.lora_rank,
                              lora_alpha=config.lora_alpha, seed=config.seed, keep_reference=config.beta > 0,
@@ -47,7 +47,7 @@ def train(config: Config, run: Run, task, console: Console):
     run.restore()
     if trainer.done == 0:
         run.evaluate()
-    while trainer.done < config.steps:
+    while trainer.done < config.steps and not trainer.stopped:
         try:
             report = trainer.step()
         except FloatingPointError as error:
@@ -58,6 +58,9 @@ def train(config: Config, run: Run, task, console: Console):
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
     run.finish()
+    if trainer.stopped:
+        run.stop(trainer.stopped)
+    return bool(trainer.stopped)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tasks.supply import fixed_size
 
 CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}  # low, high; each paper's own; else 0.2, 0.2
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
-ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device")
+ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device", "on_alarm")
 
 
 def flag(default: Any, help: str, **extra: Any) -> Any:
@@ -65,6 +65,7 @@ class Config:
     retries: int = flag(2, "most times that a group is resampled")
     heat: float = flag(1.15, "factor by which temperature is raised")
     heat_ceiling: float = flag(1.5, "most that temperature is raised in all, as a factor")
+    on_alarm: str = flag("say", "when training collapses for five steps: say so, or stop after that step with exit status 3")
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
     scale: str = flag("group", "what advantages are divided by: the std of the group, of the batch, or none")
@@ -114,6 +115,7 @@ class Config:
         yield "dtype", self.dtype in ("auto", "float32", "bfloat16"), one_of("auto", "float32", "bfloat16")
         yield "device", self.device.split(":")[0] in ("auto", "cpu", "cuda"), one_of("auto", "cpu", "cuda")
         yield "on_degenerate", self.on_degenerate in ("keep", "skip", "resample"), one_of("keep", "skip", "resample")
+        yield "on_alarm", self.on_alarm in ("say", "stop"), one_of("say", "stop")
         yield "loss", self.loss in LOSSES, one_of(*LOSSES)
         yield "scale", self.scale in SCALES, one_of(*SCALES)
         yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")

@@ -1,6 +1,6 @@
 """The named things that flow from the rollout to the disk, in the order in which they come to be.
 
-    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action (variance monitor)
+    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action, .trap (variance monitor)
             ─► Group.advantages (learn) ─► StepReport (metrics, console)
 
 Reward and advantage are separate fields and neither is ever overwritten by the other.
@@ -32,7 +32,8 @@ class Group:
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
     the group ("keep", "skip", "resample": this try was discarded and drawn anew); `advantages` has one number for
-    each completion, or is empty where the group was not learned from.
+    each completion, or is empty where the group was not learned from; `trap` is what half of its completions or more
+    do instead of what was asked, as the task names it (`Score.parts["trap"]`), None where there is no such name.
     """
 
     index: int  # the problem's index in the training stream
@@ -45,6 +46,7 @@ class Group:
     verdict: str = "varied"
     action: str = "keep"
     advantages: list[float] = field(default_factory=list)
+    trap: str | None = None
 
     @property
     def texts(self) -> list[str]:

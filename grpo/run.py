@@ -79,7 +79,8 @@ class Run:
         self.samples = SamplesLog(self.folder, every=config.samples_every)
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
-        config.save(self.folder / "config.yaml", **self.facts())
+        self.about = self.facts()
+        config.save(self.folder / "config.yaml", **self.about)
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device and commit, for the record."""
@@ -110,7 +111,8 @@ class Run:
                      + f" on {policy.device}, {torch.get_num_threads()} threads",
             "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
             "batch": f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
-            "loss": f"{config.loss}, advantages by {config.scale}{kl}; groups without variance: {config.on_degenerate}",
+            "loss": f"{config.loss}, advantages by {config.scale}{kl}; groups without variance: {config.on_degenerate}"
+                    + (", alarms stop the run" if config.on_alarm == "stop" else ""),
         }
 
     def restore(self):
@@ -151,7 +153,7 @@ class Run:
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
         reasons = self.rules.reasons(report.step, report.metrics["reward"])
-        if report.step == self.config.steps and not reasons:
+        if not reasons and (self.trainer.stopped or report.step == self.config.steps):
             reasons = ["the last step"]
         if not reasons:
             return
@@ -217,6 +219,11 @@ class Run:
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m tasks.audit {self.folder}"])
+
+    def stop(self, reason: str):
+        """Say by which alarm the run was ended, and keep that in config.yaml."""
+        self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
+        self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
     def _supplied(self) -> str:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""

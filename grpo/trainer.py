@@ -28,7 +28,7 @@ from grpo.records import Group, StepReport
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.variance import VarianceMonitor, classify
+from grpo.variance import VarianceMonitor, classify, common_trap
 from tasks.base import Problem, Task, UserError, draft_of
 from tasks.supply import Supply
 
@@ -75,7 +75,14 @@ class Trainer:
         events += self.curriculum.observe(step, _values_by_level(groups), _collapsed_share(groups))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done = step
+        if self.stopped:
+            metrics["stopped"] = self.stopped
         return StepReport(step, metrics, groups, events)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ends with the step just done: the alarms of a collapse, under --on-alarm stop; "" where it goes on."""
+        return "; ".join(self.monitor.collapse) if self.config.on_alarm == "stop" else ""
 
     def problems(self, step: int) -> list[tuple[int, Problem]]:
         """Return the step's (index in the training stream, problem): a pure function of seed, step and level."""
@@ -96,6 +103,7 @@ class Trainer:
             falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}")
             for group in drawn:
                 group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)
+                group.trap = common_trap(group.scores)
                 group.action = self.monitor.decide(group.verdict, attempt)
             clock.lap("score")
             groups += drawn

@@ -48,7 +48,8 @@ class Score:
 
     `reward` is what the policy is paid, in [0, 1]; `value` what reports and evaluations show (the reward itself
     where the task makes no difference), in [0, 1]; `exact` whether the answer is right in full; `parts` named numbers
-    and labels that explain it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``.
+    and labels that explain it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``. The label `trap`, where a task gives it, names the
+    cheap strategy that the completion follows (None: none); the monitor counts them, and raises an alarm when most are in one.
     """
 
     reward: float

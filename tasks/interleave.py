@@ -15,6 +15,7 @@ from align.words import normalise, split_words
 from data.corpus import Document, documents_of, load_corpus
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.drafts import Guess
+from tasks.trap_names import TrapNames
 
 PROMPT = ("Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
           "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}")
@@ -105,7 +106,7 @@ class Interleave:
 
         `parts`: words written, alignment counts (`matches`, `substitutions`, `gaps`), `first_divergence` (the place
         of the first wrong word, None if there is none), `share_a` and `share_b` (how much of each text was matched),
-        `balance` = smaller share / larger share, and `trap` (a name of `strategies`, or None).
+        `balance` = smaller share / larger share, and `trap` (see `TrapNames.name`; None above a similarity of 0.9).
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
@@ -114,13 +115,14 @@ class Interleave:
         alignments = nw_align_batch([(words, target) for words in written])
         affine = (nw_score_batch([(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN)
                   if self.reward == "affine" else [0.0] * len(written))
-        traps = strategies(a, b)
+        traps = TrapNames(a, b, target)
         return [self._score(words, target, owner, alignment, s_affine, traps)
                 for words, alignment, s_affine in zip(written, alignments, affine)]
 
     def _score(self, words, target, owner, alignment, s_affine, traps) -> Score:
         kinds = [op.kind for op in alignment.ops]
-        matched = np.array([op.j for op in alignment.ops if op.kind == "match"], dtype=int)
+        matches = [(op.i, op.j) for op in alignment.ops if op.kind == "match"]
+        matched = np.array([j for _, j in matches], dtype=int)
         longest = max(len(words), len(target))
         from_b = int(owner[matched].sum()) if len(matched) else 0
         share_a = (len(matched) - from_b) / max(1, len(owner) - int(owner.sum()))
@@ -140,7 +142,7 @@ class Interleave:
             "words": len(words), "matches": len(matched), "substitutions": kinds.count("substitute"),
             "gaps": kinds.count("insert") + kinds.count("delete"), "first_divergence": None if exact else prefix,
             "share_a": round(share_a, 4), "share_b": round(share_b, 4), "balance": round(balance, 4),
-            "trap": None if similarity > 0.9 else _trap(words, target, traps),
+            "trap": None if similarity > 0.9 else traps.name(words, matches),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
@@ -157,15 +159,3 @@ def _affine_reward(score: float, n: int, m: int) -> float:
 
     empty = gap(n) + gap(m)
     return (score + empty) / (max(n, m) + empty) if max(n, m) else 1.0
-
-
-def _trap(words: Sequence[str], target: Sequence[str], traps: dict[str, list[str]]) -> str | None:
-    """Name the strategy whose text agrees with `words` in the most places, if in 80 % and more than the target does."""
-    def agreement(other):
-        return sum(x == y for x, y in zip(words, other)) / max(len(words), len(other), 1)
-
-    if not words:
-        return "empty"
-    best = max(traps, key=lambda name: agreement(traps[name]))
-    share = agreement(traps[best])
-    return best if share >= 0.8 and share > agreement(target) else None

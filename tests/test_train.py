@@ -18,6 +18,7 @@ from data.files import read_jsonl_zst
 from grpo.store import checkpoint as store
 from grpo.store.metrics import read_metrics
 from grpo.store.rollouts import groups_of
+from grpo.variance import TRAP_REMEDY
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
@@ -280,6 +281,65 @@ def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(monkeypatch):
     assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(Path("runs/straight/seen.jsonl"))
     assert [line["keys"] for line in read_metrics(Path("runs/whole/seen.jsonl"))] == [
         line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))]
+
+
+TRAPPED = """
+from tasks.base import Problem, Score, key_of
+
+class Trapped:
+    name, rewards, default_level = "trapped", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i, {"trap": "sulks"}, 0.5) for i in range(len(completions))]
+"""
+
+
+def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
+    (tmp_path / "trapped.py").write_text(TRAPPED)
+    options = [*SMALL, "--steps", "9", "--words", "1", "--task", "trapped.py:Trapped", "--on-alarm", "stop"]
+    assert train.main([*options, "--name", "a"]) == 3
+    reason = ("ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "  # (0 + 0.1 + 0.2 + 0.3) / 4
+              + TRAP_REMEDY)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].endswith(f"  stopped after step 5: {reason}") and any(line.endswith(f"  {reason}") for line in said[:-1])
+    steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
+    assert [line.get("stopped") for line in steps] == [None] * 4 + [reason]
+    assert all(line["traps/sulks"] == 1 and line["groups/trapped"] == 2 and line["levels"]["1"]["trap"] == {"sulks": 2} for line in steps)
+    assert {group.trap for group in groups_of(tmp_path / "runs/a/rollouts/step-000005.jsonl.zst")} == {"sulks"}
+    config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
+    assert config["on_alarm"] == "stop" and config["facts"]["stopped"] == {"step": 5, "reason": reason}
+    assert config["facts"]["torch"]
+    assert (tmp_path / "runs/a/checkpoints/step-000005").is_dir() and read_metrics(tmp_path / "runs/a/eval.jsonl")[-1]["step"] == 5
+
+    def killed(self, report):
+        if report.step == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
+    with pytest.raises(KeyboardInterrupt):
+        train.main([*options, "--name", "cut"])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second time nothing is left to do, and it is said again
+        capsys.readouterr()
+        assert train.main(["--resume", "runs/cut"]) == 3
+        assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {reason}")
+    assert timeless(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == timeless(steps)
+    assert train.main(["--resume", "runs/cut", "--on-alarm", "say"]) == 0
+    lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
+    assert len(lines) == 9 and [line.get("stopped") for line in lines] == [None] * 4 + [reason] + [None] * 4
+
+
+def test_an_alarm_is_only_said_by_default(tmp_path, capsys):
+    (tmp_path / "trapped.py").write_text(TRAPPED)
+    assert train.main([*SMALL, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]) == 0
+    assert sum("ALARM: for 5 steps 100% of the completions are the trap 'sulks'" in line for line in capsys.readouterr().out.splitlines()) == 1
+    run_, = Path("runs").iterdir()
+    assert len(read_metrics(run_ / "metrics.jsonl")) == 6 and "stopped" not in yaml.safe_load((run_ / "config.yaml").read_text())["facts"]
 
 
 def test_a_users_task_trains(tmp_path):

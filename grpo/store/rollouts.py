@@ -1,7 +1,7 @@
 """Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, and eval-000020.jsonl.zst for evaluations.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
-so that they read back exactly), rewards and their parts, advantages, temperature, verdict and action.
+so that they read back exactly), rewards and their parts, advantages, temperature, verdict, action and trap.
 """
 import re
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
     advantages = group.advantages or [None] * len(group.completions)
     return {
         "step": step, "group": number, "index": group.index, "attempt": group.attempt, "task": group.problem.task,
-        "level": group.problem.level, "temperature": group.temperature, "verdict": group.verdict, "action": group.action,
+        "level": group.problem.level, "temperature": group.temperature, "verdict": group.verdict, "action": group.action, "trap": group.trap,
         "problem": group.problem.to_json(), "prompt_tokens": list(group.prompt),
         "completions": [
             {**asdict(completion), "reward": score.reward, "value": score.value, "exact": score.exact,
@@ -58,4 +58,4 @@ def _from_json(line: dict[str, Any]) -> Group:
         temperature=line["temperature"], attempt=line["attempt"], verdict=line["verdict"], action=line["action"],
         completions=[Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"]) for r in rows],
         scores=[Score(r["reward"], r["parts"], r["value"], r["exact"]) for r in rows],
-        advantages=[] if None in advantages else advantages)
+        advantages=[] if None in advantages else advantages, trap=line.get("trap"))

@@ -66,7 +66,7 @@ def test_rollouts_come_back_exactly(tmp_path_factory, rows, temperature, learned
         9, Problem("t", 2, "p\u2028\x00", "x", "k", {"a": ["\x1b"]}), (5, 6), temperature,
         [Completion((1, 2), (logprob, -1e-300), text, "length") for text, logprob, *_ in rows], 2,
         [Score(reward, {"trap": text, "gaps": 3}, 0.5, exact) for text, _, reward, exact in rows], "tied",
-        "keep" if learned else "skip", [reward for _, _, reward, _ in rows] if learned else [])]
+        "keep" if learned else "skip", [reward for _, _, reward, _ in rows] if learned else [], rows[0][0] or None)]
     write_rollouts(path, groups, step=3)
     assert groups_of(path) == groups
 
@@ -75,7 +75,7 @@ def test_rollout_lines_hold_what_the_readme_says(tmp_path):
     path = tmp_path / "step-000003.jsonl.zst"
     write_rollouts(path, [group(["a", "b"], [0.9, 0.1], advantages=[1.0, -1.0])], step=3)
     line, = read_jsonl_zst(path)
-    assert set(line) == {"step", "group", "index", "attempt", "task", "level", "temperature", "verdict", "action", "problem",
+    assert set(line) == {"step", "group", "index", "attempt", "task", "level", "temperature", "verdict", "action", "trap", "problem",
                          "prompt_tokens", "completions"}
     assert line["completions"][1] == {
         "tokens": [3, 4], "logprobs": [-0.1, -0.2], "text": "b", "finish": "stop", "reward": 0.1, "value": 0.05,

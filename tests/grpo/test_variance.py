@@ -1,11 +1,12 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.variance import CLASSES, REMEDIES, VarianceMonitor, classify
+from grpo.spread import histogram
+from grpo.variance import CLASSES, REMEDIES, TRAP_REMEDY, VarianceMonitor, classify, common_trap
 from tasks.base import Problem, Score
 
 PROBLEM = Problem("t", 1, "p", "x", "k")
@@ -18,6 +19,23 @@ def group(verdict, action="keep", attempt=0, tokens=3):
 
 def step(**counts):
     return [group(verdict) for verdict, count in counts.items() for _ in range(count)]
+
+
+def scored(*traps, attempt=0, level=1, paid=0.5, value=0.25):
+    """A varied group whose completions are in these traps; those that are in none earn nothing."""
+    scores = [Score(paid, {"trap": trap}, value) if trap else Score(0.0, {"trap": None}) for trap in traps]
+    return Group(0, Problem("t", level, "p", "x", "k"), (1,), 1.0, [Completion((1,), (0.0,), "x", "stop")] * len(traps), attempt, scores,
+                 trap=common_trap(scores))
+
+
+def trapped(share, name="sulks", **figures):
+    """A step of ten completions, that share of them in the trap."""
+    inside = round(10 * share)
+    return [scored(*[name] * inside, *[None] * (10 - inside), **figures)]
+
+
+def alarms(monitor, steps):
+    return [[line for line in monitor.observe(step) if line.startswith("ALARM")] for step in steps]
 
 
 @pytest.mark.parametrize("rewards, texts, verdict", [
@@ -83,9 +101,10 @@ def test_the_alarm_names_the_cause_once_and_is_armed_again():
     alarms = [[line for line in lines if line.startswith("ALARM")] for lines in said]
     assert [len(lines) for lines in alarms] == [0, 0, 1, 0, 0, 0]
     assert "75% identical" in alarms[2][0] and REMEDIES["identical"] in alarms[2][0]
+    assert monitor.collapse == []  # that of the sixth step
     monitor.observe(step(varied=4))
     again = [monitor.observe(step(solved=4)) for _ in range(3)]
-    assert REMEDIES["solved"] in again[-1][-1]
+    assert REMEDIES["solved"] in again[-1][-1] and monitor.collapse == []  # said, but nothing to stop a run for
 
 
 def test_the_ledger_adds_up():
@@ -97,6 +116,87 @@ def test_the_ledger_adds_up():
     metrics = monitor.metrics(groups)
     assert (metrics["groups/count"], metrics["groups/kept"], metrics["groups/resampled"], metrics["groups/skipped"]) == (2, 1, 1, 1)
     assert (metrics["groups/class/tied"], metrics["groups/class/varied"]) == (1, 1)  # of first tries
+
+
+@pytest.mark.parametrize("traps, common", [
+    (["a", "a", None, None], "a"), (["a", None, None], None), (["a", "b", None], None), ([None, None], None), (["b", "a", "a"], "a"),
+    (["b", "b", "a", "a"], "b"),  # half and half: the first of them
+])
+def test_the_trap_of_a_group_holds_half_of_it(traps, common):
+    assert common_trap([Score(0.5, {"trap": trap}) for trap in traps]) == common
+    assert common_trap([Score(0.5)]) is None  # of a task that names none
+
+
+def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
+    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=5)
+    steps = [trapped(0.9), trapped(0.9), trapped(0.9), trapped(0.9), trapped(0.5, paid=1.0, value=0.75)]
+    *quiet, (line,) = alarms(monitor, steps)
+    assert quiet == [[]] * 4 and monitor.collapse == [line]
+    # share (4 * 0.9 + 0.5) / 5 = 0.82; paid 0.5 + 0.5 * 0.5 / 4.1 = 0.561; score 0.25 + 0.5 * 0.5 / 4.1 = 0.311
+    assert line == f"ALARM: for 5 steps 82% of the completions are the trap 'sulks', paid 0.56 (score 0.31): {TRAP_REMEDY}"
+
+
+def test_the_alarm_of_a_trap_is_said_once_until_it_clears():
+    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    shares = [0.5, 0.5, 0.9, 0.4, 0.9, 0.9, 0.2, 0.9, 0.9]  # 0.4 is no longer most, but not clear; 0.2 is
+    said = alarms(monitor, [trapped(share) for share in shares])
+    assert [len(lines) for lines in said] == [0, 1, 0, 0, 0, 0, 0, 0, 1]
+    said = alarms(monitor, [trapped(0.9, "mumbles"), trapped(0.9, "mumbles")])  # another one is another alarm
+    assert said[0] == [] and "the trap 'mumbles'" in said[1][0]
+
+
+@pytest.mark.parametrize("steps", [
+    [trapped(0.4)] * 9,  # never half
+    [trapped(0.9), trapped(0.9), trapped(0.4)] * 3,  # not in a row
+    [trapped(0.9), trapped(0.9, "mumbles")] * 5,  # not one and the same
+    [[scored(None, None), scored("sulks", "sulks", attempt=1), scored("sulks", "sulks", attempt=2)]] * 9,  # later tries
+])
+def test_no_alarm_without_a_lasting_trap(steps):
+    assert alarms(VarianceMonitor("skip", temperature=1.0, alarm_steps=3), steps) == [[]] * len(steps)
+
+
+@given(st.integers(0, 12), st.floats(0.5, 1))
+def test_a_collapse_is_said_within_ten_steps(before, share):
+    monitor = VarianceMonitor("skip", temperature=1.0)  # as the trainer makes it
+    assert not any(alarms(monitor, [trapped(0.1)] * before))
+    assert any(alarms(monitor, [trapped(share)] * 10))
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    assert not any(alarms(monitor, [step(varied=4)] * before))
+    assert any(alarms(monitor, [step(tied=3, varied=1)] * 10))
+
+
+def test_figures_of_traps_and_levels_by_hand():
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    groups = [scored("a", "a", "a", None, level=10), scored("a", "b", None, None, level=25), scored("b", "b", "b", "b", level=25),
+              scored("c", "c", "c", "c", level=25, attempt=1)]
+    groups[2].verdict = "tied"
+    metrics = monitor.metrics(groups)
+    assert {name: value for name, value in metrics.items() if name.startswith("traps/")} == {"traps/a": 4 / 12, "traps/b": 5 / 12}
+    assert metrics["groups/trapped"] == 2
+    # rewards of level 10: three of 0.5, one of 0: std 0.5 * sqrt(3) / 4 = 0.2165; of 25: two of each, 0.25, and none
+    assert metrics["group_std/hist"] == {"0": 1, "0-0.01": 0, "0.01-0.03": 0, "0.03-0.1": 0, "0.1-0.3": 2, ">0.3": 0}
+    assert list(metrics["levels"]) == ["10", "25"]
+    assert metrics["levels"]["10"] == {"groups": 1, "value": pytest.approx(0.25 * 3 / 4), "group_std": pytest.approx(0.5 * 3**0.5 / 4),
+                                       "class": {"varied": 1}, "trap": {"a": 1}}
+    assert metrics["levels"]["25"] == {"groups": 2, "value": pytest.approx(0.25 * 6 / 8), "group_std": pytest.approx(0.125),
+                                       "class": {"varied": 1, "tied": 1}, "trap": {"b": 1}}
+
+
+def test_a_bin_holds_its_upper_bound():
+    assert histogram([0.0, 1e-9, 0.01, 0.0101, 0.03, 0.1, 0.3, 0.31, 0.5]) == {
+        "0": 1, "0-0.01": 2, "0.01-0.03": 2, "0.03-0.1": 1, "0.1-0.3": 1, ">0.3": 2}
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.6, 1.0]), st.sampled_from("ab")), min_size=2, max_size=20), st.integers(0, 19))
+@example([(0.9, "a")] * 6, 4)  # what was said is not said again
+def test_the_watch_for_traps_goes_on_identically(steps, cut):
+    whole, first, second = (VarianceMonitor("skip", temperature=1.0, alarm_steps=3) for _ in range(3))
+    made = [trapped(*step) for step in steps]
+    said, _ = alarms(whole, made[:cut]), alarms(first, made[:cut])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.collapse == (said[-1] if said else [])
+    assert alarms(whole, made[cut:]) == alarms(second, made[cut:])
+    assert whole.state_dict() == second.state_dict()
 
 
 @given(st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4), min_size=2, max_size=20), st.data())
