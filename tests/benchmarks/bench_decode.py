@@ -147,7 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SHAPES, default="3b")
     parser.add_argument("--lora", type=int, default=16)
-    parser.add_argument("--right", type=float, default=0.95, help="share of drafted tokens that are right")
+    parser.add_argument("--right", type=float, default=0.995, help="share of drafted tokens that are right; 0.995 is that of the embedded model at 100 words where it scores 0.94")
     parser.add_argument("--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts")
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
