@@ -32,7 +32,8 @@ class Group:
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
     the group ("keep", "skip", "resample": this try was discarded and drawn anew); `advantages` has one number for
-    each completion, or is empty where the group was not learned from.
+    each completion, or (--credit alignment) one list for each, of a number for each of its tokens, or is empty where the group was
+    not learned from.
     """
 
     index: int  # the problem's index in the training stream
@@ -44,7 +45,7 @@ class Group:
     scores: list[Score] = field(default_factory=list)
     verdict: str = "varied"
     action: str = "keep"
-    advantages: list[float] = field(default_factory=list)
+    advantages: list[float] | list[list[float]] = field(default_factory=list)
 
     @property
     def texts(self) -> list[str]:
