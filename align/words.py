@@ -32,6 +32,15 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(normalise(text))
 
 
+def word_ends(text: str) -> list[int]:
+    """Return where each of the words `split_words(text)` ends in `text` itself, in characters: normalisation joins and parts no words.
+
+    >>> word_ends(" The  owl,")
+    [4, 10]
+    """
+    return [match.end() for match in _WORD.finditer(text)]
+
+
 def word_spans(text: str) -> list[Word]:
     """Return the words of `text` with their spans in `normalise(text)`, in characters."""
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(normalise(text))]

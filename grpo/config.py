@@ -11,6 +11,7 @@ from transformers import HfArgumentParser
 
 from grpo.curriculum import LADDER, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
+from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.rollout.drafting import parse_mode
 from tasks.base import REGISTRY, UserError, options_of, split_options
@@ -69,6 +70,7 @@ class Config:
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
     scale: str = flag("group", "what advantages are divided by: the std of the group, of the batch, or none")
+    credit: str = flag("outcome", "outcome: one advantage for all tokens of a completion; alignment: each token's own, by what had been earned before it")
     beta: float = flag(0.0, "weight of the KL to the reference (0: no reference is held)")
     clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
     clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
@@ -118,6 +120,8 @@ class Config:
         yield "on_alarm", self.on_alarm in ("say", "stop"), one_of("say", "stop")
         yield "loss", self.loss in LOSSES, one_of(*LOSSES)
         yield "scale", self.scale in SCALES, one_of(*SCALES)
+        yield "credit", self.credit in CREDITS, one_of(*CREDITS)
+        yield "credit", self.credit == "outcome" or self.loss != "gspo", "gspo weighs whole sequences, not tokens; give another --loss"
         yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")
         yield "promote_by", self.promote_by in ("running", "heldout"), one_of("running", "heldout")
         yield "eval_every", self.eval_every or self.promote_by == "running", "give 1 or more: --promote-by heldout needs evaluations"

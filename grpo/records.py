@@ -32,8 +32,9 @@ class Group:
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
     the group ("keep", "skip", "resample": this try was discarded and drawn anew); `advantages` has one number for
-    each completion, or is empty where the group was not learned from; `trap` is what half of its completions or more
-    do instead of what was asked, as the task names it (`Score.parts["trap"]`), None where there is no such name.
+    each completion, or (--credit alignment) one list for each, of a number for each of its tokens, or is empty where the group was
+    not learned from; `trap` is what half of its completions or more do instead of what was asked, as the task names it
+    (`Score.parts["trap"]`), None where there is no such name.
     """
 
     index: int  # the problem's index in the training stream
@@ -45,7 +46,7 @@ class Group:
     scores: list[Score] = field(default_factory=list)
     verdict: str = "varied"
     action: str = "keep"
-    advantages: list[float] = field(default_factory=list)
+    advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
 
     @property

@@ -99,6 +99,7 @@ class Run:
         trained = sum(p.numel() for p in policy.parameters)
         tuning = f"LoRA rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
         climb = (f" (by way of {' → '.join(map(str, rungs))}, up at {config.promote_at:g})" if len(rungs) > 1 else "")
+        credit = ", a token's own by alignment" if config.credit == "alignment" else ""
         kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
         return {
             "run": str(self.folder),
@@ -111,7 +112,7 @@ class Run:
                      + f" on {policy.device}, {torch.get_num_threads()} threads",
             "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
             "batch": f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
-            "loss": f"{config.loss}, advantages by {config.scale}{kl}; groups without variance: {config.on_degenerate}"
+            "loss": f"{config.loss}, advantages by {config.scale}{credit}{kl}; groups without variance: {config.on_degenerate}"
                     + (", alarms stop the run" if config.on_alarm == "stop" else ""),
         }
 

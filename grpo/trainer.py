@@ -22,6 +22,7 @@ import torch
 from grpo.config import Config
 from grpo.curriculum import Curriculum
 from grpo.learn.advantages import advantages
+from grpo.learn.credit import token_advantages
 from grpo.learn.update import update
 from grpo.policy import Policy
 from grpo.records import Group, StepReport
@@ -29,7 +30,7 @@ from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, classify, common_trap
-from tasks.base import Problem, Task, UserError, draft_of
+from tasks.base import Problem, Task, UserError, credits_of, draft_of
 from tasks.supply import Supply
 
 
@@ -50,6 +51,7 @@ class Trainer:
             config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
             retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
+        self.credits = credits_of(task) if config.credit == "alignment" else None
         self.done = 0  # steps
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
@@ -65,8 +67,7 @@ class Trainer:
         problems = self.problems(step)
         groups = self.current = self.rollout(step, problems, clock)  # every try, discarded ones too
         kept = [group for group in groups if group.action == "keep"]
-        scales = advantages([group.rewards for group in kept], scale=self.config.scale)
-        for group, values in zip(kept, scales, strict=True):
+        for group, values in zip(kept, self.weigh(kept), strict=True):
             group.advantages = values
         learned = self.learn(step, kept)
         clock.lap("update")
@@ -124,6 +125,15 @@ class Trainer:
                            guesses=[self.draft(problem) for _, problem in problems] if self.draft else None)
         return [Group(index, problem, prompt, heat, completions, attempt)
                 for (index, problem), prompt, completions in zip(problems, prompts, answers)]
+
+    def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
+        """Return the advantages of each group: a number a completion, or by --credit alignment a list of one for each token."""
+        if self.credits is None:
+            return advantages([group.rewards for group in kept], scale=self.config.scale)
+        for group in kept:
+            group.scores = [replace(score, credits=credits)
+                            for score, credits in zip(group.scores, self.credits(group.problem, group.texts), strict=True)]
+        return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
     def learn(self, step: int, kept: list[Group]) -> dict[str, float]:
         """Update the policy from the kept groups, `epochs` times; return the metrics of the first and last update."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from data.errors import UserError
 
-__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "draft_of",
+__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "draft_of", "credits_of",
            "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")
@@ -50,12 +50,14 @@ class Score:
     where the task makes no difference), in [0, 1]; `exact` whether the answer is right in full; `parts` named numbers
     and labels that explain it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``. The label `trap`, where a task gives it, names the
     cheap strategy that the completion follows (None: none); the monitor counts them, and raises an alarm when most are in one.
+    `credits`, where they were asked for, say how the reward was earned on the way (see `credits_of`).
     """
 
     reward: float
     parts: Mapping[str, Any] = field(default_factory=dict)
     value: float = None  # type: ignore[assignment]
     exact: bool = False
+    credits: tuple[tuple[int, float], ...] | None = None
 
     def __post_init__(self):
         if self.value is None:
@@ -68,7 +70,8 @@ class Task(Protocol):
     Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
-    `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`.
+    `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`;
+    `credits(problem, completions)` and `credited`, see `credits_of`.
     """
 
     name: str
@@ -117,6 +120,25 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     Each completion asks a copy of its own (`copy.copy`), which may remember what it was asked before.
     """
     return getattr(task, "draft", None)
+
+
+def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], list[tuple[tuple[int, float], ...]]]:
+    """Return what says how the reward of completions was earned on the way, for --credit alignment.
+
+    ``credits(problem, completions)`` returns for each completion a tuple of pairs (end, amount), one for each word (or other piece), in
+    order: what the word that ends at character `end` of the text adds to the reward, as far as the text up to `end` alone can tell.
+    What the amounts leave of the reward (what is missing at the end, and a constant that is nobody's) is settled when the text ends.
+
+    Raises UserError where the task has no credits, or none for the reward that it pays: `credited`, where it is given, names those.
+    """
+    credits, reward = getattr(task, "credits", None), getattr(task, "reward", None)
+    credited = getattr(task, "credited", (reward,))
+    if credits is None:
+        raise UserError(f"--credit alignment: task {task.name} does not say what each word of a completion earns; give --credit outcome")
+    if reward not in credited:
+        raise UserError(f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give one of "
+                        f"{', '.join(credited)}, or --credit outcome")
+    return credits
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

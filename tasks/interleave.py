@@ -7,11 +7,13 @@ similarity pays cheap strategies well: one text alone is a safe half. `python -m
 """
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from align.needleman import nw_align_batch, nw_score_batch
-from align.words import normalise, split_words
+from align.prefixes import prefix_scores
+from align.words import normalise, split_words, word_ends
 from data.corpus import Document, documents_of, load_corpus
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.drafts import Guess
@@ -54,6 +56,7 @@ class Interleave:
 
     name = "interleave"
     rewards = ("prefix", "balanced", "clipped", "affine", "similarity")
+    credited = ("prefix", "clipped", "similarity")  # the others are no sums along the alignment
     default_level = 25
     metric = "similarity"
     level_unit = "words"
@@ -119,6 +122,34 @@ class Interleave:
         return [self._score(words, target, owner, alignment, s_affine, traps)
                 for words, alignment, s_affine in zip(written, alignments, affine)]
 
+    def credits(self, problem: Problem, completions: Sequence[str]) -> list[tuple[tuple[int, float], ...]]:
+        """Return for each completion what each of its words earned: pairs (end character, amount), see `tasks.base.credits_of`.
+
+        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the reward of what is written so far if
+        nothing were missing behind it. With P_i = `align.prefixes.prefix_scores`, and their sum's rest, which the end of the text settles:
+
+            reward      v_i                               reward - V_n
+            prefix      words before the first wrong one  0
+            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M: words of the target still missing
+            similarity  P_i / 2                           1/2 + (S - P_n) / 2M: the same, and the constant
+
+        So along an unambiguous alignment, and while the text is no longer than the target, a match is worth 1 / M (1 / 2M for
+        similarity), a mismatch, an inserted word and each word of the target passed over before this one the same less. The final
+        alignment's own operations would not do: which they are at a word can depend on words behind it.
+        """
+        target = split_words(problem.target)
+        written = [split_words(text) for text in completions]
+        if self.reward == "prefix":
+            values = [[min(i, right) for i in range(len(words) + 1)] for words in written for right in [_right_words(words, target)]]
+        elif self.reward == "clipped":
+            values = [[max(0, score) for score in scores] for scores in prefix_scores(written, target)]
+        else:
+            assert self.reward == "similarity"
+            values = [[score / 2 for score in scores] for scores in prefix_scores(written, target)]
+        shares = [[value / max(i, len(target), 1) for i, value in enumerate(row)] for row in values]
+        return [tuple((end, after - before) for end, (before, after) in zip(word_ends(text), pairwise(row), strict=True))
+                for text, row in zip(completions, shares)]
+
     def _score(self, words, target, owner, alignment, s_affine, traps) -> Score:
         kinds = [op.kind for op in alignment.ops]
         matches = [(op.i, op.j) for op in alignment.ops if op.kind == "match"]
@@ -127,7 +158,7 @@ class Interleave:
         from_b = int(owner[matched].sum()) if len(matched) else 0
         share_a = (len(matched) - from_b) / max(1, len(owner) - int(owner.sum()))
         share_b = from_b / max(1, int(owner.sum()))
-        prefix = next((i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]), min(len(words), len(target)))
+        prefix = _right_words(words, target)
         exact = words == target
         similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
         balance = min(share_a, share_b) / max(share_a, share_b, 1e-9)
@@ -150,6 +181,11 @@ class Interleave:
 def _window(document: Document, length: int, rng: random.Random) -> list[str]:
     start = rng.randrange(len(document.words) - length + 1)
     return list(document.words[start:start + length])
+
+
+def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
+    """Return how many words come before the first wrong one."""
+    return next((i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]), min(len(words), len(target)))
 
 
 def _affine_reward(score: float, n: int, m: int) -> float:

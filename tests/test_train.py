@@ -86,7 +86,8 @@ def test_what_a_run_writes(tmp_path, capsys):
     assert "held-out similarity at 6 words" in said and "python eval.py --model runs/a --task interleave --words 6" in said
 
 
-@pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]])
+@pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
+                                    ["--credit", "alignment", "--epochs", "2"]])
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
     run("--name", "whole", *tuning)
 
@@ -179,6 +180,13 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "invalid int value: 'ten'" in said("--words", "ten")
     assert "--group-size 1: a group of one has no variance" in said("--group-size", "1")
     assert "--temperature 0.0: give a number above 0" in said("--temperature", "0")
+    assert said("--credit", "alignment", "--task", "arithmetic") == (
+        "train.py: --credit alignment: task arithmetic does not say what each word of a completion earns; give --credit outcome")
+    for reward in ("affine", "balanced"):
+        assert said("--credit", "alignment", "--reward", reward) == (
+            f"train.py: --credit alignment: --reward {reward} of task interleave is no sum over words; give one of prefix, clipped, "
+            "similarity, or --credit outcome")
+    assert "--credit alignment: gspo weighs whole sequences" in said("--credit", "alignment", "--loss", "gspo")
     assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
     assert "--max-new-tokens 3: the right answer takes" in said("--words", "6", "--max-new-tokens", "3")

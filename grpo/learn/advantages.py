@@ -16,15 +16,18 @@ def advantages(rewards: list[list[float]], *, scale: str, eps: float = 1e-4) -> 
     their groups (TRL's `scale_rewards="batch"`), so across ranks the caller gathers first; "none", no division at all.
     A group, and for "batch" the batch, has at least two rewards.
     """
+    return [_centred_over(group, divisor) for group, divisor in zip(rewards, divisors(rewards, scale=scale, eps=eps), strict=True)]
+
+
+def divisors(rewards: list[list[float]], *, scale: str, eps: float) -> list[float]:
+    """Return what the advantages of each group are divided by, see `advantages`."""
     assert scale in SCALES and eps > 0
     if scale == "none":
-        divisors = [1.0] * len(rewards)
-    elif scale == "group":
-        divisors = [stdev(group) + eps for group in rewards]
-    else:
-        everything = [reward for group in rewards for reward in group]
-        divisors = [stdev(everything) + eps] * len(rewards) if rewards else []
-    return [_centred_over(group, divisor) for group, divisor in zip(rewards, divisors, strict=True)]
+        return [1.0] * len(rewards)
+    if scale == "group":
+        return [stdev(group) + eps for group in rewards]
+    everything = [reward for group in rewards for reward in group]
+    return [stdev(everything) + eps] * len(rewards) if rewards else []
 
 
 def _centred_over(group: list[float], divisor: float) -> list[float]:

@@ -26,7 +26,7 @@ class MicroBatch:
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
     old_RT: Tensor  # log-probabilities under the policy that sampled
-    advantages_R: Tensor
+    advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
     temperatures_R: Tensor
     weights_R: Tensor
 
@@ -77,6 +77,13 @@ def _tensors(bundle, device) -> MicroBatch:
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
         tokens_RT=tokens.to(device), mask_RT=mask.to(device), old_RT=old.to(device),
-        advantages_R=torch.tensor([advantage for _, advantage, *_ in rows], device=device),
+        advantages=_padded([advantage for _, advantage, *_ in rows], T).to(device),
         temperatures_R=torch.tensor(temperatures, device=device),
         weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64, device=device))
+
+
+def _padded(advantages: list[float] | list[list[float]], T: int) -> Tensor:
+    """Return numbers as a tensor (R,), lists of them as (R, T), padded with 0 on the right."""
+    if isinstance(advantages[0], list):
+        advantages = [row + [0.0] * (T - len(row)) for row in advantages]
+    return torch.tensor(advantages)

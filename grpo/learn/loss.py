@@ -1,7 +1,8 @@
 """The losses: arithmetic on tensors, nothing else.
 
 A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * kl_rt).  The kinds differ in the weight
-of a row's tokens and in the policy term; q is the ratio exp(logp - old), A the advantage:
+of a row's tokens and in the policy term; q is the ratio exp(logp - old), A the advantage of the row, or
+of the token itself (not for gspo, which has one ratio for them all):
 
     kind     weight of a token        policy term, to be minimised         source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
@@ -41,16 +42,17 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     return torch.where(lengths_R > 0, weights_R, 0.0)
 
 
-def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, mask_RT: Tensor, *,
+def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, mask_RT: Tensor, *,
                 clip_low: float, clip_high: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the policy term of each token (0 at padding), and which tokens were clipped low and high: (R, T) each.
 
-    `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no gradient). Clipped means
+    `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no gradient). `advantages` are (R,), one
+    for all tokens of a row, or (R, T), except for gspo. Clipped means
     that the bound took effect: for cispo wherever the ratio is outside; for the others below with A < 0 and above with
     A > 0, where the token gets no gradient. In gspo a sequence is clipped as a whole, and all its tokens count.
     """
-    assert kind in LOSSES
-    advantages_R1 = advantages_R[:, None]
+    assert kind in LOSSES and (advantages.dim() == 1 or kind != "gspo")
+    advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
     logp_RT = _zero_padding(logp_RT, mask_RT)
     log_ratio_RT = logp_RT - _zero_padding(old_RT, mask_RT)
     if kind == "gspo":
@@ -60,10 +62,10 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor
     clipped_RT = ratio_RT.clamp(1 - clip_low, 1 + clip_high)
     low_RT, high_RT = ratio_RT < 1 - clip_low, ratio_RT > 1 + clip_high
     if kind == "cispo":
-        loss_RT = -clipped_RT.detach() * advantages_R1 * logp_RT
+        loss_RT = -clipped_RT.detach() * advantages_RT * logp_RT
     else:
-        loss_RT = -torch.minimum(ratio_RT * advantages_R1, clipped_RT * advantages_R1)
-        low_RT, high_RT = low_RT & (advantages_R1 < 0), high_RT & (advantages_R1 > 0)
+        loss_RT = -torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)
+        low_RT, high_RT = low_RT & (advantages_RT < 0), high_RT & (advantages_RT > 0)
     return _zero_padding(loss_RT, mask_RT), low_RT & mask_RT, high_RT & mask_RT
 
 
@@ -77,18 +79,18 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     return difference_RT.exp() - difference_RT - 1
 
 
-def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages_R: Tensor, mask_RT: Tensor, weights_R: Tensor, *,
+def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, mask_RT: Tensor, weights_R: Tensor, *,
               clip_low: float, clip_high: float, beta: float = 0.0, ref_RT: Tensor | None = None, entropy_RT: Tensor | None = None,
               importance_RT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
-    `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums) of all micro-batches add
-    up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
+    `advantages` are those of `policy_loss`. `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums)
+    of all micro-batches add up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
     device, without gradient: "tokens", "clipped_low", "clipped_high" (counts), "kl" where `ref_RT` is given, "entropy"
     where `entropy_RT` is given (nats).
     """
     assert beta == 0 or ref_RT is not None
-    loss_RT, low_RT, high_RT = policy_loss(kind, logp_RT, old_RT, advantages_R, mask_RT,
+    loss_RT, low_RT, high_RT = policy_loss(kind, logp_RT, old_RT, advantages, mask_RT,
                                            clip_low=clip_low, clip_high=clip_high)
     if importance_RT is not None:
         loss_RT = loss_RT * _zero_padding(importance_RT, mask_RT)

@@ -61,7 +61,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
             old_RT = _remembered(before, batch, logp_RT.detach())
             importance_RT = (old_RT - batch.old_RT).exp().clamp(max=importance_limit)
         loss, parts = step_loss(
-            kind, logp_RT, old_RT, batch.advantages_R, batch.mask_RT, batch.weights_R, clip_low=clip_low,
+            kind, logp_RT, old_RT, batch.advantages, batch.mask_RT, batch.weights_R, clip_low=clip_low,
             clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT, importance_RT=importance_RT)
         with rough_gradients(policy.has_rough_gradients):
             loss.backward()

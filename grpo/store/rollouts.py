@@ -1,7 +1,8 @@
 """Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, and eval-000020.jsonl.zst for evaluations.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
-so that they read back exactly), rewards and their parts, advantages, temperature, verdict, action and trap.
+so that they read back exactly), rewards and their parts, advantages (a number a completion, or a list with one for each
+token, and then the credits that they come from), temperature, verdict, action and trap.
 """
 import re
 from collections.abc import Sequence
@@ -45,7 +46,8 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "problem": group.problem.to_json(), "prompt_tokens": list(group.prompt),
         "completions": [
             {**asdict(completion), "reward": score.reward, "value": score.value, "exact": score.exact,
-             "advantage": advantage, "parts": dict(score.parts)}
+             "advantage": advantage, "parts": dict(score.parts),
+             **({} if score.credits is None else {"credits": score.credits})}
             for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)],
     }
 
@@ -57,5 +59,9 @@ def _from_json(line: dict[str, Any]) -> Group:
         index=line["index"], problem=Problem(**line["problem"]), prompt=tuple(line["prompt_tokens"]),
         temperature=line["temperature"], attempt=line["attempt"], verdict=line["verdict"], action=line["action"],
         completions=[Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"]) for r in rows],
-        scores=[Score(r["reward"], r["parts"], r["value"], r["exact"]) for r in rows],
+        scores=[Score(r["reward"], r["parts"], r["value"], r["exact"], _credits(r)) for r in rows],
         advantages=[] if None in advantages else advantages, trap=line.get("trap"))
+
+
+def _credits(row: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
+    return tuple((end, amount) for end, amount in row["credits"]) if "credits" in row else None

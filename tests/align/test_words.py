@@ -4,7 +4,7 @@ import unicodedata
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from align.words import Word, normalise, split_words, word_spans
+from align.words import Word, normalise, split_words, word_ends, word_spans
 
 # Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank that is none.
 AWKWARD = "aeé\u0301\u0327ﬁ\u1112\u1161., \t\n\r\u00a0\u2003\u3000\x1f\u200b"
@@ -49,3 +49,10 @@ def test_spans_cut_the_words_out_of_the_text(text):
 def test_words_survive_joining(text):
     words = split_words(text)
     assert split_words(" ".join(words)) == words
+
+
+@given(TEXTS)
+@example("\u2000e\u0301 \u0301x")  # an en quad, which normalises to another space; a mark on a space
+def test_ends_are_in_the_text_as_it_is(text):
+    ends, words = word_ends(text), split_words(text)
+    assert [normalise(piece).strip() for piece in map(text.__getitem__, map(slice, [0, *ends], ends))] == words

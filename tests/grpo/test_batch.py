@@ -29,7 +29,7 @@ def test_tensors_by_hand():
     assert batch.tokens_RT.tolist() == [[100, 0, 0], [110, 111, 112], [200, 201, 0], [210, 211, 0]]
     assert batch.mask_RT.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]
     assert batch.old_RT.tolist() == [[-100, 0, 0], [-110, -111, -112], [-200, -201, 0], [-210, -211, 0]]
-    assert batch.advantages_R.tolist() == [100, 110, 200, 210]
+    assert batch.advantages.tolist() == [100, 110, 200, 210]
     assert batch.temperatures_R.tolist() == [0.5, 0.5, 2.0, 2.0]
     assert batch.weights_R.tolist() == [1 / 8] * 4  # 1 + 3 + 2 + 2 tokens
 

@@ -46,11 +46,17 @@ def test_what_is_no_configuration(tmp_path, content, line):
 
 @pytest.mark.parametrize("bad", [dict(group_size=1), dict(prompts=0), dict(top_p=0.0), dict(loss="mse"), dict(replay=1.0),
                                  dict(on_degenerate="ignore"), dict(beta=-1.0), dict(epochs=0), dict(heat=0.5), dict(level=-1), dict(draft="on"),
-                                 dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0)])
+                                 dict(credit="word"), dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0)])
 def test_bad_values_name_their_flag(bad):
     name, = bad
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
         Config(**bad)
+
+
+def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
+    with pytest.raises(UserError) as error:
+        Config(credit="alignment", loss="gspo")
+    assert str(error.value) == "--credit alignment: gspo weighs whole sequences, not tokens; give another --loss"
 
 
 def groups(values):

@@ -154,6 +154,26 @@ def test_values_by_hand(kind, expected):
     assert sums["clipped_high"] == (0 if kind == "gspo" else 1)  # the sequence's ratio 1.16 is inside
 
 
+@pytest.mark.parametrize(("kind", "expected"), [
+    # Ratio 1.5 with A = 1: -1.3 (clipped high). 0.9 with A = -2: 1.8. 0.5 with A = 3: -1.5. 1.25 with A = 0: 0.
+    ("grpo", -0.25),  # ((-1.3 + 1.8) / 2 + (-1.5 + 0) / 2) / 2
+    ("dapo", -0.25),
+    ("dr_grpo", -0.125),  # (-1.3 + 1.8 - 1.5) / (2 * 4)
+    # -(1.3 log 0.75 - 2 * 0.9 log 0.45 + 3 * 0.8 log 0.25) / 4 = -(-0.3739867 + 1.4373138 - 3.3271065) / 4
+    ("cispo", 0.5659448),
+])
+def test_advantages_of_tokens_by_hand(kind, expected):
+    logp_RT, old_RT = table([[0.75, 0.45, 0.5], [0.25, 1.0, 0.5]]).log(), table([[0.5, 0.5, 0.5], [0.5, 0.8, 0.5]]).log()
+    mask_RT = torch.tensor([[True, True, False]] * 2)
+    logp_RT.requires_grad_()
+    loss, sums = step_loss(kind, logp_RT, old_RT, table([[1.0, -2.0, math.nan], [3.0, 0.0, math.nan]]), mask_RT,
+                           token_weights(kind, mask_RT.sum(-1), max_length=4), clip_low=0.2, clip_high=0.3)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, abs=1e-7)
+    assert logp_RT.grad.isfinite().all() and not logp_RT.grad[~mask_RT].any()
+    assert sums["clipped_high"] == 1 and sums["clipped_low"] == (1 if kind == "cispo" else 0)
+
+
 def test_a_clipped_sequence_of_gspo_counts_all_its_tokens():
     # Ratios 4 and 1, so s = 2, outside although the second token is not.
     logp_RT, old_RT = table([[1.0, 0.5, 0.5]]).log(), table([[0.25, 0.5, 0.5]]).log()

@@ -28,6 +28,19 @@ def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts
     assert repr(back) == repr(groups)  # -0.0 and 0.0 are equal, and are not the same number
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)), max_size=3).map(tuple),
+       st.lists(st.floats(allow_nan=False), min_size=9, max_size=9))
+def test_credits_and_advantages_of_tokens_come_back_exactly(tmp_path_factory, credits, advantages):
+    path = tmp_path_factory.getbasetemp() / "step-000002.jsonl.zst"
+    one = group(["a", "b"])
+    one.scores = [Score(0.5, credits=credits), Score(1.0, credits=())]
+    one.advantages = [advantages, advantages[::-1]]
+    write_rollouts(path, [one], step=2)
+    back = groups_of(path)
+    assert back == [one] and repr(back) == repr([one])
+
+
 def test_no_flipped_bit_passes_for_what_was_written(tmp_path):
     path = tmp_path / "step-000001.jsonl.zst"
     groups = [group(["one two three", "three two one"])]

@@ -34,11 +34,11 @@ class Forced:
         return [Score(0.1 * i if varied else self.odd) for i in range(len(completions))]
 
 
-def trainer_for(policy, odd=0.5, stuck=9, **options):
+def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
     """A trainer whose prompts 1, 3, ... of each step are degenerate."""
     config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
                     **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
-    trainer = Trainer(config, Forced(odd, stuck), policy)
+    trainer = Trainer(config, kind(odd, stuck), policy)
     trainer.task.drawn = {problem.key: index for step in (1, 2, 3) for index, problem in trainer.problems(step)}
     return trainer
 
@@ -120,6 +120,24 @@ def test_advantages_are_kept_beside_rewards(tiny_policy):
     assert group.rewards == pytest.approx([0, 0.1, 0.2, 0.3])
     assert group.advantages == pytest.approx([-0.15, -0.05, 0.05, 0.15])
     assert next(group for group in report.groups if group.index == 1).advantages == []
+
+
+class Credited(Forced):
+    """Rewards as in Forced, of which the first letter of an answer earns the half."""
+
+    def credits(self, problem, completions):
+        return [((1, 0.05 * i),) if text else () for i, text in enumerate(completions)]
+
+
+def test_credit_by_alignment_reaches_tokens_and_scores(tiny_policy):
+    trainer = trainer_for(tiny_policy, kind=Credited, credit="alignment", scale="none")
+    report = trainer.step()
+    group = next(group for group in report.groups if group.index == 0)
+    assert [len(row) for row in group.advantages] == [len(c.tokens) for c in group.completions]
+    assert [row[0] for row in group.advantages] == pytest.approx([-0.15, -0.05, 0.05, 0.15])
+    assert len({a for row in group.advantages for a in row}) > 4
+    assert [score.credits for score in group.scores] == trainer.task.credits(group.problem, group.texts)
+    assert math.isfinite(report.metrics["loss"]) and report.metrics["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -104,6 +104,23 @@ def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups,
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
 
 
+def each_token(groups):
+    """Give every token an advantage of its own."""
+    rng = random.Random(1)
+    for group in groups:
+        group.advantages = [[rng.uniform(-1, 1) for _ in completion.tokens] for completion in group.completions]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "gspo"])
+def test_gradients_of_advantages_of_tokens(tiny_policy, tiny_model, groups, float64, kind):
+    each_token(groups)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64, attn_implementation="sdpa")
+    expected = plain_gradients(plain, groups, kind)
+    for micro_tokens in (0, 60):
+        for ours, theirs in zip(loss_and_gradients(tiny_policy, groups, kind, micro_tokens)[1], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
 def test_logprobs_are_the_samplers(tiny_policy, groups):
     batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
     logp, entropy = completion_logprobs(tiny_policy, batch)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from align.needleman import nw_score
 from data.corpus import Document, documents_of
 from tasks.base import UserError
 from tasks.interleave import Interleave, interleaved, strategies
@@ -123,6 +124,49 @@ def test_rewards_are_shares_and_one_only_when_exact(attempt, reward):
     got = score(" ".join(words), reward, a, b)
     assert 0 <= got.reward <= 1 and 0 <= got.value <= 1
     assert (got.reward == 1) == (got.value == 1) == got.exact == (words == interleaved(a, b))
+
+
+def credits(text, reward, a=A, b=B):
+    task = Interleave(reward)
+    return task.credits(task.problem(a, b), [text])[0]
+
+
+@pytest.mark.parametrize("reward, expected, rest", [  # target a1 b1 a2 b2 a3 b3 a4 b4
+    ("prefix", [1, 1, 0, 0, 0, 0], 0),
+    # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is missing at the end
+    ("clipped", [1, 1, 0, -1, 1, 1], -1),
+    ("similarity", [1 / 2, 1 / 2, 0, -1 / 2, 1 / 2, 1 / 2], 8 / 2 - 1 / 2),  # and M / 2M for everybody
+])
+def test_credits_by_hand(reward, expected, rest):
+    text = " a1 b1\n b2 x b3  a4"
+    assert [end for end, _ in credits(text, reward)] == [3, 6, 10, 12, 15, 19]
+    assert [amount for _, amount in credits(text, reward)] == pytest.approx([share / 8 for share in expected])
+    assert score(text, reward).reward - sum(amount for _, amount in credits(text, reward)) == pytest.approx(rest / 8)
+
+
+def test_a_word_too_many_costs_what_it_takes_from_the_reward():
+    # all is right, then 8 / 9 and 8 / 10 of it are left; S - 1 and M + 1 the other way
+    assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x y", "prefix")[-2:] == ((25, pytest.approx(8 / 9 - 1)), (27, pytest.approx(8 / 10 - 8 / 9)))
+    assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x", "clipped")[-1] == (25, pytest.approx(7 / 9 - 1))
+
+
+@given(attempts(), st.sampled_from(Interleave.credited))
+@example((["a1"], ["b1"], []), "similarity")
+def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, reward):
+    a, b, words = attempt
+    target, text = interleaved(a, b), " ".join(words)
+    earned, longest = sum(amount for _, amount in credits(text, reward, a, b)), max(len(words), len(target))
+    best = max(nw_score(words, target[:j]) for j in range(len(target) + 1))
+    rest = {"prefix": 0, "clipped": (max(0, nw_score(words, target)) - max(0, best)) / longest,
+            "similarity": 1 / 2 + (nw_score(words, target) - best) / (2 * longest)}[reward]
+    assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
+
+
+@given(attempts(), st.lists(st.sampled_from(["a1", "b1", "x"]), max_size=3), st.sampled_from(Interleave.credited))
+def test_credits_do_not_hang_on_what_comes_later(attempt, more, reward):
+    a, b, words = attempt
+    before = credits(" ".join(words), reward, a, b)
+    assert credits(" ".join(words + more), reward, a, b)[:len(words)] == before
 
 
 def test_scores_keep_the_order_of_completions():
