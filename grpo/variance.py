@@ -42,7 +42,7 @@ class VarianceMonitor:
     `policy`: "keep" (degenerate groups stay in the denominator), "skip" (they leave the step), or "resample" (they are drawn again, hotter, at
     most `retries` times, then skipped). Temperature, except under "keep": when a share of `trigger` or more of a step's groups collapsed
     (identical, failed or tied), it is raised by the factor `heat`, up to `ceiling` times the base; when `release`
-    or fewer did, it returns by the factor `cool`; in between it stays. `solved` groups never raise it.
+    or fewer did, it returns by the factor `cool`; in between it stays. `solved` groups never raise it. `raise_temperature` does, when asked.
     """
 
     def __init__(self, policy: str, *, temperature: float, threshold: float = 1e-6, retries: int = 2, heat: float = 1.15,
@@ -75,6 +75,12 @@ class VarianceMonitor:
         total = sum(counts.values())
         collapsed = (counts["identical"] + counts["failed"] + counts["tied"]) / total
         return self._adjust(collapsed) + self._alarm(counts, 1 - counts["varied"] / total)
+
+    def raise_temperature(self) -> str:
+        """Raise the temperature once, under every `policy`, because the curriculum steps back; return what was done, in words."""
+        before, top = self.temperature, self.base * self.ceiling
+        self.temperature = min(before * self.heat, top)
+        return f"temperature {before:.3f} → {self.temperature:.3f}" + (", its ceiling" if self.temperature == top else "")
 
     def _adjust(self, collapsed: float) -> list[str]:
         before, top = self.temperature, self.base * self.ceiling

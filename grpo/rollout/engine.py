@@ -22,19 +22,19 @@ Guess = Callable[[str], str]  # text so far -> the rest of it; each completion h
 
 
 def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
-    """Return the most new tokens a completion may take: a quarter more than its target does, or `asked`.
+    """Return the most new tokens a completion may take: a quarter more than its target does, or `asked`; at most what the context leaves.
 
-    Raises UserError where `asked` is too small for the target, or the context for prompt and completion.
+    Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
     needed = policy.target_length(target)
     if asked and asked < needed:
         raise UserError(f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least that, or "
                         "leave it out")
-    budget = asked or math.ceil(1.25 * needed)
-    if len(prompt) + budget > policy.context:
+    room = policy.context - len(prompt)
+    if room < needed:
         raise UserError(f"--model {policy.name}: its context of {policy.context} tokens is too short for this level: "
-                        f"{len(prompt)} tokens of prompt and {budget} of completion; give fewer --words")
-    return budget
+                        f"{len(prompt)} tokens of prompt and {needed} of the right answer; give fewer --words")
+    return min(asked or math.ceil(1.25 * needed), room)
 
 
 @torch.no_grad()

@@ -117,8 +117,10 @@ def test_budget(tiny_policy):
     assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
     with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
         budget_for(tiny_policy, (1,), target, asked=needed - 1)
+    assert budget_for(tiny_policy, (1,) * (1024 - needed), target) == needed == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
-        budget_for(tiny_policy, (1,) * 1020, target)
+        budget_for(tiny_policy, (1,) * (1025 - needed), target)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
