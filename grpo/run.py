@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import time
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ import transformers
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.evaluate import evaluate, summarise
 from grpo.records import Decision, Group, StepReport
-from grpo.rollout.engine import budget_for
+from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import remove_after, write_rollouts
 from grpo.trainer import Trainer
-from tasks.base import Task, UserError, problem_at, problem_stream
+from tasks.base import Problem, Task, UserError, problem_stream
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
@@ -217,11 +218,12 @@ class Run:
         """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers."""
         trainer, config, task = self.trainer, self.config, self.trainer.task
         stream = problem_stream(task, seed=seed, split="validation", level=level)
-        problems, dropped = held_out(stream, size, trainer.seen, f"validation at level {level}")
+        too_long: list[Problem] = []
+        problems, dropped = held_out(fitting(trainer.policy, stream, too_long), size, trainer.seen, f"validation at level {level}")
         groups = evaluate(trainer.policy, task, problems, temperature=config.temperature, truncate=trainer.truncate)
         line = {"step": trainer.done, "purpose": purpose, **config.mark, "task": config.task, "level": level,
                 "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
-                "metric": getattr(task, "metric", "score"), **summarise(groups)}
+                "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
         self.evals.append(line)
         self.console.evaluation(line)
         return line, groups
@@ -247,7 +249,8 @@ class Run:
 
     def _supplied(self) -> str:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
-        seen, drawn = len(self.trainer.seen), self.trainer.drawn
+        seen = len(self.trainer.seen)
+        drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
         size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
@@ -256,8 +259,8 @@ class Run:
 def check_fit(trainer: Trainer, probes: int = 16):
     """Raise UserError before anything is trained where a level does not fit the context or the completion budget."""
     for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
-        for index in range(probes):
-            problem = problem_at(trainer.task, seed=trainer.config.seed, split="train", level=level, index=index)
+        stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
+        for problem in islice(fitting(trainer.policy, stream, []), probes):
             budget_for(trainer.policy, trainer.policy.encode(problem.prompt), problem.target, trainer.config.max_new_tokens)
 
 

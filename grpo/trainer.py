@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -26,7 +27,7 @@ from grpo.learn.update import update
 from grpo.policy import Policy
 from grpo.records import Decision, Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import budget_for, generate
+from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
 from grpo.variance import VarianceMonitor, classify
@@ -51,7 +52,7 @@ class Trainer:
             retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.done = 0  # steps
-        self.drawn = 0  # problems of the training stream
+        self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
@@ -75,13 +76,18 @@ class Trainer:
         events, self.said = self.said + self.monitor.observe(groups), []
         decisions = self.decide(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
-        self.done, self.drawn = step, self.drawn + len(problems)
+        self.done, self.drawn = step, problems[-1][0] + 1
         return StepReport(step, metrics, groups, events + [decision.line for decision in decisions], decisions)
 
     def problems(self, step: int) -> list[tuple[int, Problem]]:
-        """Return the step's (index in the training stream, problem): a pure function of seed, step and state. No index comes twice."""
-        levels = self.curriculum.levels_for(self.config.seed, step, self.config.prompts)
-        problems = [(index, self.supply.at(index, level)) for index, level in enumerate(levels, start=self.drawn)]
+        """Return the step's (index in the training stream, problem): a pure function of seed, step and state. No index comes twice, and
+        those whose problem does not fit the context are passed over."""
+        problems, index = [], self.drawn
+        for level in self.curriculum.levels_for(self.config.seed, step, self.config.prompts):
+            passed: list[Problem] = []
+            problem = next(fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed))
+            problems.append((index + len(passed), problem))
+            index += len(passed) + 1
         return problems[:self.affordable([problem for _, problem in problems])]
 
     def affordable(self, problems: Sequence[Problem]) -> int:
@@ -89,10 +95,10 @@ class Trainer:
         if not self.config.step_tokens:
             return len(problems)
         largest = 0
-        for count, problem in enumerate(problems, start=1):
+        for number, problem in enumerate(problems, start=1):
             largest = max(largest, budget_for(self.policy, self.policy.encode(problem.prompt), problem.target, self.config.max_new_tokens))
-            if count * self.config.group_size * largest > self.config.step_tokens:
-                return max(1, count - 1)
+            if number * self.config.group_size * largest > self.config.step_tokens:
+                return max(1, number - 1)
         return len(problems)
 
     def decide(self, outcome: Outcome) -> list[Decision]:

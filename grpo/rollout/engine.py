@@ -7,7 +7,7 @@ Shapes: P prompts, G completions each, R = P * G completions.
 """
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -16,9 +16,30 @@ from grpo.records import Completion
 from grpo.rollout.drafting import LENGTHS, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder
-from tasks.base import UserError
+from tasks.base import Problem, UserError
 
 Guess = Callable[[str], str]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
+
+
+PASSED_OVER = 16  # problems in a row that may be too long for the context, before the level is
+
+
+def fitting(policy: Policy, problems: Iterable[Problem], passed: list[Problem]) -> Iterator[Problem]:
+    """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
+
+    Raises UserError where PASSED_OVER problems in a row do not fit.
+    """
+    in_a_row = 0
+    for problem in problems:
+        prompt = policy.encode(problem.prompt)
+        if len(prompt) + policy.target_length(problem.target) <= policy.context:
+            in_a_row = 0
+            yield problem
+        else:
+            in_a_row += 1
+            passed.append(problem)
+            if in_a_row == PASSED_OVER:
+                budget_for(policy, prompt, problem.target)  # says what is wrong
 
 
 def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
