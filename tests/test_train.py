@@ -138,7 +138,8 @@ def test_sigkill_and_resume_of_a_real_process(tmp_path):
 
 def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsys):
     small = [part for part in SMALL if part not in ("--words", "6")]
-    arguments = [*small, "--name", "a", "--curriculum", "4,6", "--promote-at", "0.01", "--promote-every", "1", "--promote-problems", "5"]
+    arguments = [*small, "--name", "a", "--curriculum", "4,6", "--promote-at", "0.01", "--promote-every", "1", "--promote-problems", "5",
+                 "--save-every", "9"]
     assert train.main(arguments) == 0
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
     assert yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6  # the last rung, not the task's 25

@@ -181,11 +181,11 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
 
 
 def test_the_largest_budget_counts(tiny_policy):
-    problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 1, 12)]
+    problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 12, 1)]
     budgets = [budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems]
-    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[2] - 1, max_new_tokens=0)
-    assert sum(budgets) < 3 * budgets[2] - 1 and trainer.affordable(problems) == 2
-    assert trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[2], max_new_tokens=0).affordable(problems) == 3
+    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=0)
+    assert sum(budgets) < 3 * budgets[1] - 1 and trainer.affordable(problems) == 2
+    assert trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=0).affordable(problems) == 3
 
 
 def test_a_step_back_makes_the_sampling_hotter(tiny_policy):
