@@ -14,9 +14,10 @@ from rich.table import Table
 from grpo.config import load_config
 from grpo.evaluate import evaluate, summarise
 from grpo.policy import Policy, load_policy
+from grpo.rollout.engine import fitting
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Task, UserError, load_task, problem_stream, split_options
+from tasks.base import Problem, Task, UserError, load_task, problem_stream, split_options
 from tasks.dataset import read_problems
 from tasks.supply import held_out
 
@@ -102,11 +103,13 @@ def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], argum
     else:
         source = problem_stream(task, seed=arguments.seed, split=arguments.split, level=level)
         where = f"the {arguments.split} split, level {level}, --seed {arguments.seed}"
-    problems, dropped = held_out(source, arguments.problems, seen, where)
+    too_long: list[Problem] = []
+    problems, dropped = held_out(fitting(policy, source, too_long), arguments.problems, seen, where)
     groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
     worst = sorted(groups, key=lambda group: group.scores[0].value)[:arguments.worst]
     return {"model": arguments.model, **arguments.mark, "task": arguments.task, **arguments.options, "level": level, "split": arguments.split,
-            "dataset": arguments.dataset, "seed": arguments.seed, "temperature": temperature, "dropped": dropped, **summarise(groups), "groups": worst}
+            "dataset": arguments.dataset, "seed": arguments.seed, "temperature": temperature, "dropped": dropped,
+            "too_long": len(too_long), **summarise(groups), "groups": worst}
 
 
 def show(results: list[dict], task: Task):
@@ -123,6 +126,9 @@ def show(results: list[dict], task: Task):
             f"{result['mean']:.4f}", f"{result['ci_low']:.4f} … {result['ci_high']:.4f}", f"{result['exact']:.3f}",
             str(result["dropped"]))
     console.print(table)
+    for result in results:
+        if result["too_long"]:
+            console.print(f"level {result['level']}: {result['too_long']} problems do not fit the model's context and were passed over")
     for result in results:
         for group in result["groups"]:
             if group.scores[0].exact:

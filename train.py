@@ -47,13 +47,14 @@ def train(config: Config, run: Run, task, console: Console) -> bool:
     run.restore()
     if trainer.done == 0:
         run.evaluate()
-    while trainer.done < config.steps and not trainer.stopped:
+    while trainer.done < config.steps and not trainer.ended:
         try:
             report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
         run.record(report)
         console.step(report)
+        run.promote_if_due()
         if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from grpo.curriculum import LADDER, parse_rungs, ramp_to
+from grpo.curriculum import LADDER, is_auto, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
@@ -38,13 +38,20 @@ class Config:
     dataset: str | None = flag(None, "train on the problems of this JSONL file instead, shuffled each epoch")
     control: str = flag("none", "no real run: shuffled-rewards (permuted over the batch) or constant-reward; none: a real one")
     task_options: dict = field(default_factory=dict, metadata={"help": "the task's own flags, e.g. {'family': 'product'}"})
-    curriculum: str | None = flag(None, "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
-                                  nargs="?", const=",".join(map(str, LADDER)))
+    curriculum: str | None = flag(None, "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)) + "; auto, or auto:10-500: no "
+                                  "climbing, each step trains where groups differ most", nargs="?", const=",".join(map(str, LADDER)))
     ramp: bool = flag(True, "start with the levels of the ladder below the asked one (interleave only)")
-    promote_by: str = flag("running", "climb by the running mean of training, or by heldout evaluations (--eval-every)")
-    promote_at: float = flag(0.9, "climb to the next level at this running mean of the score")
-    promote_window: int = flag(3, "steps of that running mean")
-    replay: float = flag(0.25, "share of prompts drawn from earlier levels")
+    promote_by: str | None = flag(None, "climb by the running mean of training, or by heldout problems (default: heldout with --curriculum, "
+                                        "else running)")
+    promote_at: float = flag(0.9, "climb to the next level at this mean score")
+    promote_window: int = flag(3, "steps of the running mean")
+    promote_every: int = flag(10, "steps between looks at held-out problems, which are made once the running mean comes near")
+    promote_problems: int = flag(64, "problems of each such look")
+    stop_when_climbed: bool = flag(True, "end the run when the last level of --curriculum is climbed, too")
+    replay: float = flag(0.25, "share of prompts drawn from earlier levels, most from those with the lowest scores")
+    rung_minutes: float = flag(0.0, "minutes of training steps on a level, then go on to the next; after the last the run ends (0: no limit)")
+    rung_tokens: int = flag(0, "sampled tokens on a level, likewise (0: no limit)")
+    step_tokens: int = flag(0, "most tokens of a step: fewer prompts where prompts x group size x completion budget exceed it (0: no limit)")
     # model
     model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
     device: str = flag("auto", "cpu, cuda, or auto")
@@ -123,17 +130,19 @@ class Config:
         yield "credit", self.credit in CREDITS, one_of(*CREDITS)
         yield "credit", self.credit == "outcome" or self.loss != "gspo", "gspo weighs whole sequences, not tokens; give another --loss"
         yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")
-        yield "promote_by", self.promote_by in ("running", "heldout"), one_of("running", "heldout")
-        yield "eval_every", self.eval_every or self.promote_by == "running", "give 1 or more: --promote-by heldout needs evaluations"
+        yield "promote_by", self.promote_by in (None, "running", "heldout"), one_of("running", "heldout")
+        yield "promote_by", not (self.auto and self.promote_by == "heldout"), "leave it out: --curriculum auto promotes nothing"
+        for name in ("rung_minutes", "rung_tokens"):
+            yield name, not (self.auto and getattr(self, name) > 0), "leave it out: --curriculum auto has no rungs to spend it on"
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
         yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
-        for name in ("beta", "importance_limit", "parity_limit", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup", "micro_tokens",
-                     "steps", "eval_every", "best_margin"):
+        for name in ("beta", "importance_limit", "parity_limit", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup",
+                     "micro_tokens", "steps", "eval_every", "best_margin", "rung_minutes", "rung_tokens", "step_tokens"):
             yield name, getattr(self, name) >= 0, "give 0 or more"
-        for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window"):
+        for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window", "promote_every", "promote_problems"):
             yield name, getattr(self, name) >= 1, "give 1 or more"
         for name in ("clip_low", "clip_high"):
             yield name, getattr(self, name) is None or getattr(self, name) > 0, "give a number above 0"
@@ -153,8 +162,13 @@ class Config:
         return {} if self.control == "none" else {"control": self.control}
 
     @property
+    def auto(self) -> bool:
+        """Whether the levels are the servo's to choose."""
+        return is_auto(self.curriculum)
+
+    @property
     def rungs(self) -> list[int]:
-        """The levels that training climbs; the last is the one that was asked for."""
+        """The levels of training, rising; without --curriculum the last is the one that was asked for."""
         if self.curriculum:
             return parse_rungs(self.curriculum)
         return ramp_to(self.level) if self.ramp and self.task == "interleave" else [self.level]

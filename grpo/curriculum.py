@@ -1,13 +1,23 @@
-"""The curriculum: a ladder of levels, climbed on a running mean, with replay and a step back on collapse."""
+"""The ladder: levels climbed one after the other, with replay, budgets, and a step back on collapse.
+
+A curriculum, this one or `grpo.servo`, has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is nothing left
+to climb; "" while there is), `levels_for` a step, `observe` what came of it, `wants_look` (at held-out problems) and a state.
+"""
 import hashlib
 import random
 from collections import deque
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from grpo.records import Decision, Outcome
 from tasks.base import UserError
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
+# How far below the mark the lower end of a look's 95 % interval may lie. A policy whose true mean is below promote_at - MARGIN passes one
+# look in 40. Scores near 0.9 have a standard deviation of 0.1 to 0.2, so the interval of 64 of them reaches down by 0.025 to 0.05: a policy at
+# the mark is not held back by its width. Training within MARGIN of the mark is worth a look, for its mean lags and is noisy itself.
+MARGIN = 0.05
 
 
 def ramp_to(level: int) -> list[int]:
@@ -19,34 +29,60 @@ def ramp_to(level: int) -> list[int]:
     return [rung for rung in LADDER if rung < level] + [level]
 
 
+def is_auto(text: str | None) -> bool:
+    """Return whether --curriculum asks for the servo."""
+    return (text or "").partition(":")[0] == "auto"
+
+
 def parse_rungs(text: str) -> list[int]:
-    """Return the rungs written as "10,25,50". Raises UserError unless they are rising positive whole numbers."""
+    """Return the levels written as "10,25,50", "auto" (the whole ladder), or "auto:10-40" (the ladder from 10 to 40).
+
+    Raises UserError unless they are rising positive whole numbers.
+    """
+    if text == "auto":
+        return list(LADDER)
+    parts = text.removeprefix("auto:").split("-") if is_auto(text) else text.split(",")
     try:
-        rungs = [int(part) for part in text.split(",")]
+        rungs = [int(part) for part in parts]
     except ValueError:
         rungs = []
-    if not rungs or rungs[0] < 1 or any(low >= high for low, high in zip(rungs, rungs[1:])):
-        raise UserError(f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50")
-    return rungs
+    if not rungs or rungs[0] < 1 or any(low >= high for low, high in zip(rungs, rungs[1:])) or is_auto(text) and len(rungs) != 2:
+        raise UserError(f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50; or auto, or auto:10-500")
+    return rungs[:1] + [rung for rung in ramp_to(rungs[1]) if rung > rungs[0]] if is_auto(text) else rungs
+
+
+def level_draws(seed: int, step: int) -> random.Random:
+    """Return the generator that a step's levels are drawn with."""
+    return random.Random(hashlib.sha256(f"levels/{seed}/{step}".encode()).digest())
 
 
 class Curriculum:
-    """Which level each prompt of a step has. One rung is a fixed level.
+    """The level of each prompt of a step. One rung is a fixed level.
 
-    The next rung is reached at a mean score of `promote_at` on this one: by `promote_by` "running", that of the last
-    `window` steps; by "heldout", that of an evaluation on held-out problems. A share `replay` of the prompts comes from
-    earlier rungs. When `collapse_at` or more of the groups collapse for
-    `collapse_steps` steps in a row, training goes one rung back.
+    The next rung is reached at a mean score of `promote_at` on this one. By `promote_by` "running": that of the last `window` steps. By
+    "heldout": that of a look, which is an evaluation on held-out problems every `promote_every` steps, once the running mean is within
+    MARGIN of the mark; its 95 % interval must begin no more than MARGIN below the mark. With `stop` the last rung is climbed
+    likewise, and then the run has `ended`.
+
+    A share `replay` of the prompts comes from earlier rungs, most from those whose last known score is lowest. When `collapse_at` or more of
+    the groups collapse for `collapse_steps` steps in a row, training goes one rung back, unless that rung's budget is spent. A
+    rung's budget, `rung_seconds` of steps or `rung_tokens` sampled (0: none), counts all the steps ever made on it; once it is spent, training
+    goes on to the next rung, and on the last one the run has `ended`.
     """
 
-    def __init__(self, rungs: list[int], *, promote_by: str = "running", promote_at: float = 0.9, window: int = 3,
-                 replay: float = 0.25, collapse_at: float = 0.9, collapse_steps: int = 8):
+    def __init__(self, rungs: list[int], *, promote_by: str = "running", promote_at: float = 0.9, window: int = 3, promote_every: int = 10,
+                 replay: float = 0.25, collapse_at: float = 0.9, collapse_steps: int = 8, rung_seconds: float = 0, rung_tokens: int = 0,
+                 stop: bool = False):
         assert rungs and 0 <= replay < 1 and window >= 1 and promote_by in ("running", "heldout")
-        self.promote_by = promote_by
+        self.promote_by, self.promote_every, self.stop = promote_by, promote_every, stop
         self.rungs, self.promote_at, self.window, self.replay = list(rungs), promote_at, window, replay
         self.collapse_at, self.collapse_steps = collapse_at, collapse_steps
+        self.rung_seconds, self.rung_tokens = rung_seconds, rung_tokens
         self.rung = 0
+        self.ended = ""
         self.values: deque[float] = deque(maxlen=window)  # mean scores of the last steps on this rung
+        self.scores: dict[int, float] = {}  # level -> its last known mean score
+        self.spent = [[0, 0.0, 0] for _ in self.rungs]  # steps, seconds (where they are limited), tokens of each rung
         self.collapsed = 0  # steps in a row
 
     @property
@@ -54,45 +90,82 @@ class Curriculum:
         return self.rungs[self.rung]
 
     def levels_for(self, seed: int, step: int, count: int) -> list[int]:
-        """Return the level of each of `count` prompts: a pure function of the arguments and the rung; the first has
+        """Return the level of each of `count` prompts: a pure function of the arguments and the state; the first has
         the current level."""
-        rng = random.Random(hashlib.sha256(f"levels/{seed}/{step}".encode()).digest())
-        earlier = self.rungs[:self.rung]
+        rng, earlier = level_draws(seed, step), self.rungs[:self.rung]
+        weights = [1.1 - self.scores.get(rung, 0.0) for rung in earlier]  # no rung is forgotten, be its score 1
         replayed = [bool(earlier) and i > 0 and rng.random() < self.replay for i in range(count)]
-        return [rng.choice(earlier) if again else self.level for again in replayed]
+        return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
 
-    def observe(self, step: int, values_by_level: dict[int, list[float]], collapsed_share: float) -> list[str]:
-        """Take note of a step: the mean score of each group by level, and the share of groups that collapsed.
+    def observe(self, outcome: Outcome) -> list[Decision]:
+        """Take note of a step; return what was decided: one decision or none."""
+        self.scores |= {level: fmean(values) for level, values in outcome.values.items()}
+        if outcome.values.get(self.level):
+            self.values.append(fmean(outcome.values[self.level]))
+        steps, seconds, tokens = self.spent[self.rung]
+        self.spent[self.rung] = [steps + 1, seconds + outcome.seconds * (self.rung_seconds > 0), tokens + outcome.tokens]
+        self.collapsed = self.collapsed + 1 if outcome.collapsed >= self.collapse_at else 0
+        if self.collapsed >= self.collapse_steps and self.rung > 0 and not self._is_spent(self.rung - 1):
+            return [self._move(-1, outcome.step, "collapse", f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed",
+                               steps=self.collapsed, share=outcome.collapsed)]
+        mean = fmean(self.values) if len(self.values) == self.window else 0.0
+        climbed = self.promote_by == "running" and len(self.values) == self.window and mean >= self.promote_at
+        decisions = self._climb(outcome.step, f"running mean {mean:.3f} over {self.window} steps", mean=mean, steps=self.window) if climbed else []
+        return decisions or self._spend(outcome.step)
 
-        Returns the lines to be said: promotions and steps back, with their figures.
-        """
-        if values_by_level.get(self.level):
-            self.values.append(fmean(values_by_level[self.level]))
-        self.collapsed = self.collapsed + 1 if collapsed_share >= self.collapse_at else 0
-        if self.collapsed >= self.collapse_steps and self.rung > 0:
-            return [self._move(-1, step, f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed")]
-        ready = len(self.values) == self.window and fmean(self.values) >= self.promote_at
-        if self.promote_by == "running" and ready and self.rung + 1 < len(self.rungs):
-            return [self._move(+1, step, f"running mean {fmean(self.values):.3f} over {self.window} steps")]
-        return []
+    def wants_look(self, step: int) -> bool:
+        """Return whether the level is to be evaluated on held-out problems after `step`: a look at it is due, and not hopeless."""
+        due = self.promote_by == "heldout" and step % self.promote_every == 0 and not self.ended
+        somewhere_to_go = self.rung + 1 < len(self.rungs) or self.stop
+        return bool(due and somewhere_to_go and self.values) and fmean(self.values) >= self.promote_at - MARGIN
 
-    def observe_heldout(self, step: int, level: int, mean: float, n: int) -> list[str]:
-        """Take note of a held-out evaluation: mean score of `n` problems; return the line to be said, if any."""
-        ready = self.promote_by == "heldout" and level == self.level and mean >= self.promote_at
-        if ready and self.rung + 1 < len(self.rungs):
-            return [self._move(+1, step, f"held-out mean {mean:.3f} of {n} problems")]
-        return []
+    def judge(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
+        """Take note of a look at the current level (a line of eval.jsonl); return what was decided: going up, the end, or staying."""
+        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+        self.scores[self.level] = line["mean"]
+        said = f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of {line['n']} problems"
+        if line["mean"] >= self.promote_at and line["ci_low"] >= self.promote_at - MARGIN:
+            return self._climb(step, said, **figures)
+        asked = f"{self.promote_at:g} is asked for, and an interval from {self.promote_at - MARGIN:g} on"
+        return [Decision(step, self.level, self.level, "stay", f"{said}; {asked}", figures)]
 
-    def _move(self, by: int, step: int, why: str) -> str:
+    def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
+        if self.rung + 1 < len(self.rungs):
+            return [self._move(+1, step, "promotion", why, **figures)]
+        return [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)] if self.stop else []
+
+    def _is_spent(self, rung: int) -> bool:
+        _, seconds, tokens = self.spent[rung]
+        return 0 < self.rung_seconds <= seconds or 0 < self.rung_tokens <= tokens
+
+    def _spend(self, step: int) -> list[Decision]:
+        if not self._is_spent(self.rung):
+            return []
+        steps, seconds, tokens = self.spent[self.rung]
+        figures = {"steps": steps, "tokens": tokens, **({"minutes": seconds / 60} if self.rung_seconds else {}), "score": self.scores.get(self.level)}
+        used = ([f"{seconds / 60:.1f} of {self.rung_seconds / 60:g} minutes"] if self.rung_seconds else []) + [
+            f"{tokens:,}{f' of {self.rung_tokens:,}' if self.rung_tokens else ''} tokens", f"{steps} steps"]
+        why = f"the budget of the rung is spent: {', '.join(used)}; its last mean score is {self.scores.get(self.level, 0):.3f}"
+        if self.rung + 1 < len(self.rungs):
+            return [self._move(+1, step, "budget", why, **figures)]
+        return [self._end(step, "budget", why.replace("the rung", "the last rung"), **figures)]
+
+    def _move(self, by: int, step: int, kind: str, why: str, **figures: float | None) -> Decision:
         before = self.level
         self.rung += by
         self.values.clear()
         self.collapsed = 0
-        return f"step {step}: level {before} → {self.level}, {why}"
+        return Decision(step, before, self.level, kind, why, figures)
+
+    def _end(self, step: int, kind: str, why: str, **figures: float | None) -> Decision:
+        self.ended = why
+        return Decision(step, self.level, self.level, kind, why, figures)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rung": self.rung, "values": list(self.values), "collapsed": self.collapsed}
+        return {"rung": self.rung, "ended": self.ended, "values": list(self.values), "scores": list(self.scores.items()),
+                "spent": [list(entry) for entry in self.spent], "collapsed": self.collapsed}
 
     def load_state_dict(self, state: dict[str, Any]):
-        self.rung, self.collapsed = state["rung"], state["collapsed"]
+        self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
         self.values = deque(state["values"], maxlen=self.window)
+        self.scores, self.spent = {level: score for level, score in state["scores"]}, [list(entry) for entry in state["spent"]]

@@ -1,7 +1,7 @@
 """The named things that flow from the rollout to the disk, in the order in which they come to be.
 
     Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action, .trap (variance monitor)
-            ─► Group.advantages (learn) ─► StepReport (metrics, console)
+            ─► Group.advantages (learn) ─► Outcome ─► Decision (curriculum) ─► StepReport (metrics, console)
 
 Reward and advantage are separate fields and neither is ever overwritten by the other.
 """
@@ -63,12 +63,53 @@ class Group:
         return sum(len(completion.tokens) for completion in self.completions)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """A training step as the curriculum sees it, e.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, tokens=900)``.
+
+    `values` and `spreads` have, by level, the mean score and the standard deviation of the rewards of each group (first tries); `collapsed` is
+    the share of groups that collapsed, `seconds` what the step took, `tokens` what it sampled.
+    """
+
+    step: int
+    values: dict[int, list[float]]
+    spreads: dict[int, list[float]] = field(default_factory=dict)
+    collapsed: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a curriculum decided after a step, a line of curriculum.jsonl.
+
+    `kind`: "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough), "spread" (the
+    servo moves). `before` and `after` are levels, `why` is a sentence with the `figures`.
+    """
+
+    step: int
+    before: int
+    after: int
+    kind: str
+    why: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        levels = f"level {self.before} → {self.after}" if self.after != self.before else f"level {self.before}"
+        return f"step {self.step}: {levels}, {self.why}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "from": self.before, "to": self.after, "kind": self.kind, "why": self.why, "figures": self.figures}
+
+
 @dataclass
 class StepReport:
     """What a training step did: `metrics` is the line of metrics.jsonl, `groups` every group drawn, skipped ones too,
-    `events` the lines for the console (promotions, alarms)."""
+    `events` the lines for the console (alarms, the curriculum's `decisions`)."""
 
     step: int
     metrics: dict[str, Any]
     groups: list[Group]
     events: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """A run: its directory, its defaults, what is written when, and how it is taken up again.
 
-The directory holds config.yaml, metrics.jsonl, eval.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
+The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
 """
 import dataclasses
 import json
@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import time
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,19 @@ import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.evaluate import evaluate, summarise
-from grpo.records import Group, StepReport
-from grpo.rollout.engine import budget_for
+from grpo.records import Decision, Group, StepReport
+from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import remove_after, write_rollouts
 from grpo.trainer import Trainer
-from tasks.base import Task, UserError, problem_at, problem_stream
+from tasks.base import Problem, Task, UserError, problem_stream
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
+PROMOTION_SEED = 2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 
 
 def open_run(config: Config, given: dict[str, Any], *, home: Path) -> tuple["Run", Config]:
@@ -64,9 +66,10 @@ class Run:
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
         rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
-        level = config.level or getattr(task, "default_level", 1)
+        level = config.level or (config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1))
+        promote_by = config.promote_by or ("heldout" if config.curriculum and not config.auto else "running")
         self.config = dataclasses.replace(
-            config, level=level, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
+            config, level=level, promote_by=promote_by, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
         return self.config
 
@@ -75,7 +78,7 @@ class Run:
         self.trainer, self.console, config = trainer, console, self.config
         self.folder.mkdir(parents=True, exist_ok=True)
         self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
-        self.seen = MetricsLog(self.folder, "seen.jsonl")
+        self.seen, self.decisions = MetricsLog(self.folder, "seen.jsonl"), MetricsLog(self.folder, "curriculum.jsonl")
         self.samples = SamplesLog(self.folder, every=config.samples_every)
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
@@ -98,8 +101,13 @@ class Run:
         size = sum(p.numel() for p in policy.model.parameters())
         trained = sum(p.numel() for p in policy.parameters)
         tuning = f"LoRA rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
-        climb = (f" (by way of {' → '.join(map(str, rungs))}, up at {config.promote_at:g})" if len(rungs) > 1 else "")
         credit = ", a token's own by alignment" if config.credit == "alignment" else ""
+        by = "held-out" if config.promote_by == "heldout" else "running"
+        climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")
+        if config.auto:
+            climb = f" (levels {', '.join(map(str, rungs))}, by the spread within groups)"
+        limits = [f"{config.rung_minutes:g} minutes a rung"] * (config.rung_minutes > 0) + [f"{config.rung_tokens:,} tokens a rung"] * (
+            config.rung_tokens > 0) + [f"at most {config.step_tokens:,} tokens a step"] * (config.step_tokens > 0)
         kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
         return {
             "run": str(self.folder),
@@ -111,7 +119,7 @@ class Run:
             "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
                      + f" on {policy.device}, {torch.get_num_threads()} threads",
             "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
-            "batch": f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
+            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}", *limits]),
             "loss": f"{config.loss}, advantages by {config.scale}{credit}{kl}; groups without variance: {config.on_degenerate}"
                     + (", alarms stop the run" if config.on_alarm == "stop" else ""),
         }
@@ -124,25 +132,34 @@ class Run:
             self.console.warn(warning)
         checkpoints.remove_partial(self.folder)
         state = json.loads((self.checkpoint / "trainer.json").read_text())
-        self.trainer.restore(state["trainer"])
+        try:
+            self.trainer.restore(state["trainer"])
+        except KeyError as error:
+            raise UserError(f"{self.checkpoint}: its state lacks {error}; the run was made by another version") from error
         self.rules.load_state_dict(state["rules"])
         self.best = state["best"]
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         load_rng(self.checkpoint)
         done = self.trainer.done
-        for log in (self.metrics, self.evals, self.seen, self.samples):
+        for log in (self.metrics, self.evals, self.seen, self.decisions, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
-        self.console.say(f"resumed {self.folder} after step {done}")
+        ended = self.trainer.curriculum.ended
+        self.console.say(f"resumed {self.folder} after step {done}" + (f", which was its end: {ended}" if ended else ""))
 
     def record(self, report: StepReport):
-        """Write the step: metrics, every prompt and completion, the keys of its problems, samples."""
+        """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
         write_rollouts(self.folder / "rollouts" / f"step-{report.step:06d}.jsonl.zst", report.groups, step=report.step)
         self.metrics.append(report.metrics)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
         self.seen.append({"step": report.step, "keys": list(keys)})
+        self._record_decisions(report.decisions)
         self.samples.append(report.step, report.groups)
+
+    def _record_decisions(self, decisions: list[Decision]):
+        for decision in decisions:
+            self.decisions.append({**decision.to_json(), **self.config.mark})
 
     def save_failed(self) -> Path:
         """Write the batch of a step that could not be finished, for inspection."""
@@ -154,7 +171,7 @@ class Run:
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
         reasons = self.rules.reasons(report.step, report.metrics["reward"])
-        if not reasons and (self.trainer.stopped or report.step == self.config.steps):
+        if not reasons and (self.trainer.ended or report.step == self.config.steps):
             reasons = ["the last step"]
         if not reasons:
             return
@@ -179,44 +196,52 @@ class Run:
         (folder / "trainer.json").write_text(json.dumps(state))
 
     def evaluate(self):
-        """Score the policy on held-out problems of the asked level, and of the current one where promotion hangs on it.
+        """Report the policy's score on held-out problems of the asked level, and of the current one of a ladder that is climbed by such.
 
         A line a level in eval.jsonl, all texts in rollouts/.
         """
         config, curriculum = self.config, self.trainer.curriculum
         levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
-        step, every = self.trainer.done, []
-        for level in sorted(levels):
-            groups, dropped = self._answers(level)
-            line = {"step": step, **config.mark, "task": config.task, "level": level, "unit": getattr(self.trainer.task, "level_unit", ""),
-                    "split": "validation", "temperature": config.temperature, "dropped": dropped,
-                    "metric": getattr(self.trainer.task, "metric", "score"), **summarise(groups)}
-            self.evals.append(line)
-            self.console.evaluation(line)
-            for event in curriculum.observe_heldout(step, level, line["mean"], line["n"]):
-                self.console.say(event)
-            every += groups
-        write_rollouts(self.folder / "rollouts" / f"eval-{step:06d}.jsonl.zst", every, step=step)
+        every = [group for level in sorted(levels) for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]]
+        write_rollouts(self.folder / "rollouts" / f"eval-{self.trainer.done:06d}.jsonl.zst", every, step=self.trainer.done)
 
-    def _answers(self, level: int) -> tuple[list[Group], int]:
-        """Return the scored answers to held-out problems, and how many problems were dropped because training has seen them."""
-        task, trainer = self.trainer.task, self.trainer
-        stream = problem_stream(task, seed=EVAL_SEED, split="validation", level=level)
-        problems, dropped = held_out(stream, self.config.eval_problems, trainer.seen, f"validation at level {level}")
-        return evaluate(trainer.policy, task, problems, temperature=self.config.temperature, truncate=trainer.truncate), dropped
+    def promote_if_due(self):
+        """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
+        curriculum, step = self.trainer.curriculum, self.trainer.done
+        if not curriculum.wants_look(step):
+            return
+        line, groups = self._evaluate(curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion")
+        write_rollouts(self.folder / "rollouts" / f"promotion-{step:06d}.jsonl.zst", groups, step=step)
+        decisions = curriculum.judge(step, line)
+        self._record_decisions(decisions)
+        for decision in decisions:
+            self.console.say(decision.line)
+
+    def _evaluate(self, level: int, seed: int, size: int, purpose: str) -> tuple[dict[str, Any], list[Group]]:
+        """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers."""
+        trainer, config, task = self.trainer, self.config, self.trainer.task
+        stream = problem_stream(task, seed=seed, split="validation", level=level)
+        too_long: list[Problem] = []
+        problems, dropped = held_out(fitting(trainer.policy, stream, too_long), size, trainer.seen, f"validation at level {level}")
+        groups = evaluate(trainer.policy, task, problems, temperature=config.temperature, truncate=trainer.truncate)
+        line = {"step": trainer.done, "purpose": purpose, **config.mark, "task": config.task, "level": level,
+                "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
+                "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
+        self.evals.append(line)
+        self.console.evaluation(line)
+        return line, groups
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        done = read_metrics(self.folder / "eval.jsonl")
-        if not done or done[-1]["step"] < self.trainer.done:
+        reports = self._reports()
+        if not reports or reports[-1]["step"] < self.trainer.done:
             self.evaluate()
-        lines = read_metrics(self.folder / "eval.jsonl")
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
         self.console.say(self._supplied())
         flag = "--words" if self.config.task == "interleave" else "--levels"
         options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items())
-        before, after = ([line for line in lines if line["level"] == self.config.level][i:][:1] for i in (0, -1))
+        before, after = ([line for line in self._reports() if line["level"] == self.config.level][i:][:1] for i in (0, -1))
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m tasks.audit {self.folder}"])
@@ -226,10 +251,14 @@ class Run:
         self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
         self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
+    def _reports(self) -> list[dict[str, Any]]:
+        """Return the reported evaluations: the lines of eval.jsonl that are not looks."""
+        return [line for line in read_metrics(self.folder / "eval.jsonl") if line["purpose"] == "report"]
+
     def _supplied(self) -> str:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
-        steps = read_metrics(self.folder / "metrics.jsonl")
-        seen, drawn = len(self.trainer.seen), len(steps) * self.config.prompts
+        seen = len(self.trainer.seen)
+        drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
         size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
@@ -237,9 +266,9 @@ class Run:
 
 def check_fit(trainer: Trainer, probes: int = 16):
     """Raise UserError before anything is trained where a level does not fit the context or the completion budget."""
-    for level in trainer.curriculum.rungs:
-        for index in range(probes):
-            problem = problem_at(trainer.task, seed=trainer.config.seed, split="train", level=level, index=index)
+    for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
+        stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
+        for problem in islice(fitting(trainer.policy, stream, []), probes):
             budget_for(trainer.policy, trainer.policy.encode(problem.prompt), problem.target, trainer.config.max_new_tokens)
 
 

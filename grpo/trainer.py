@@ -2,8 +2,8 @@
 
     problems ─► rollout ─► scores (─► control) ─► variance monitor ─► advantages ─► update ─► store
 
-Departures from the paper: groups without variance are skipped or drawn again, hotter; the level of the problems climbs
-a ladder; a token's log-probability is compared with the sampler's own; the reference is optional.
+Departures from the paper: groups without variance are skipped or drawn again, hotter; the level of the problems follows a
+curriculum; a token's log-probability is compared with the sampler's own; the reference is optional.
 """
 import ctypes
 import random
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -25,10 +26,11 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.update import update
 from grpo.policy import Policy
-from grpo.records import Group, StepReport
+from grpo.records import Decision, Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import budget_for, generate
+from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.servo import Servo
 from grpo.variance import VarianceMonitor, classify, common_trap
 from tasks.base import Problem, Task, UserError, credits_of, draft_of
 from tasks.supply import Supply
@@ -45,14 +47,14 @@ class Trainer:
             keep_freed_memory()
         self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
                                            weight_decay=config.weight_decay, fused=True)
-        self.curriculum = Curriculum(config.rungs, promote_by=config.promote_by, promote_at=config.promote_at,
-                                     window=config.promote_window, replay=config.replay)
+        self.curriculum = curriculum_of(config)
         self.monitor = VarianceMonitor(
             config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
             retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.done = 0  # steps
+        self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
@@ -73,24 +75,53 @@ class Trainer:
         clock.lap("update")
         metrics = self.metrics(step, groups, learned, clock)
         events, self.said = self.said + self.monitor.observe(groups), []
-        events += self.curriculum.observe(step, _values_by_level(groups), _collapsed_share(groups))
+        decisions = self.decide(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
-        self.done = step
+        self.done, self.drawn = step, problems[-1][0] + 1
         if self.stopped:
             metrics["stopped"] = self.stopped
-        return StepReport(step, metrics, groups, events)
+        return StepReport(step, metrics, groups, events + [decision.line for decision in decisions], decisions)
 
     @property
     def stopped(self) -> str:
         """Why the run ends with the step just done: the alarms of a collapse, under --on-alarm stop; "" where it goes on."""
         return "; ".join(self.monitor.collapse) if self.config.on_alarm == "stop" else ""
 
+    @property
+    def ended(self) -> str:
+        """Why no step follows the one just done, though there are steps left; "" where one does."""
+        return self.stopped or self.curriculum.ended
+
     def problems(self, step: int) -> list[tuple[int, Problem]]:
-        """Return the step's (index in the training stream, problem): a pure function of seed, step and level."""
-        count, seed = self.config.prompts, self.config.seed
-        indices = range((step - 1) * count, step * count)
-        levels = self.curriculum.levels_for(seed, step, count)
-        return [(index, self.supply.at(index, level)) for index, level in zip(indices, levels, strict=True)]
+        """Return the step's (index in the training stream, problem): a pure function of seed, step and state. No index comes twice, and
+        those whose problem does not fit the context are passed over."""
+        problems, index = [], self.drawn
+        for level in self.curriculum.levels_for(self.config.seed, step, self.config.prompts):
+            passed: list[Problem] = []
+            problem = next(fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed))
+            problems.append((index + len(passed), problem))
+            index += len(passed) + 1
+        return problems[:self.affordable([problem for _, problem in problems])]
+
+    def affordable(self, problems: Sequence[Problem]) -> int:
+        """Return how many of `problems`, from the first on, a step can take: problems x group size x the largest budget <= `step_tokens`, or 1."""
+        if not self.config.step_tokens:
+            return len(problems)
+        largest = 0
+        for number, problem in enumerate(problems, start=1):
+            largest = max(largest, budget_for(self.policy, self.policy.encode(problem.prompt), problem.target, self.config.max_new_tokens))
+            if number * self.config.group_size * largest > self.config.step_tokens:
+                return max(1, number - 1)
+        return len(problems)
+
+    def decide(self, outcome: Outcome) -> list[Decision]:
+        """Let the curriculum take note of a step; return what it decided. A step back makes the sampling hotter."""
+        decisions = self.curriculum.observe(outcome)
+        for i, decision in enumerate(decisions):
+            if decision.kind == "collapse":
+                why = f"{decision.why}; {self.monitor.raise_temperature()}"
+                decisions[i] = replace(decision, why=why, figures=decision.figures | {"temperature": self.monitor.temperature})
+        return decisions
 
     def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
@@ -214,16 +245,25 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return all that is not a tensor, as JSON values."""
-        return {"done": self.done, "tokens": self.tokens, "seen": list(self.seen),
+        return {"done": self.done, "drawn": self.drawn, "tokens": self.tokens, "seen": list(self.seen),
                 "curriculum": self.curriculum.state_dict(), "monitor": self.monitor.state_dict(),
                 "drafting": self.drafting.state_dict()}
 
     def restore(self, state: dict[str, Any]):
         """Go on where `state` was taken."""
-        self.done, self.tokens, self.seen = state["done"], state["tokens"], dict.fromkeys(state["seen"])
+        self.done, self.drawn, self.tokens, self.seen = state["done"], state["drawn"], state["tokens"], dict.fromkeys(state["seen"])
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
         self.drafting.load_state_dict(state["drafting"])
+
+
+def curriculum_of(config: Config) -> Curriculum | Servo:
+    """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung."""
+    if config.auto:
+        return Servo(config.rungs, replay=config.replay, mastered_at=config.promote_at)
+    return Curriculum(config.rungs, promote_by=config.promote_by or "running", promote_at=config.promote_at, window=config.promote_window,
+                      promote_every=config.promote_every, replay=config.replay, rung_seconds=60 * config.rung_minutes,
+                      rung_tokens=config.rung_tokens, stop=bool(config.curriculum) and config.stop_when_climbed)
 
 
 def keep_freed_memory():
@@ -265,14 +305,12 @@ class _Clock:
         return time.perf_counter() - self.start
 
 
-def _values_by_level(groups: list[Group]) -> dict[int, list[float]]:
-    values = defaultdict(list)
-    for group in groups:
-        if group.attempt == 0:
-            values[group.problem.level].append(fmean(score.value for score in group.scores))
-    return dict(values)
-
-
-def _collapsed_share(groups: list[Group]) -> float:
+def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
+    """Return the step as the curriculum sees it: first tries, but the tokens of all."""
     first = [group for group in groups if group.attempt == 0]
-    return fmean(group.verdict in ("identical", "failed", "tied") for group in first)
+    values, spreads = defaultdict(list), defaultdict(list)
+    for group in first:
+        values[group.problem.level].append(fmean(score.value for score in group.scores))
+        spreads[group.problem.level].append(pstdev(group.rewards))
+    collapsed = fmean(group.verdict in ("identical", "failed", "tied") for group in first)
+    return Outcome(step, dict(values), dict(spreads), collapsed, seconds, sum(group.tokens for group in groups))

@@ -54,7 +54,8 @@ class VarianceMonitor:
     `policy`: "keep" (degenerate groups stay in the denominator), "skip" (they leave the step), or "resample" (they are drawn again, hotter, at
     most `retries` times, then skipped). Temperature, except under "keep": when a share of `trigger` or more of a step's groups collapsed
     (identical, failed or tied), it is raised by the factor `heat`, up to `ceiling` times the base; when `release`
-    or fewer did, it returns by the factor `cool`; in between it stays. `solved` groups never raise it.
+    or fewer did, it returns by the factor `cool`; in between it stays. `solved` groups never raise it. `raise_temperature` does,
+    when asked.
 
     Two alarms, each said once until it clears (at `release` or less): more than `alarm_share` of the groups degenerate, and `alarm_share` or
     more of the completions in one and the same trap, for `alarm_steps` steps in a row. First tries count.
@@ -94,6 +95,12 @@ class VarianceMonitor:
         collapsed = (counts["identical"] + counts["failed"] + counts["tied"]) / total
         self.collapse = self._watch_traps([score for group in groups if group.attempt == 0 for score in group.scores])
         return self._adjust(collapsed) + [*self.collapse] + self._watch_groups(counts, 1 - counts["varied"] / total)
+
+    def raise_temperature(self) -> str:
+        """Raise the temperature once, under every `policy`, because the curriculum steps back; return what was done, in words."""
+        before, top = self.temperature, self.base * self.ceiling
+        self.temperature = min(before * self.heat, top)
+        return f"temperature {before:.3f} → {self.temperature:.3f}" + (", its ceiling" if self.temperature == top else "")
 
     def _adjust(self, collapsed: float) -> list[str]:
         before, top = self.temperature, self.base * self.ceiling

@@ -16,7 +16,7 @@ import yaml
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from tasks.base import Problem, UserError, load_task
 
-_NAME = re.compile(r"(step|eval)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion)-(\d+)\.jsonl\.zst")
 
 
 def audit(folder: Path) -> tuple[list[str], str]:
@@ -48,7 +48,7 @@ def audit(folder: Path) -> tuple[list[str], str]:
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return (path, "step" or "eval", step) of the stored rollouts, in order."""
+    """Return (path, "step", "eval" or "promotion", step) of the stored rollouts, in order."""
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
     if not files:

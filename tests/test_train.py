@@ -51,7 +51,7 @@ def timeless(lines):
 
 def assert_same_run(one, two):
     assert timeless(read_metrics(one / "metrics.jsonl")) == timeless(read_metrics(two / "metrics.jsonl"))
-    for log in ("eval.jsonl", "seen.jsonl"):
+    for log in ("eval.jsonl", "seen.jsonl", "curriculum.jsonl"):
         assert read_metrics(one / log) == read_metrics(two / log)
     assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
     for path in (one / "rollouts").iterdir():
@@ -86,8 +86,15 @@ def test_what_a_run_writes(tmp_path, capsys):
     assert "held-out similarity at 6 words" in said and "python eval.py --model runs/a --task interleave --words 6" in said
 
 
+CLIMBS = {  # each decides something after the checkpoint of step 2, by what it saw before
+    "ladder": ["--curriculum", "3,4,5,6", "--promote-at", "0.02", "--promote-every", "1", "--promote-problems", "3", "--step-tokens", "120"],
+    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "1"],
+    "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "100", "--promote-at", "1"],
+}
+
+
 @pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
-                                    ["--credit", "alignment", "--epochs", "2"]])
+                                    ["--credit", "alignment", "--epochs", "2"], *CLIMBS.values()])
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
     run("--name", "whole", *tuning)
 
@@ -104,6 +111,8 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
         file.write('{"step": 4, "rew')  # as if the process had died while writing
     assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
+    if tuning in CLIMBS.values():
+        assert any(decision["step"] > 2 for decision in read_metrics(tmp_path / "runs" / "cut" / "curriculum.jsonl"))
 
 
 def _after(then):
@@ -129,12 +138,35 @@ def test_sigkill_and_resume_of_a_real_process(tmp_path):
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
 
 
-def test_the_ladder_climbs_by_held_out_score(tmp_path, capsys):
-    run("--name", "a", "--curriculum", "4,6", "--promote-by", "heldout", "--promote-at", "0.01", "--eval-every", "2")
-    assert "step 0: level 4 → 6, held-out mean" in capsys.readouterr().out
-    assert [(line["step"], line["level"]) for line in read_metrics(tmp_path / "runs" / "a" / "eval.jsonl")] == [
-        (0, 4), (0, 6), (2, 6), (4, 6)]
-    assert [line["level"] for line in read_metrics(tmp_path / "runs" / "a" / "metrics.jsonl")] == [6, 6, 6, 6]
+def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsys):
+    small = [part for part in SMALL if part not in ("--words", "6")]
+    arguments = [*small, "--name", "a", "--curriculum", "4,6", "--promote-at", "0.01", "--promote-every", "1", "--promote-problems", "5",
+                 "--save-every", "9"]
+    assert train.main(arguments) == 0
+    said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6  # the last rung, not the task's 25
+    assert "step 1: level 4 → 6, held-out mean" in said and "step 2: level 6, the last rung is climbed: held-out mean" in said
+    assert "--words 6\n" in said and "step 3" not in said
+    lines = read_metrics(folder / "eval.jsonl")
+    assert [(line["step"], line["level"], line["purpose"], line["n"]) for line in lines] == [
+        (0, 4, "report", 4), (0, 6, "report", 4), (1, 4, "promotion", 5), (2, 6, "promotion", 5), (2, 6, "report", 4)]
+    decisions = read_metrics(folder / "curriculum.jsonl")
+    assert [(line["step"], line["from"], line["to"], line["kind"]) for line in decisions] == [(1, 4, 6, "promotion"), (2, 6, 6, "climbed")]
+    assert decisions[0]["figures"] == {name: lines[2][name] for name in ("mean", "ci_low", "ci_high", "n")}
+    keys = [{group.problem.key for group in groups_of(folder / "rollouts" / f"{kind}-000002.jsonl.zst")} for kind in ("promotion", "eval")]
+    assert not keys[0] & keys[1]  # what is reported was not chosen by
+    assert (folder / "checkpoints" / "step-000002").exists()
+    assert train.main(["--resume", "runs/a"]) == 0  # there is nothing left to do
+    assert "which was its end: the last rung is climbed" in capsys.readouterr().out
+    assert read_metrics(folder / "eval.jsonl") == lines and len(read_metrics(folder / "metrics.jsonl")) == 2
+
+
+def test_a_run_ends_with_the_budget_of_its_last_rung(tmp_path, capsys):
+    run("--name", "a", "--no-ramp", "--rung-minutes", "0.000001", "--step-tokens", "60")
+    said = capsys.readouterr().out
+    assert "step 1: level 6, the budget of the last rung is spent: 0.0 of 1e-06 minutes, " in said and "step 2" not in said
+    assert len(groups_of(tmp_path / "runs" / "a" / "rollouts" / "step-000001.jsonl.zst")) == 1
+    assert "in 1 draws" in said  # one prompt
 
 
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys):
@@ -188,6 +220,9 @@ def test_bad_command_lines(tmp_path, capsys):
             "similarity, or --credit outcome")
     assert "--credit alignment: gspo weighs whole sequences" in said("--credit", "alignment", "--loss", "gspo")
     assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
+    assert "--curriculum auto:10: give rising numbers" in said("--curriculum", "auto:10")
+    assert "--rung-tokens 5: leave it out: --curriculum auto has no rungs" in said("--curriculum", "auto", "--rung-tokens", "5")
+    assert "--promote-by luck: give one of running, heldout" in said("--promote-by", "luck")
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
     assert "--max-new-tokens 3: the right answer takes" in said("--words", "6", "--max-new-tokens", "3")
     (tmp_path / "empty").mkdir()

@@ -7,7 +7,7 @@ Shapes: P prompts, G completions each, R = P * G completions.
 """
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -16,25 +16,46 @@ from grpo.records import Completion
 from grpo.rollout.drafting import LENGTHS, SHORT, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder
-from tasks.base import UserError
+from tasks.base import Problem, UserError
 
 Guess = Callable[[str], str]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
 
 
-def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
-    """Return the most new tokens a completion may take: a quarter more than its target does, or `asked`.
+PASSED_OVER = 16  # problems in a row that may be too long for the context, before the level is
 
-    Raises UserError where `asked` is too small for the target, or the context for prompt and completion.
+
+def fitting(policy: Policy, problems: Iterable[Problem], passed: list[Problem]) -> Iterator[Problem]:
+    """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
+
+    Raises UserError where PASSED_OVER problems in a row do not fit.
+    """
+    in_a_row = 0
+    for problem in problems:
+        prompt = policy.encode(problem.prompt)
+        if len(prompt) + policy.target_length(problem.target) <= policy.context:
+            in_a_row = 0
+            yield problem
+        else:
+            in_a_row += 1
+            passed.append(problem)
+            if in_a_row == PASSED_OVER:
+                budget_for(policy, prompt, problem.target)  # says what is wrong
+
+
+def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
+    """Return the most new tokens a completion may take: a quarter more than its target does, or `asked`; at most what the context leaves.
+
+    Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
     needed = policy.target_length(target)
     if asked and asked < needed:
         raise UserError(f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least that, or "
                         "leave it out")
-    budget = asked or math.ceil(1.25 * needed)
-    if len(prompt) + budget > policy.context:
+    room = policy.context - len(prompt)
+    if room < needed:
         raise UserError(f"--model {policy.name}: its context of {policy.context} tokens is too short for this level: "
-                        f"{len(prompt)} tokens of prompt and {budget} of completion; give fewer --words")
-    return budget
+                        f"{len(prompt)} tokens of prompt and {needed} of the right answer; give fewer --words")
+    return min(asked or math.ceil(1.25 * needed), room)
 
 
 @torch.no_grad()

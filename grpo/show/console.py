@@ -90,6 +90,7 @@ def evaluation_line(line: Evaluation) -> str:
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
     aside = f"n = {line['n']}, {sampling}, exact {line['exact']:.3g}"
     dropped = f"; {line['dropped']} trained on, dropped" if line.get("dropped") else ""
+    dropped += f"; {line['too_long']} too long for the context, passed over" if line.get("too_long") else ""
     return _control(line) + f"{split} {line.get('metric', 'score')} at {level}: {interval(line)} ({aside}{dropped})"
 
 

@@ -1,4 +1,5 @@
-"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, and eval-000020.jsonl.zst for evaluations.
+"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst for evaluations,
+promotion-000020.jsonl.zst for the looks that promotion hangs on.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
 so that they read back exactly), rewards and their parts, advantages (a number a completion, or a list with one for each
@@ -14,7 +15,7 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score
 
-_NAME = re.compile(r"(?:step|eval|failed)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(?:step|eval|promotion|failed)-(\d+)\.jsonl\.zst")
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):

@@ -22,6 +22,8 @@ def test_what_was_given_is_known():
 def test_curriculum_alone_is_the_whole_ladder():
     assert parse(["--curriculum"])[0].rungs == [10, 25, 50, 100, 200, 500]
     assert parse(["--curriculum", "6,12"])[0].rungs == [6, 12]
+    servo, _ = parse(["--curriculum", "auto:10-60"])
+    assert servo.auto and servo.rungs == [10, 25, 50, 60] and not parse(["--curriculum"])[0].auto
     assert Config(level=25).rungs == [10, 25] and Config(level=25, ramp=False).rungs == [25]
 
 
@@ -46,7 +48,9 @@ def test_what_is_no_configuration(tmp_path, content, line):
 
 @pytest.mark.parametrize("bad", [dict(group_size=1), dict(prompts=0), dict(top_p=0.0), dict(loss="mse"), dict(replay=1.0),
                                  dict(on_degenerate="ignore"), dict(beta=-1.0), dict(epochs=0), dict(heat=0.5), dict(level=-1), dict(draft="on"),
-                                 dict(credit="word"), dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0)])
+                                 dict(credit="word"), dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0),
+                                 dict(rung_minutes=-1.0), dict(step_tokens=-1), dict(promote_every=0),
+                                 dict(promote_problems=0), dict(promote_by="luck")])
 def test_bad_values_name_their_flag(bad):
     name, = bad
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
@@ -57,6 +61,12 @@ def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
     with pytest.raises(UserError) as error:
         Config(credit="alignment", loss="gspo")
     assert str(error.value) == "--credit alignment: gspo weighs whole sequences, not tokens; give another --loss"
+
+
+@pytest.mark.parametrize("extra", [dict(promote_by="heldout"), dict(rung_minutes=5.0), dict(rung_tokens=9)])
+def test_the_servo_has_no_rungs(extra):
+    with pytest.raises(UserError, match=f"--{next(iter(extra)).replace('_', '-')} .*: leave it out: --curriculum auto"):
+        Config(curriculum="auto", **extra)
 
 
 def groups(values):

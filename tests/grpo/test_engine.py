@@ -10,7 +10,7 @@ from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.eager import EagerDecoder
-from grpo.rollout.engine import budget_for, generate
+from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 
@@ -117,8 +117,19 @@ def test_budget(tiny_policy):
     assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
     with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
         budget_for(tiny_policy, (1,), target, asked=needed - 1)
+    assert budget_for(tiny_policy, (1,) * (1024 - needed), target) == needed == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
-        budget_for(tiny_policy, (1,) * 1020, target)
+        budget_for(tiny_policy, (1,) * (1025 - needed), target)
+
+
+def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):
+    short, long = Problem("t", 1, "p", "one two", "s"), Problem("t", 1, "p", "one " * 1100, "l")
+    passed = []
+    assert list(fitting(tiny_policy, [short, long, long, short], passed)) == [short, short] and passed == [long, long]
+    assert len(list(fitting(tiny_policy, ([long] * 15 + [short]) * 2, []))) == 2
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        list(fitting(tiny_policy, [short] + [long] * 16, []))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.store.rollouts import groups_of, write_rollouts
+from grpo.store.rollouts import groups_of, write_rollouts, remove_after
 from tasks.base import Problem, Score, UserError
 
 
@@ -65,3 +65,12 @@ def test_every_cut_and_every_addition_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="step-000001.jsonl.zst: not a whole rollout file"):
             groups_of(path)
+
+
+def test_files_of_later_steps_of_every_kind_are_removed(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    names = [f"{kind}-{step:06d}.jsonl.zst" for kind in ("step", "eval", "promotion", "failed") for step in (2, 3)]
+    for name in names:
+        (tmp_path / "rollouts" / name).touch()
+    remove_after(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == sorted(names[::2])

@@ -11,7 +11,9 @@ from grpo import trainer as trainer_module
 from grpo.config import Config
 from grpo.learn.loss import LOSSES
 from grpo.policy import load_policy
-from grpo.trainer import Trainer, _Clock
+from grpo.records import Outcome
+from grpo.rollout.engine import budget_for
+from grpo.trainer import Trainer, _Clock, outcome_of
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.supply import Supply
 
@@ -39,7 +41,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
     config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
                     **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
     trainer = Trainer(config, kind(odd, stuck), policy)
-    trainer.task.drawn = {problem.key: index for step in (1, 2, 3) for index, problem in trainer.problems(step)}
+    trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(12)}
     return trainer
 
 
@@ -167,11 +169,58 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     assert metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]
 
 
-def test_problems_are_a_pure_function_of_seed_and_step(tiny_policy):
+def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
     one, two, other = (trainer_for(tiny_policy), trainer_for(tiny_policy), trainer_for(tiny_policy, seed=1))
+    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
+    for trainer in (one, two):
+        trainer.drawn = 8
     assert one.problems(3) == two.problems(3)
     assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
-    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
+
+
+def test_a_step_takes_the_prompts_that_its_tokens_allow_and_none_comes_twice(tiny_policy):
+    trainer = trainer_for(tiny_policy, step_tokens=200)  # 4 completions of 24 tokens: 96 a prompt
+    assert [index for index, _ in trainer.problems(1)] == [0, 1]
+    first, second = trainer.step(), trainer.step()
+    assert [sorted({group.index for group in report.groups}) for report in (first, second)] == [[0, 1], [2, 3]]
+    assert second.metrics["groups/count"] == 2 and trainer.drawn == len(trainer.seen) == 4
+    counts = {tokens: len(trainer_for(tiny_policy, step_tokens=tokens).problems(1)) for tokens in (1, 96, 191, 192, 383, 384, 9999)}
+    assert counts == {1: 1, 96: 1, 191: 1, 192: 2, 383: 3, 384: 4, 9999: 4}
+
+
+def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
+    problems = [Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)]
+    trainer = trainer_for(tiny_policy, prompts=2)
+    trainer.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.supply.at = lambda index, level: problems[index]
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    reports = [trainer.step() for _ in range(2)]
+    assert [[group.index for group in report.groups] for report in reports] == [[0, 3], [4, 6]] and trainer.drawn == 7
+
+
+def test_the_largest_budget_counts(tiny_policy):
+    problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 12, 1)]
+    budgets = [budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems]
+    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=0)
+    assert sum(budgets) < 3 * budgets[1] - 1 and trainer.affordable(problems) == 2
+    assert trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=0).affordable(problems) == 3
+
+
+def test_a_step_back_makes_the_sampling_hotter(tiny_policy):
+    trainer = trainer_for(tiny_policy, curriculum="1,2", heat=1.2)
+    trainer.curriculum.rung, trainer.curriculum.collapse_steps = 1, 2
+    assert trainer.decide(Outcome(1, {2: [0.5]}, collapsed=1.0)) == []
+    decision, = trainer.decide(Outcome(2, {2: [0.5]}, collapsed=1.0))
+    assert decision.line == "step 2: level 2 → 1, 2 steps with 90% of the groups collapsed; temperature 1.000 → 1.200"
+    assert decision.figures == {"steps": 2, "share": 1.0, "temperature": 1.2} and trainer.monitor.temperature == 1.2
+
+
+def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
+    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
+    outcome = outcome_of(1, report.groups, seconds=2.0)
+    assert outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])} and outcome.collapsed == 0.5 and outcome.seconds == 2
+    assert outcome.spreads == {1: pytest.approx([0.0125 ** 0.5, 0, 0.0125 ** 0.5, 0])}  # 0, 0.1, 0.2, 0.3: (2 * 0.15² + 2 * 0.05²) / 4
+    assert outcome.tokens == report.metrics["num_tokens"] > sum(group.tokens for group in report.groups if not group.attempt)
 
 
 def test_schedule_by_hand(tiny_policy):
@@ -188,7 +237,7 @@ def test_state_survives_json(tiny_policy):
     other = trainer_for(tiny_policy)
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.state() == trainer.state() and other.done == 1
-    assert list(other.seen) == [problem.key for _, problem in trainer.problems(1)]
+    assert list(other.seen) == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)] and other.drawn == 4
 
 
 def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):

@@ -38,6 +38,13 @@ def alarms(monitor, steps):
     return [[line for line in monitor.observe(step) if line.startswith("ALARM")] for step in steps]
 
 
+@pytest.mark.parametrize("policy", ["keep", "skip"])
+def test_a_step_back_raises_the_temperature(policy):
+    monitor = VarianceMonitor(policy, temperature=1.0, heat=1.3, ceiling=1.5)
+    assert monitor.raise_temperature() == "temperature 1.000 → 1.300"
+    assert monitor.raise_temperature() == "temperature 1.300 → 1.500, its ceiling" and monitor.temperature == 1.5
+
+
 @pytest.mark.parametrize("rewards, texts, verdict", [
     ([0.1, 0.2], ["a", "b"], "varied"),
     ([1.0, 1.0], ["a", "a"], "solved"),  # identical and right is solved: there is nothing to mend
