@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Which trap catches which reward: 25 words straight from the base, paid by each reward, the traps counted over time. 2 CPU cores, some 3 minutes a run.
+# Runs that are there already are not made again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+for reward in similarity clipped affine balanced prefix; do
+    [ -d "runs/reward-$reward" ] || python train.py --task interleave --words 25 --no-ramp --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward"
+done
+python runs/tables.py runs/reward-*
+python runs/curves.py runs/reward-* --metrics "value,group_std,traps/copies A,traps/doubles A,traps/turn lost,traps/stops half way" --output runs/rewards.svg
