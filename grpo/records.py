@@ -6,6 +6,7 @@
 Reward and advantage are separate fields and neither is ever overwritten by the other.
 """
 from dataclasses import dataclass, field
+from statistics import pstdev
 from typing import Any
 
 from tasks.base import Problem, Score
@@ -56,6 +57,11 @@ class Group:
     @property
     def rewards(self) -> list[float]:
         return [score.reward for score in self.scores]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the rewards, divisor n."""
+        return pstdev(self.rewards)
 
     @property
     def tokens(self) -> int:

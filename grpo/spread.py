@@ -3,7 +3,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from grpo.records import Group
@@ -29,7 +29,7 @@ def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
         levels.setdefault(group.problem.level, []).append(group)
     return {str(level): {
         "groups": len(here), "value": fmean(score.value for group in here for score in group.scores),
-        "group_std": fmean(pstdev(group.rewards) for group in here),
+        "group_std": fmean(group.spread for group in here),
         "class": dict(Counter(group.verdict for group in here)),
         "trap": dict(Counter(group.trap for group in here if group.trap)),
     } for level, here in sorted(levels.items())}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
-from grpo.variance import VarianceMonitor, classify, common_trap
+from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from tasks.base import Problem, Task, UserError, credits_of, draft_of
 from tasks.supply import Supply
 
@@ -226,7 +226,7 @@ class Trainer:
             "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **self.config.mark, "level": self.curriculum.level,
             "reward": fmean(score.reward for score in scores),
-            "reward_std": fmean(pstdev(group.rewards) for group in first),
+            "reward_std": fmean(group.spread for group in first),
             "value": fmean(score.value for score in scores),
             "exact": fmean(score.exact for score in scores),
             **self.monitor.metrics(groups),
@@ -311,6 +311,6 @@ def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
     values, spreads = defaultdict(list), defaultdict(list)
     for group in first:
         values[group.problem.level].append(fmean(score.value for score in group.scores))
-        spreads[group.problem.level].append(pstdev(group.rewards))
-    collapsed = fmean(group.verdict in ("identical", "failed", "tied") for group in first)
+        spreads[group.problem.level].append(group.spread)
+    collapsed = fmean(group.verdict in COLLAPSED for group in first)
     return Outcome(step, dict(values), dict(spreads), collapsed, seconds, sum(group.tokens for group in groups))

@@ -7,7 +7,7 @@ rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]
 """
 from collections import Counter, deque
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from grpo.records import Group
@@ -15,6 +15,7 @@ from grpo.spread import by_level, histogram
 from tasks.base import Score
 
 CLASSES = ("varied", "identical", "solved", "failed", "tied")
+COLLAPSED = ("identical", "failed", "tied")  # without variance, and without being right
 REMEDIES = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise --temperature, go back to a "
                  "shorter level, or pay by another --reward",
@@ -92,7 +93,7 @@ class VarianceMonitor:
         self.wasted += _wasted(groups)
         counts = Counter(group.verdict for group in groups if group.attempt == 0)
         total = sum(counts.values())
-        collapsed = (counts["identical"] + counts["failed"] + counts["tied"]) / total
+        collapsed = sum(counts[name] for name in COLLAPSED) / total
         self.collapse = self._watch_traps([score for group in groups if group.attempt == 0 for score in group.scores])
         return self._adjust(collapsed) + [*self.collapse] + self._watch_groups(counts, 1 - counts["varied"] / total)
 
@@ -158,8 +159,8 @@ class VarianceMonitor:
         return {
             "temperature": self.temperature,
             "frac_reward_zero_std": fmean(max(group.rewards) == min(group.rewards) for group in first),
-            "group_std": fmean(pstdev(group.rewards) for group in first),
-            "group_std/hist": histogram([pstdev(group.rewards) for group in first]),
+            "group_std": fmean(group.spread for group in first),
+            "group_std/hist": histogram([group.spread for group in first]),
             "distinct_completions": fmean(len({c.text for c in group.completions}) for group in first),
             "groups/count": len(first), "groups/kept": actions["keep"], "groups/resampled": actions["resample"],
             "groups/skipped": actions["skip"],
@@ -177,8 +178,8 @@ class VarianceMonitor:
     def load_state_dict(self, state: dict[str, Any]):
         self.temperature, self.wasted, self.alarmed = state["temperature"], state["wasted"], state["alarmed"]
         self.recent = deque(state["recent"], maxlen=self.alarm_steps)
-        self.traps = deque(state.get("traps", ()), maxlen=self.alarm_steps)
-        self.trap, self.collapse = state.get("trap"), state.get("collapse", [])
+        self.traps = deque(state["traps"], maxlen=self.alarm_steps)
+        self.trap, self.collapse = state["trap"], state["collapse"]
 
 
 def _wasted(groups: Sequence[Group]) -> int:

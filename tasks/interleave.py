@@ -34,23 +34,6 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
     return [word for pair in zip(a, b) for word in pair] + [*a[both:], *b[both:]]
 
 
-def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
-    """Return what each cheap strategy would write: the traps that a policy can fall into."""
-    right = interleaved(a, b)
-    return {
-        "copies A": list(a),
-        "copies B": list(b),
-        "doubles A": [word for word in a for _ in range(2)],
-        "doubles B": [word for word in b for _ in range(2)],
-        "A then B": [*a, *b],
-        "B then A": [*b, *a],
-        "B first": interleaved(b, a),
-        "runs on in A": [*right[:len(right) // 2], *a[len(right) // 4:]],
-        "runs on in B": [*right[:len(right) // 2], *b[len(right) // 4:]],
-        "stops half way": right[:len(right) // 2],
-    }
-
-
 class Interleave:
     """The task of the mission. `reward` is one of `rewards`; `documents` the corpus (default: the embedded one)."""
 

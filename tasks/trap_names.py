@@ -41,7 +41,7 @@ class TrapNames:
         """Return the trap that a completion of these `words` is in, None if it is in none that has a name.
 
         `matches` are the places (in the completion, in the target) of the words that its best alignment matches. Strategies are those of
-        `tasks.interleave.strategies`, each wherever it begins or stops; besides "turn lost" (from some place on, or by more than a word),
+        `tasks.traps.strategies`, each wherever it begins or stops; besides "turn lost" (from some place on, or by more than a word),
         "runs on" (past the end of a whole answer) and "empty". What is nearly right has to be kept out by the caller.
         """
         if not words:

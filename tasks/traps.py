@@ -10,9 +10,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.base import UserError, problem_at
-from tasks.interleave import Interleave, interleaved, strategies
+from tasks.interleave import Interleave, interleaved
 
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
+
+
+def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
+    """Return what each cheap strategy would write: the traps that a policy can fall into."""
+    right = interleaved(a, b)
+    return {
+        "copies A": list(a),
+        "copies B": list(b),
+        "doubles A": [word for word in a for _ in range(2)],
+        "doubles B": [word for word in b for _ in range(2)],
+        "A then B": [*a, *b],
+        "B then A": [*b, *a],
+        "B first": interleaved(b, a),
+        "runs on in A": [*right[:len(right) // 2], *a[len(right) // 4:]],
+        "runs on in B": [*right[:len(right) // 2], *b[len(right) // 4:]],
+        "stops half way": right[:len(right) // 2],
+    }
 
 
 def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:

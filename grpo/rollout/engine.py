@@ -19,8 +19,6 @@ from grpo.rollout.fused import FusedDecoder
 from tasks.base import Problem, UserError
 
 Guess = Callable[[str], str]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
-
-
 PASSED_OVER = 16  # problems in a row that may be too long for the context, before the level is
 
 

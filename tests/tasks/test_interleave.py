@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from align.needleman import nw_score
 from data.corpus import Document, documents_of
 from tasks.base import UserError
-from tasks.interleave import Interleave, interleaved, strategies
+from tasks.interleave import Interleave, interleaved
+from tasks.traps import strategies
 
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]  # right: a1 b1 a2 b2 a3 b3 a4 b4
 LONG_A, LONG_B = [f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]
