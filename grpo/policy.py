@@ -9,7 +9,7 @@ Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
+REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
 
 
 class Policy:
@@ -38,6 +39,7 @@ class Policy:
 
     def __init__(self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self._encoded, self._length = (lru_cache(REMEMBERED)(partial(tokens, tokenizer)) for tokens in (_prompt_tokens, _target_length))
         self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
         self.is_plain = self._causal.config._attn_implementation != NAME  # cannot share prompts: see rollout.plain
@@ -66,15 +68,11 @@ class Policy:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Return the token ids of `prompt` as the user's turn, up to where the answer begins."""
-        if self.tokenizer.chat_template is None:
-            return tuple(self.tokenizer(prompt + "\n").input_ids)
-        text = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
-                                                  add_generation_prompt=True)
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._encoded(prompt, self.tokenizer.chat_template)
 
     def target_length(self, target: str) -> int:
         """Return how many tokens the answer `target` takes, its end token included."""
-        return len(self.tokenizer(target, add_special_tokens=False).input_ids) + 1
+        return self._length(target)
 
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -172,6 +170,17 @@ class Policy:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ...]:
+    if template is None:
+        return tuple(tokenizer(prompt + "\n").input_ids)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], chat_template=template, tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _target_length(tokenizer, target: str) -> int:
+    return len(tokenizer(target, add_special_tokens=False).input_ids) + 1
 
 
 def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0,
