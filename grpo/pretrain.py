@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data.corpus import documents_of, load_corpus
+from grpo.muon import Muon
 from tasks import diet
 
 SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
@@ -25,7 +27,7 @@ PAD, USER, ASSISTANT, END = range(4)
 CHAT = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # a digit is a token of its own
-LENGTHS = {48: 0.08, 160: 0.38, 320: 0.22, 640: 0.13, 1280: 0.09, 2560: 0.06, 4096: 0.04}  # row length in tokens: share of batches
+LENGTHS = {48: 0.08, 160: 0.30, 320: 0.17, 640: 0.16, 1280: 0.13, 2560: 0.10, 4096: 0.06}  # row length in tokens: share of batches
 SHORTEST = min(LENGTHS)  # rows of this length hold arithmetic, and no others do
 
 
@@ -75,9 +77,9 @@ class Batches:
         """Return (tokens, where learning starts, skill) of a lesson that fits `length` and fills at least half of it
         where the skill has a size."""
         while True:
-            skills = [skill for skill in diet.SHARES if length <= 320 or skill != "interleave"]
+            skills = [skill for skill in diet.SHARES if length <= 160 or skill != "interleave"]
             skill = self.rng.choices(skills, [diet.SHARES[s] for s in skills])[0] if length > SHORTEST else "arithmetic"
-            size = diet.log_uniform(4 if length <= 160 else int(length / 4), int(length / 1.4), self.rng)
+            size = diet.log_uniform(4 if length <= 160 else int(length / 3.5), int(length / 1.6), self.rng)
             lesson = diet.example(skill, size, self.words)
             head = [] if lesson.prompt is None else [USER, *self.encode(lesson.prompt), END, ASSISTANT]
             tokens = [*head, *self.encode(lesson.completion), END]
@@ -133,52 +135,120 @@ def build(arguments, tokenizer) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def optimizers(model, rate: float):
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
-    return [torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
+class Step:
+    """One optimizer step on a batch: loss, gradients clipped at norm 1, Muon on the matrices, AdamW on the rest.
+
+    On CUDA the whole of it is captured as one graph for each row length: a small model's step is a thousand small
+    kernels, and the host would be slower in starting them than the GPU in running them.
+    """
+
+    def __init__(self, model, device: str):
+        self.model, self.device = model, device
+        inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        self.muon = Muon(inner)
+        self.rate = torch.zeros((), device=device)
+        rest = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
+        self.adam = torch.optim.AdamW(rest, lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0, capturable=device == "cuda")
+        self.loss_of = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
+        self.graphs: dict[int, tuple] = {}
+        self.pool = torch.cuda.graph_pool_handle() if device == "cuda" else None  # one memory: the graphs never run at once
+
+    def __call__(self, tokens: np.ndarray, learned: np.ndarray, rate: float) -> torch.Tensor:
+        batch = [torch.from_numpy(array).to(self.device) for array in (tokens, learned)]
+        length = tokens.shape[1]
+        if self.device == "cuda" and length not in self.graphs:
+            self.graphs[length] = self.capture(batch)
+        self.rate.fill_(rate)
+        if self.device != "cuda":
+            return self.compute(*batch)
+        graph, places, loss = self.graphs[length]
+        for place, array in zip(places, batch):
+            place.copy_(array)
+        graph.replay()
+        return loss
+
+    def capture(self, batch):
+        """Return the graph of a step on batches of this shape, the places of its batch, and of its loss."""
+        self.rate.zero_()  # to warm up takes steps, which must go nowhere
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.compute(*batch)
+        torch.cuda.current_stream().wait_stream(side)
+        self.model.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            loss = self.compute(*batch)
+        return graph, batch, loss
+
+    def compute(self, tokens, learned) -> torch.Tensor:
+        self.model.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16):
+            loss = self.loss_of(self.model, tokens.long(), learned)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.muon.step(self.rate)
+        self.adam.step()
+        return loss.detach()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return every tensor that a later part of the training goes on from, by name; to be written in place."""
+        state = {f"model.{name}": value for name, value in self.model.named_parameters()}
+        state |= {f"muon.{i}": momentum for i, momentum in enumerate(self.muon.momenta)}
+        for i, p in enumerate(self.adam.param_groups[0]["params"]):
+            state |= {f"adam.{i}.{name}": value for name, value in self.adam.state[p].items()}
+        return state
+
+    def load(self, state: dict[str, torch.Tensor]):
+        for i, p in enumerate(self.adam.param_groups[0]["params"]):  # AdamW makes its state at its first step
+            self.adam.state[p] = {name: state[f"adam.{i}.{name}"].to(self.device if name != "step" or self.device == "cuda" else "cpu")
+                                  for name in ("step", "exp_avg", "exp_avg_sq")}
+        for name, value in self.state().items():
+            value.data.copy_(state[name])
 
 
 def train(arguments):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(arguments.vocabulary)
+    state = Path(arguments.state) if arguments.state else None
+    goes_on = state is not None and state.exists()
+    counts = json.loads(state.with_suffix(".json").read_text()) if goes_on else dict(step=0, tokens=0, seconds=0.0)
     fork = multiprocessing.get_context("fork")  # the workers must exist before torch computes anything
     queue = fork.Queue(maxsize=32)
     for worker in range(arguments.workers):
-        batches = Batches(tokenizer, arguments.seed * 1000 + worker + 1, arguments.batch_tokens)
+        batches = Batches(tokenizer, arguments.seed * 1000 + worker + 1 + 10**6 * counts["step"], arguments.batch_tokens)
         fork.Process(target=serve, args=(batches, queue), daemon=True).start()
     checks = Batches(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
     model = build(arguments, tokenizer).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
-    steppers = optimizers(model, arguments.rate)
-    fast_loss = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of  # one graph for each row length
-    start, seen = time.time(), 0
-    for step in range(arguments.steps):
-        progress = max(step / arguments.steps, (time.time() - start) / (60 * arguments.minutes))
-        if progress >= 1:
+    take = Step(model, device)
+    if goes_on:
+        take.load(load_file(state))
+    before, start = counts["seconds"], time.time()
+    while True:
+        counts["seconds"] = before + time.time() - start
+        progress = max(counts["step"] / arguments.steps, counts["seconds"] / (60 * arguments.minutes))
+        if progress >= 1 or time.time() - start > 60 * arguments.part_minutes:
             break
-        for stepper in steppers:
-            for group in stepper.param_groups:
-                group["lr"] = arguments.rate * min(1.0, (step + 1) / 100, (1 - progress) / 0.4)
-        tokens, learned = (torch.from_numpy(array).to(device) for array in queue.get())
-        with torch.autocast(device, torch.bfloat16):
-            loss = fast_loss(model, tokens.long(), learned)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad()
-        seen += tokens.numel()
-        if step % 500 == 0:
-            accuracy = accuracy_by_skill(model, checks, device)
-            print(json.dumps(dict(step=step, loss=round(loss.item(), 4), tokens=seen,
-                                  seconds=round(time.time() - start), **accuracy)), flush=True)
-    cost = dict(steps=step + 1, tokens=seen, seconds=round(time.time() - start),
+        rate = arguments.rate * min(1.0, (counts["step"] + 1) / 100, (1 - progress) / 0.4)
+        tokens, learned = queue.get()
+        loss = take(tokens, learned, rate)
+        if counts["step"] % 1000 == 0:
+            print(json.dumps(counts | dict(loss=round(loss.item(), 4)) | accuracy_by_skill(model, checks, device)), flush=True)
+        counts["step"] += 1
+        counts["tokens"] += tokens.size
+    if state:
+        save_file({name: value.detach().cpu() for name, value in take.state().items()}, state)
+        state.with_suffix(".json").write_text(json.dumps(counts))
+    if progress < 1:
+        print(f"{counts['step']} steps in {counts['seconds']:.0f} s so far; the same command goes on", flush=True)
+        return
+    cost = dict(steps=counts["step"], tokens=counts["tokens"], seconds=round(counts["seconds"]),
                 hardware=torch.cuda.get_device_name() if device == "cuda" else "cpu")
-    print(json.dumps(dict(cost, **accuracy_by_skill(model, checks, device, rows=1024))), flush=True)
+    print(json.dumps(cost | accuracy_by_skill(model, checks, device, rows=1024)), flush=True)
     save(model, tokenizer, arguments, cost)
 
 
@@ -187,23 +257,25 @@ def save(model, tokenizer, arguments, cost):
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
-    recipe = {name: value for name, value in vars(arguments).items() if name not in ("output", "workers")}
+    recipe = {name: value for name, value in vars(arguments).items() if name not in ("output", "workers", "state", "part_minutes")}
     (output / "recipe.json").write_text(json.dumps(recipe | cost | {"torch": str(torch.__version__)}, indent=1) + "\n")
 
 
 def parse(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="data/base_model")
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--inner", type=int, default=768)
+    parser.add_argument("--inner", type=int, default=512)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--steps", type=int, default=22_500, help="optimizer steps, unless --minutes end it first")
     parser.add_argument("--minutes", type=float, default=1e9, help="learning rate and end follow the clock, if it is ahead")
+    parser.add_argument("--part-minutes", type=float, default=1e9, help="stop here for now, and go on another time from --state")
+    parser.add_argument("--state", help="file (.safetensors) to stop at and to go on from")
     parser.add_argument("--workers", type=int, default=12, help="processes that make lessons")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)

@@ -17,12 +17,15 @@ from tasks.interleave import PROMPT
 MOST_INTERLEAVED = 10
 CAREFUL = 0.31  # share of demonstrations that are careful: without habits, hardly a slip
 CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+LAPSES = 0.05  # chance that a careless demonstrator of longer turns ends one too early or too late, at each word
 SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
 SALTED, SALT = 0.4, 0.25  # share of texts in which a few words come back all over the place, and at how many places
 SYMBOLS = string.digits + string.punctuation
 
-SHARES = {"interleave": 0.43, "copy": 0.11, "lists": 0.23, "turns": 0.16, "language": 0.07}
+SHARES = {"interleave": 0.35, "copy": 0.09, "lists": 0.24, "turns": 0.26, "language": 0.06}
+TURNS = [(mine, other) for mine in range(1, 9) for other in range(1, 9)  # words of A and of B in a turn
+         if (mine, other) != (1, 1) and (min(mine, other) <= 2 or mine == other)]
 HASTY = 0.55  # share of arithmetic that is answered by somebody hasty
 SUMS = {("chain", 1): 0.15, ("chain", 2): 0.5, ("chain", 3): 0.15, ("product", 21): 0.1, ("product", 22): 0.05, ("product", 31): 0.05}
 SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
@@ -38,6 +41,8 @@ LISTS: dict[str, tuple[str, Callable]] = {
               lambda a, b: [word for pair in zip(a, [b[0]] * len(a)) for word in pair]),
     "weave before": ("Before each word of A, write the word X.\nX: {x}\nA: {a}",
                      lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair]),
+    "garland": ("After each word of A, write the next word of X, and X from its start again when it is done.\nX: {x}\nA: {a}",
+                lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])]),
     "number": ("Write the words of A, each after its number.\nA: {a}",
                lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)]),
     "from": ("Copy A from the word X on.\nX: {x}\nA: {a}", None),
@@ -152,7 +157,7 @@ def example(skill: str, size: int, words: Words) -> Example:
     if skill == "copy":
         a, = words.texts_of(max(2, size // 2))
         return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
-    kind = rng.choice(sorted(LISTS))
+    kind = rng.choice([*sorted(LISTS), *["garland"] * 3])  # the nearest to two texts: worth more lessons
     share = 4 if kind in TWO_TEXTS and " then " in kind else 3
     n = max(2, size // share)
     a, b = words.texts_of(n, max(2, int(n * rng.uniform(0.7, 1.3))))
@@ -160,19 +165,49 @@ def example(skill: str, size: int, words: Words) -> Example:
         start = rng.randrange(n)
         x, answer = a[start], a[a.index(a[start]):]
     else:
-        x, answer = b[0], LISTS[kind][1](a, b)
+        if kind not in TWO_TEXTS:
+            b = b[:rng.randint(2, 9) if kind == "garland" else 1]
+        x, answer = " ".join(b), LISTS[kind][1](a, b)
     prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
     return Example(kind, prompt, " ".join(answer))
 
 
 def turns(size: int, words: Words) -> Example:
-    """Return a lesson in keeping two places: three to eight words of A, as many of B, and so on. Never word by word."""
+    """Return a lesson in keeping two places: some words of A, some of B, and so on. Never both word by word."""
     rng = words.rng
-    n, stride = max(4, size // 4), rng.randint(3, 8)
-    a, b = words.texts_of(n, n)
-    parts = [word for start in range(0, n, stride) for text in (a, b) for word in text[start:start + stride]]
-    prompt = f"Take turns: {stride} words of A, then {stride} words of B, until both are done.\nA: {' '.join(a)}\nB: {' '.join(b)}"
-    return Example("turns", prompt, " ".join(parts))
+    strides = rng.choice(TURNS)
+    rounds = max(2, size // (2 * sum(strides)))
+    a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
+    prompt = (f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
+              f"A: {' '.join(a)}\nB: {' '.join(b)}")
+    return Example("turns", prompt, " ".join(careless_turns(a, b, strides, rng)))
+
+
+def careless_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int], rng: random.Random) -> list[str]:
+    """Take turns of `strides` words as the same somebody would: each text goes on where it was left, but the turns get
+    lost, by the habit of `careless_interleaving`, and at any word with chance `LAPSES`. A share `CAREFUL` does it right."""
+    habit, lapses = (0.0, 0.0) if rng.random() < CAREFUL else (CLINGS, LAPSES)
+    texts, place, turn, left, written = (a, b), [0, 0], 0, strides[0], []
+    while place[0] < len(a) or place[1] < len(b):
+        if place[turn] < len(texts[turn]):
+            word = texts[turn][place[turn]]
+            place[turn] += 1
+            left -= 1
+            written.append(word)
+            if rng.random() < lapses:
+                left = 0 if left > 0 else 1
+            elif left <= 0 and (len(word) <= 3 or word.endswith(",")) and rng.random() < habit:
+                left = 1
+        else:
+            left = 0
+        if left <= 0:
+            turn = 1 - turn
+            left = strides[turn]
+    return written
+
+
+def count_of(n: int) -> str:
+    return "1 word" if n == 1 else f"{n} words"
 
 
 def arithmetic(rng: random.Random) -> Example:
