@@ -69,6 +69,7 @@ class Config:
     draft: str = flag("auto", "verify the task's guess at the next tokens at once: auto, off, or how many; changes no sample")
     # degenerate groups
     on_degenerate: str = flag("skip", "groups without variance: keep, skip, or resample hotter, then skip")
+    dynamic_sampling: int = flag(0, "draw further prompts until so many groups of the step vary, at most four times --prompts (0: no)")
     variance_threshold: float = flag(1e-6, "a group is degenerate when its rewards span no more than this")
     retries: int = flag(2, "most times that a group is resampled")
     heat: float = flag(1.15, "factor by which temperature is raised")
@@ -140,7 +141,7 @@ class Config:
         yield "heat", self.heat >= 1, "give 1 or more"
         yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
         for name in ("beta", "importance_limit", "parity_limit", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup",
-                     "micro_tokens", "steps", "eval_every", "best_margin", "rung_minutes", "rung_tokens", "step_tokens"):
+                     "micro_tokens", "steps", "eval_every", "best_margin", "rung_minutes", "rung_tokens", "step_tokens", "dynamic_sampling"):
             yield name, getattr(self, name) >= 0, "give 0 or more"
         for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window", "promote_every", "promote_problems"):
             yield name, getattr(self, name) >= 1, "give 1 or more"

@@ -51,9 +51,9 @@ def parse_rungs(text: str) -> list[int]:
     return rungs[:1] + [rung for rung in ramp_to(rungs[1]) if rung > rungs[0]] if is_auto(text) else rungs
 
 
-def level_draws(seed: int, step: int) -> random.Random:
-    """Return the generator that a step's levels are drawn with."""
-    return random.Random(hashlib.sha256(f"levels/{seed}/{step}".encode()).digest())
+def level_draws(seed: int, step: int, drawn: int) -> random.Random:
+    """Return the generator that a step's levels are drawn with, after so many `drawn` ones."""
+    return random.Random(hashlib.sha256(f"levels/{seed}/{step}{f'/{drawn}' if drawn else ''}".encode()).digest())
 
 
 class Curriculum:
@@ -89,10 +89,10 @@ class Curriculum:
     def level(self) -> int:
         return self.rungs[self.rung]
 
-    def levels_for(self, seed: int, step: int, count: int) -> list[int]:
-        """Return the level of each of `count` prompts: a pure function of the arguments and the state; the first has
-        the current level."""
-        rng, earlier = level_draws(seed, step), self.rungs[:self.rung]
+    def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
+        """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state;
+        the first has the current level."""
+        rng, earlier = level_draws(seed, step, drawn), self.rungs[:self.rung]
         weights = [1.1 - self.scores.get(rung, 0.0) for rung in earlier]  # no rung is forgotten, be its score 1
         replayed = [bool(earlier) and i > 0 and rng.random() < self.replay for i in range(count)]
         return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]

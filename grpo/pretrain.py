@@ -225,7 +225,7 @@ def train(arguments):
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
     take = Step(model, device)
-    if goes_on:
+    if counts["step"]:
         take.load(load_file(state))
     before, start = counts["seconds"], time.time()
     while True:

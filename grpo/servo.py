@@ -36,9 +36,9 @@ class Servo:
         self.known: dict[int, tuple[float, float, float]] = {}  # level -> weight, mean spread, mean score
         self.peak = 0.0  # largest mean spread of late
 
-    def levels_for(self, seed: int, step: int, count: int) -> list[int]:
-        """Return the level of each of `count` prompts: a pure function of the arguments and the state."""
-        rng = level_draws(seed, step)
+    def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
+        """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state."""
+        rng = level_draws(seed, step, drawn)
         mastered = [rung for rung in self.rungs if rung < self.level and rung in self.known and self.known[rung][2] >= self.mastered_at]
         harder = [rung for rung in self.rungs if rung > self.level][:1]
         levels = []

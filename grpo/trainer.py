@@ -2,7 +2,7 @@
 
     problems ─► rollout ─► scores (─► control) ─► variance monitor ─► advantages ─► update ─► store
 
-Departures from the paper: groups without variance are skipped or drawn again, hotter; the level of the problems follows a
+Departures from the paper: groups without variance are skipped, replaced, or drawn again, hotter; the level of the problems follows a
 curriculum; a token's log-probability is compared with the sampler's own; the reference is optional.
 """
 import ctypes
@@ -35,6 +35,8 @@ from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from tasks.base import Problem, Task, UserError, credits_of, draft_of
 from tasks.supply import Supply
 
+MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
+
 
 class Trainer:
     """Owns everything that changes while a run goes on; `step` makes one step and reports it."""
@@ -66,9 +68,15 @@ class Trainer:
     def step(self) -> StepReport:
         """Draw, score, weigh and learn from one batch of groups."""
         step, clock = self.done + 1, _Clock()
-        problems = self.problems(step)
-        groups = self.current = self.rollout(step, problems, clock)  # every try, discarded ones too
-        kept = [group for group in groups if group.action == "keep"]
+        problems, groups, kept = [], [], []  # every try, discarded ones too
+        self.current = groups
+        self.drafting.begin()
+        while more := self.problems(step, problems):
+            problems += more
+            groups += self.rollout(step, more, clock)
+            kept = [group for group in groups if group.action == "keep"]
+            if len(kept) >= self.config.dynamic_sampling or len(problems) >= MOST_BATCHES * self.config.prompts:
+                break
         for group, values in zip(kept, self.weigh(kept), strict=True):
             group.advantages = values
         learned = self.learn(step, kept)
@@ -92,16 +100,16 @@ class Trainer:
         """Why no step follows the one just done, though there are steps left; "" where one does."""
         return self.stopped or self.curriculum.ended
 
-    def problems(self, step: int) -> list[tuple[int, Problem]]:
-        """Return the step's (index in the training stream, problem): a pure function of seed, step and state. No index comes twice, and
-        those whose problem does not fit the context are passed over."""
-        problems, index = [], self.drawn
-        for level in self.curriculum.levels_for(self.config.seed, step, self.config.prompts):
+    def problems(self, step: int, earlier: Sequence[tuple[int, Problem]] = ()) -> list[tuple[int, Problem]]:
+        """Return the (index in the training stream, problem) that a step goes on with after its `earlier` ones: a pure function of seed, step
+        and state. No index comes twice, those whose problem does not fit the context are passed over, and none is left when the budget is."""
+        problems, index = list(earlier), earlier[-1][0] + 1 if earlier else self.drawn
+        for level in self.curriculum.levels_for(self.config.seed, step, self.config.prompts, len(earlier)):
             passed: list[Problem] = []
             problem = next(fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed))
             problems.append((index + len(passed), problem))
             index += len(passed) + 1
-        return problems[:self.affordable([problem for _, problem in problems])]
+        return problems[len(earlier):self.affordable([problem for _, problem in problems])]
 
     def affordable(self, problems: Sequence[Problem]) -> int:
         """Return how many of `problems`, from the first on, a step can take: problems x group size x the largest budget <= `step_tokens`, or 1."""
@@ -126,13 +134,12 @@ class Trainer:
     def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
         groups, waiting, attempt = [], list(problems), 0
-        self.drafting.begin()
         while waiting:
             drawn = self.sample(step, waiting, attempt)
             clock.lap("rollout")
             for group in drawn:
                 group.scores = self.task.score(group.problem, group.texts)
-            falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}")
+            falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}")
             for group in drawn:
                 group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)
                 group.trap = common_trap(group.scores)

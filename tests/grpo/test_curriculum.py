@@ -111,6 +111,7 @@ def test_levels_are_a_pure_function_and_never_above(seed, step, count, rung):
     ladder.rung = rung
     levels = ladder.levels_for(seed, step, count)
     assert levels == ladder.levels_for(seed, step, count) and len(levels) == count
+    assert set(ladder.levels_for(seed, step, count, 16)) <= set(ladder.rungs[:rung + 1])
     assert levels[0] == ladder.level and set(levels) <= set(ladder.rungs[:rung + 1])
 
 
@@ -120,6 +121,13 @@ def test_replay_share():
     ladder.rung = 1
     drawn = [level for step in range(500) for level in ladder.levels_for(3, step, 8)[1:]]
     assert 0.22 < drawn.count(10) / len(drawn) < 0.28
+
+
+def test_further_prompts_of_a_step_have_levels_of_their_own():
+    ladder = Curriculum([10, 25], replay=0.5)
+    ladder.rung = 1
+    for curriculum in (ladder, Servo([10, 25])):
+        assert curriculum.levels_for(0, 1, 40) != curriculum.levels_for(0, 1, 40, 40) == curriculum.levels_for(0, 1, 40, 40)
 
 
 def test_replay_prefers_the_rung_with_the_lowest_score():

@@ -41,7 +41,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
     config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
                     **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
     trainer = Trainer(config, kind(odd, stuck), policy)
-    trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(12)}
+    trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 
 
@@ -104,6 +104,23 @@ def test_solved_groups_are_not_drawn_again(tiny_policy):
     report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
     assert {group.action for group in report.groups if group.index % 2} == {"skip"}
     assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
+
+
+@pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
+def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
+    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=wanted)  # one of each two prompts varies; four times two are the most
+    report = trainer.step()
+    assert [group.index for group in report.groups] == list(range(drawn)) and trainer.drawn == drawn
+    assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
+    assert all(bool(group.advantages) == (group.index % 2 == 0) for group in report.groups)
+    assert trainer.step().groups[0].index == drawn  # no problem comes twice
+
+
+def test_dynamic_sampling_keeps_within_the_tokens_of_a_step(tiny_policy):
+    alone = trainer_for(tiny_policy, prompts=2, dynamic_sampling=9)
+    assert len(alone.step().groups) == 8
+    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=9, step_tokens=5 * 4 * 24)
+    assert len(trainer.step().groups) == 5 and trainer.step().groups[0].index == 5
 
 
 @pytest.mark.parametrize("on_degenerate", ["skip", "resample"])

@@ -1,0 +1,100 @@
+"""The recipe of the embedded model: its optimizer, its step, and that a training in parts is the training in one go."""
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grpo import pretrain
+from grpo.muon import Muon, orthogonal
+
+SHAPE = ["--layers", "2", "--width", "32", "--inner", "48", "--heads", "2", "--kv-heads", "1"]
+VOCABULARY = 64
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    return pretrain.build(pretrain.parse(SHAPE), range(VOCABULARY))
+
+
+def batches(count, length=24, rows=6):
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        tokens = rng.integers(4, VOCABULARY, (rows, length)).astype(np.int16)
+        tokens[:] = tokens[:, :1]  # there is something to learn
+        learned = np.zeros((rows, length), bool)
+        learned[:, length // 2:] = True
+        yield tokens, learned
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_muon_is_torchs_for_every_shape():
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((8, 8), (16, 8), (8, 16), (16, 8))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    muon = Muon(ours, momentum=0.9, weight_decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for p, q in zip(ours, theirs):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        muon.step(torch.tensor(0.02))
+        reference.step()
+        for p, q in zip(ours, theirs):  # the products are in bfloat16 and may round otherwise: 2^-8 of a step of about 0.02
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-4)
+
+
+def test_an_orthogonal_matrix_has_singular_values_near_one():
+    torch.manual_seed(0)
+    for shape in ((3, 12, 5), (2, 5, 12)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)).float())
+        assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_a_step_learns():
+    step = pretrain.Step(small_model(), "cpu")
+    losses = [step(*batch, rate=0.01).item() for batch in batches(60)]
+    assert losses[0] > 0.8 * math.log(VOCABULARY) and sum(losses[-5:]) / 5 < 0.2 * losses[0]
+
+
+def test_parts_are_the_whole():
+    whole = pretrain.Step(small_model(), "cpu")
+    for batch in batches(5):
+        whole(*batch, rate=0.01)
+    first = pretrain.Step(small_model(), "cpu")
+    for batch in list(batches(5))[:3]:
+        first(*batch, rate=0.01)
+    state = {name: value.detach().clone() for name, value in first.state().items()}
+    second = pretrain.Step(small_model(seed=1), "cpu")
+    second.load(state)
+    for batch in list(batches(5))[3:]:
+        second(*batch, rate=0.01)
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(second.model), strict=True))
+
+
+def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pretrain, "accuracy_by_skill", lambda *_, **__: {})
+    flags = [*SHAPE, "--vocabulary", "400", "--batch-tokens", "4096", "--workers", "1", "--steps", "6",
+             "--state", str(tmp_path / "state.safetensors"), "--output", str(tmp_path / "model")]
+    pretrain.train(pretrain.parse([*flags, "--part-minutes", "0"]))
+    assert "0 steps in" in capsys.readouterr().out and not (tmp_path / "model").exists()
+    pretrain.train(pretrain.parse(flags))
+    recipe = pretrain.json.loads((tmp_path / "model" / "recipe.json").read_text())
+    assert recipe["steps"] == 6 and recipe["layers"] == 2 and "state" not in recipe
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_the_step():
+    captured, plain = pretrain.Step(small_model().cuda(), "cuda"), pretrain.Step(small_model().cuda(), "cuda")
+    plain.loss_of = pretrain.loss_of
+    for length in (24, 32, 24):
+        for batch in batches(3, length):
+            loss = captured(*batch, rate=0.01).item()
+            plain.rate.fill_(0.01)
+            expected = plain.compute(*(torch.from_numpy(array).cuda() for array in batch)).item()
+            assert loss == pytest.approx(expected, rel=0.02)
+    for p, q in zip(weights(captured.model), weights(plain.model), strict=True):
+        assert (p - q).abs().max() < 0.05 and torch.corrcoef(torch.stack([p.flatten(), q.flatten()]))[0, 1] > 0.99
