@@ -43,11 +43,11 @@ class Config:
     ramp: bool = flag(True, "start with the levels of the ladder below the asked one (interleave only)")
     promote_by: str | None = flag(None, "climb by the running mean of training, or by heldout problems (default: heldout with --curriculum, "
                                         "else running)")
-    promote_at: float = flag(0.9, "climb to the next level at this mean score")
+    promote_at: float = flag(0.0, "climb to the next level at this mean score (0: 0.97 by heldout problems, 0.9 by the running mean)")
     promote_window: int = flag(3, "steps of the running mean")
     promote_every: int = flag(10, "steps between looks at held-out problems, which are made once the running mean comes near")
     promote_problems: int = flag(64, "problems of each such look")
-    stop_when_climbed: bool = flag(True, "end the run when the last level of --curriculum is climbed, too")
+    stop_when_climbed: bool = flag(False, "end the run when the last level of --curriculum is climbed, too")
     replay: float = flag(0.25, "share of prompts drawn from earlier levels, most from those with the lowest scores")
     rung_minutes: float = flag(0.0, "minutes of training steps on a level, then go on to the next; after the last the run ends (0: no limit)")
     rung_tokens: int = flag(0, "sampled tokens on a level, likewise (0: no limit)")
@@ -69,7 +69,8 @@ class Config:
     draft: str = flag("auto", "verify the task's guess at the next tokens at once: auto, off, or how many; changes no sample")
     # degenerate groups
     on_degenerate: str = flag("skip", "groups without variance: keep, skip, or resample hotter, then skip")
-    dynamic_sampling: int = flag(0, "draw further prompts until so many groups of the step vary, at most four times --prompts (0: no)")
+    dynamic_sampling: int = flag(-1, "draw further prompts until so many groups of the step vary, at most four times --prompts (0: no; -1: 8 "
+                                     "when levels are climbed by heldout problems, else 0)")
     variance_threshold: float = flag(1e-6, "a group is degenerate when its rewards span no more than this")
     retries: int = flag(2, "most times that a group is resampled")
     heat: float = flag(1.15, "factor by which temperature is raised")
@@ -138,10 +139,12 @@ class Config:
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
+        yield "promote_at", 0 <= self.promote_at <= 1, "give a score from 0 to 1"
+        yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
         yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
         for name in ("beta", "importance_limit", "parity_limit", "variance_threshold", "retries", "weight_decay", "max_grad_norm", "warmup",
-                     "micro_tokens", "steps", "eval_every", "best_margin", "rung_minutes", "rung_tokens", "step_tokens", "dynamic_sampling"):
+                     "micro_tokens", "steps", "eval_every", "best_margin", "rung_minutes", "rung_tokens", "step_tokens"):
             yield name, getattr(self, name) >= 0, "give 0 or more"
         for name in ("epochs", "eval_problems", "save_every", "samples_every", "log_every", "promote_window", "promote_every", "promote_problems"):
             yield name, getattr(self, name) >= 1, "give 1 or more"

@@ -68,8 +68,10 @@ class Run:
         rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
         level = config.level or (config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1))
         promote_by = config.promote_by or ("heldout" if config.curriculum and not config.auto else "running")
+        by_looks = promote_by == "heldout"
         self.config = dataclasses.replace(
-            config, level=level, promote_by=promote_by, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
+            config, level=level, promote_by=promote_by, promote_at=config.promote_at or (0.97 if by_looks else 0.9),
+            dynamic_sampling=8 * by_looks if config.dynamic_sampling < 0 else config.dynamic_sampling, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
         return self.config
 
@@ -106,8 +108,9 @@ class Run:
         climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")
         if config.auto:
             climb = f" (levels {', '.join(map(str, rungs))}, by the spread within groups)"
-        limits = [f"{config.rung_minutes:g} minutes a rung"] * (config.rung_minutes > 0) + [f"{config.rung_tokens:,} tokens a rung"] * (
-            config.rung_tokens > 0) + [f"at most {config.step_tokens:,} tokens a step"] * (config.step_tokens > 0)
+        limits = {f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
+                  f"{config.rung_minutes:g} minutes a rung": config.rung_minutes, f"{config.rung_tokens:,} tokens a rung": config.rung_tokens,
+                  f"at most {config.step_tokens:,} tokens a step": config.step_tokens}
         kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
         return {
             "run": str(self.folder),
@@ -119,7 +122,8 @@ class Run:
             "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
                      + f" on {policy.device}, {torch.get_num_threads()} threads",
             "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
-            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}", *limits]),
+            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
+                                *(text for text, limit in limits.items() if limit > 0)]),
             "loss": f"{config.loss}, advantages by {config.scale}{credit}{kl}; groups without variance: {config.on_degenerate}"
                     + (", alarms stop the run" if config.on_alarm == "stop" else ""),
         }

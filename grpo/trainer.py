@@ -267,8 +267,8 @@ class Trainer:
 def curriculum_of(config: Config) -> Curriculum | Servo:
     """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung."""
     if config.auto:
-        return Servo(config.rungs, replay=config.replay, mastered_at=config.promote_at)
-    return Curriculum(config.rungs, promote_by=config.promote_by or "running", promote_at=config.promote_at, window=config.promote_window,
+        return Servo(config.rungs, replay=config.replay, mastered_at=config.promote_at or 0.9)
+    return Curriculum(config.rungs, promote_by=config.promote_by or "running", promote_at=config.promote_at or 0.9, window=config.promote_window,
                       promote_every=config.promote_every, replay=config.replay, rung_seconds=60 * config.rung_minutes,
                       rung_tokens=config.rung_tokens, stop=bool(config.curriculum) and config.stop_when_climbed)
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Groups without variance kept, skipped or drawn again: three seeds each, the same steps. 2 CPU cores, about a minute a run.
-# Runs that are there already are not made again.
+# Groups without variance kept, skipped, drawn again hotter, or replaced by further prompts: three seeds each, the same number of sampled tokens,
+# 25 words straight from the base. 2 CPU cores, about a minute and a half a run. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+declare -A flags=([keep]="--on-degenerate keep" [skip]="" [resample]="--on-degenerate resample" [dynamic]="--dynamic-sampling 12")
 for seed in 0 1 2; do
-    for what in keep skip resample; do
-        run="runs/degenerate-$what-seed$seed"
-        [ -d "$run" ] || python train.py --task interleave --words 10 --steps 60 --on-degenerate "$what" --eval-every 0 --seed "$seed" --name "${run#runs/}"
+    for arm in keep skip resample dynamic; do
+        run="runs/degenerate-$arm-seed$seed"
+        [ -d "$run" ] || python train.py --task interleave --curriculum 25 --promote-by running --rung-tokens 600000 --no-stop-when-climbed --steps 1000 \
+            --schedule constant --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]}
     done
 done
 python runs/tables.py runs/degenerate-*

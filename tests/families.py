@@ -1,9 +1,11 @@
 """Small models of several families, and a rollout that any of them can do."""
-from transformers import GemmaConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, GemmaConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
+from grpo.policy import BUILTIN
 from grpo.rollout.engine import generate
 from grpo.rollout.sampling import sample_key
 
+VOCABULARY = AutoConfig.from_pretrained(BUILTIN).vocab_size
 PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
 
 
@@ -14,7 +16,7 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
                          **settings)
 
 
-SHAPE = dict(vocab_size=2048, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+SHAPE = dict(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, eos_token_id=3, pad_token_id=0, initializer_range=0.15)
 FAMILIES = {
     "llama-3 rotary scaling": lambda: LlamaConfig(**SHAPE, head_dim=32, tie_word_embeddings=True, rope_parameters={
@@ -24,9 +26,9 @@ FAMILIES = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
     "gemma": lambda: GemmaConfig(**SHAPE, head_dim=16),
-    "opt": lambda: OPTConfig(vocab_size=2048, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2,
+    "opt": lambda: OPTConfig(vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2,
                              num_attention_heads=2, eos_token_id=3, pad_token_id=1, init_std=0.3),
-    "gpt2": lambda: GPT2Config(vocab_size=2048, n_embd=64, n_layer=2, n_head=4, n_positions=512, eos_token_id=3, bos_token_id=3,
+    "gpt2": lambda: GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=512, eos_token_id=3, bos_token_id=3,
                                initializer_range=0.15),
     "gpt-neox": lambda: GPTNeoXConfig(**{**SHAPE, "num_key_value_heads": 4}),
 }

@@ -88,8 +88,8 @@ def test_what_a_run_writes(tmp_path, capsys):
 
 CLIMBS = {  # each decides something after the checkpoint of step 2, by what it saw before
     "ladder": ["--curriculum", "3,4,5,6", "--promote-at", "0.02", "--promote-every", "1", "--promote-problems", "3", "--step-tokens", "120"],
-    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "1"],
-    "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "100", "--promote-at", "1"],
+    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "6"],
+    "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "300", "--promote-at", "1"],
 }
 
 
@@ -141,7 +141,7 @@ def test_sigkill_and_resume_of_a_real_process(tmp_path):
 def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsys):
     small = [part for part in SMALL if part not in ("--words", "6")]
     arguments = [*small, "--name", "a", "--curriculum", "4,6", "--promote-at", "0.01", "--promote-every", "1", "--promote-problems", "5",
-                 "--save-every", "9"]
+                 "--save-every", "9", "--stop-when-climbed"]
     assert train.main(arguments) == 0
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
     assert yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6  # the last rung, not the task's 25

@@ -6,7 +6,9 @@ import pytest
 from grpo.config import Config, load_config, parse
 from grpo.evaluate import summarise
 from grpo.records import Group
+from grpo.run import Run
 from tasks.base import Problem, Score, UserError
+from tasks.interleave import Interleave
 
 
 def test_every_flag_is_documented():
@@ -50,7 +52,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
                                  dict(on_degenerate="ignore"), dict(beta=-1.0), dict(epochs=0), dict(heat=0.5), dict(level=-1), dict(draft="on"),
                                  dict(credit="word"), dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0),
                                  dict(rung_minutes=-1.0), dict(step_tokens=-1), dict(promote_every=0),
-                                 dict(promote_problems=0), dict(promote_by="luck")])
+                                 dict(promote_problems=0), dict(promote_by="luck"), dict(promote_at=1.5), dict(dynamic_sampling=-2)])
 def test_bad_values_name_their_flag(bad):
     name, = bad
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
@@ -67,6 +69,16 @@ def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
 def test_the_servo_has_no_rungs(extra):
     with pytest.raises(UserError, match=f"--{next(iter(extra)).replace('_', '-')} .*: leave it out: --curriculum auto"):
         Config(curriculum="auto", **extra)
+
+
+@pytest.mark.parametrize("given, settled", [
+    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 80)), (dict(level=50), ("running", 0.9, 0, 50, 150)),
+    (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 80)),
+    (dict(curriculum="10,25", promote_by="running", promote_at=0.5, dynamic_sampling=3, steps=7), ("running", 0.5, 3, 25, 7)),
+    (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 80))])
+def test_what_is_left_to_defaults(tmp_path, given, settled):
+    config = Run(tmp_path).settle(Config(**given), Interleave())
+    assert (config.promote_by, config.promote_at, config.dynamic_sampling, config.level, config.steps) == settled
 
 
 def groups(values):

@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from families import FAMILIES, PROMPTS, rollout
+from families import FAMILIES, PROMPTS, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.policy import BUILTIN, load_policy
@@ -26,7 +26,7 @@ def write_model(folder, family):
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
 
 
-def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, 2048, 40))):
+def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCABULARY, 40))):
     write_model(folder, family)
     policy = load_policy(str(folder), device="cuda", dtype=dtype, lora_rank=lora)
     for name, parameter in policy.model.named_parameters():
@@ -152,7 +152,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     def least_p(one, other):
         found = []
         for t in range(1, places):
-            counts = torch.stack([torch.bincount(x[:, t], minlength=2048) for x in (one, other)]).double()
+            counts = torch.stack([torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]).double()
             often = counts.sum(0) >= 40
             bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
             bins = bins[:, bins.sum(0) > 0]
