@@ -60,6 +60,20 @@ def test_a_step_learns():
     assert losses[0] > 0.8 * math.log(VOCABULARY) and sum(losses[-5:]) / 5 < 0.2 * losses[0]
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+def test_gradients_are_clipped_at_norm_one(scale):
+    model, batch = small_model(), next(batches(1))
+    step = pretrain.Step(model, "cpu")
+    step.loss_of = lambda *arguments: scale * pretrain.loss_of(*arguments)
+    norm = lambda gradients: torch.stack([g.norm() for g in gradients]).norm().item()  # noqa: E731
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = step.loss_of(model, torch.from_numpy(batch[0]).long(), torch.from_numpy(batch[1]))
+    unclipped = norm(torch.autograd.grad(loss, list(model.parameters())))
+    step(*batch, rate=0.0)
+    assert norm([p.grad for p in model.parameters()]) == pytest.approx(min(1.0, unclipped), rel=1e-3)
+    assert (unclipped > 1) == (scale == 1)
+
+
 def test_parts_are_the_whole():
     whole = pretrain.Step(small_model(), "cpu")
     for batch in batches(5):
