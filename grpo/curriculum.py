@@ -14,6 +14,7 @@ from grpo.records import Decision, Outcome
 from tasks.base import UserError
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
+PROMOTE_AT = {"running": 0.9, "heldout": 0.97}  # the mark where none is asked for; the running mean lags behind
 # How far below the mark the lower end of a look's 95 % interval may lie. A policy whose true mean is below promote_at - MARGIN passes one
 # look in 40. Scores near 0.9 have a standard deviation of 0.1 to 0.2, so the interval of 64 of them reaches down by 0.025 to 0.05: a policy at
 # the mark is not held back by its width. Training within MARGIN of the mark is worth a look, for its mean lags and is noisy itself.

@@ -144,10 +144,10 @@ class Step:
 
     def __init__(self, model, device: str):
         self.model, self.device = model, device
-        inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-        self.muon = Muon(inner)
+        matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name}
+        rest = [p for name, p in model.named_parameters() if name not in matrices]
         self.rate = torch.zeros((), device=device)
-        rest = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
+        self.muon = Muon(matrices.values())
         self.adam = torch.optim.AdamW(rest, lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0, capturable=device == "cuda")
         self.loss_of = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
         self.graphs: dict[int, tuple] = {}
@@ -202,8 +202,7 @@ class Step:
 
     def load(self, state: dict[str, torch.Tensor]):
         for i, p in enumerate(self.adam.param_groups[0]["params"]):  # AdamW makes its state at its first step
-            self.adam.state[p] = {name: state[f"adam.{i}.{name}"].to(self.device if name != "step" or self.device == "cuda" else "cpu")
-                                  for name in ("step", "exp_avg", "exp_avg_sq")}
+            self.adam.state[p] = {name: state[f"adam.{i}.{name}"].to(self.device) for name in ("step", "exp_avg", "exp_avg_sq")}
         for name, value in self.state().items():
             value.data.copy_(state[name])
 

@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
+from grpo.curriculum import PROMOTE_AT
 from grpo.evaluate import evaluate, summarise
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
@@ -68,10 +69,10 @@ class Run:
         rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
         level = config.level or (config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1))
         promote_by = config.promote_by or ("heldout" if config.curriculum and not config.auto else "running")
-        by_looks = promote_by == "heldout"
+        varied = 8 * (promote_by == "heldout") if config.dynamic_sampling < 0 else config.dynamic_sampling
         self.config = dataclasses.replace(
-            config, level=level, promote_by=promote_by, promote_at=config.promote_at or (0.97 if by_looks else 0.9),
-            dynamic_sampling=8 * by_looks if config.dynamic_sampling < 0 else config.dynamic_sampling, lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
+            config, level=level, promote_by=promote_by, promote_at=config.promote_at or PROMOTE_AT[promote_by], dynamic_sampling=varied,
+            lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
         return self.config
 

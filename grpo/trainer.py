@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config
-from grpo.curriculum import Curriculum
+from grpo.curriculum import PROMOTE_AT, Curriculum
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.update import update
@@ -68,8 +68,8 @@ class Trainer:
     def step(self) -> StepReport:
         """Draw, score, weigh and learn from one batch of groups."""
         step, clock = self.done + 1, _Clock()
-        problems, groups, kept = [], [], []  # every try, discarded ones too
-        self.current = groups
+        problems, kept = [], []
+        groups = self.current = []  # every try, discarded ones too
         self.drafting.begin()
         while more := self.problems(step, problems):
             problems += more
@@ -266,9 +266,11 @@ class Trainer:
 
 def curriculum_of(config: Config) -> Curriculum | Servo:
     """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung."""
+    promote_by = config.promote_by or "running"
+    promote_at = config.promote_at or PROMOTE_AT[promote_by]
     if config.auto:
-        return Servo(config.rungs, replay=config.replay, mastered_at=config.promote_at or 0.9)
-    return Curriculum(config.rungs, promote_by=config.promote_by or "running", promote_at=config.promote_at or 0.9, window=config.promote_window,
+        return Servo(config.rungs, replay=config.replay, mastered_at=promote_at)
+    return Curriculum(config.rungs, promote_by=promote_by, promote_at=promote_at, window=config.promote_window,
                       promote_every=config.promote_every, replay=config.replay, rung_seconds=60 * config.rung_minutes,
                       rung_tokens=config.rung_tokens, stop=bool(config.curriculum) and config.stop_when_climbed)
 

@@ -37,7 +37,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy("builtin" if family == "builtin" else str(tmp_path), device="cpu")
-    problems = [problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(8)]
+    problems = [problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(9)]
     settings = dict(prompts=[problem.prompt for problem in problems], samples=8, budget=64, temperature=temperature)
     _, plain = rollout(policy, **settings)
     compared, texts = 0, [group[0].text for group in plain]
@@ -50,7 +50,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
         for ours, theirs in zip((a for group in drafted for a in group), (a for group in plain for a in group)):
             torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), atol=5e-4, rtol=0)
         compared += sum(len(answer.tokens) for group in drafted for answer in group)
-    assert compared > 3000
+    assert compared > 4000
 
 
 def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
