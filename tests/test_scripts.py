@@ -1,0 +1,45 @@
+"""The commands that are written down, in runs/*.sh and the README, use flags that there are."""
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import eval
+import train
+
+HOUSE = Path(__file__).resolve().parents[1]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+PROGRAMS = {"train.py": train.main, "eval.py": eval.main}
+WRITTEN = [HOUSE / "README.md", *sorted((HOUSE / "runs").glob("*.sh"))]
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {name: flags_of(main) for name, main in PROGRAMS.items()}
+
+
+def flags_of(main):
+    """Return the flags in a program's --help, those of the tasks among them."""
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+        main(["--help"])
+    return set(FLAG.findall(said.getvalue()))
+
+
+def commands(text):
+    """Return (program, flags) of each command line of `text`; arrays of a script's arms belong to its train.py."""
+    lines = text.replace("\\\n", " ").replace("declare -A flags", "train.py").splitlines()
+    return [(name, set(FLAG.findall(line.partition(name)[2].partition("#")[0])))
+            for line in lines for name in PROGRAMS if name in line and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_the_flags_of_written_commands_exist(path, known):
+    for name, flags in commands(path.read_text()):
+        assert flags <= known[name], path
+
+
+def test_a_flag_that_is_gone_is_seen(known):
+    (name, flags), = commands("python train.py --words 25 \\\n  --no-stop-when-climbed  # --not-this\n")
+    assert name == "train.py" and flags - known[name] == {"--no-stop-when-climbed"}
