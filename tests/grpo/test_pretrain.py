@@ -101,6 +101,7 @@ def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, caps
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates
 def test_a_captured_step_is_the_step():
     captured, plain = pretrain.Step(small_model().cuda(), "cuda"), pretrain.Step(small_model().cuda(), "cuda")
     plain.loss_of = pretrain.loss_of
