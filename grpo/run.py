@@ -28,7 +28,7 @@ from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
-from grpo.store.rollouts import remove_after, write_rollouts
+from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, problem_stream
 from tasks.supply import held_out
@@ -82,6 +82,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
         self.seen, self.decisions = MetricsLog(self.folder, "seen.jsonl"), MetricsLog(self.folder, "curriculum.jsonl")
+        self.groups = MetricsLog(self.folder, "groups.jsonl")
         self.samples = SamplesLog(self.folder, every=config.samples_every)
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
@@ -146,7 +147,7 @@ class Run:
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         load_rng(self.checkpoint)
         done = self.trainer.done
-        for log in (self.metrics, self.evals, self.seen, self.decisions, self.samples):
+        for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
@@ -155,10 +156,11 @@ class Run:
 
     def record(self, report: StepReport):
         """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
-        write_rollouts(self.folder / "rollouts" / f"step-{report.step:06d}.jsonl.zst", report.groups, step=report.step)
+        write_rollouts(file_of(self.folder, "step", report.step), report.groups, step=report.step)
         self.metrics.append(report.metrics)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
         self.seen.append({"step": report.step, "keys": list(keys)})
+        self.groups.append({"step": report.step, "groups": summaries(report.groups)})
         self._record_decisions(report.decisions)
         self.samples.append(report.step, report.groups)
 
@@ -169,7 +171,7 @@ class Run:
     def save_failed(self) -> Path:
         """Write the batch of a step that could not be finished, for inspection."""
         step = self.trainer.done + 1
-        path = self.folder / "rollouts" / f"failed-{step:06d}.jsonl.zst"
+        path = file_of(self.folder, "failed", step)
         write_rollouts(path, self.trainer.current, step=step)
         return path
 
@@ -208,7 +210,7 @@ class Run:
         config, curriculum = self.config, self.trainer.curriculum
         levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
         every = [group for level in sorted(levels) for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]]
-        write_rollouts(self.folder / "rollouts" / f"eval-{self.trainer.done:06d}.jsonl.zst", every, step=self.trainer.done)
+        write_rollouts(file_of(self.folder, "eval", self.trainer.done), every, step=self.trainer.done)
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
@@ -216,7 +218,7 @@ class Run:
         if not curriculum.wants_look(step):
             return
         line, groups = self._evaluate(curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion")
-        write_rollouts(self.folder / "rollouts" / f"promotion-{step:06d}.jsonl.zst", groups, step=step)
+        write_rollouts(file_of(self.folder, "promotion", step), groups, step=step)
         decisions = curriculum.judge(step, line)
         self._record_decisions(decisions)
         for decision in decisions:
@@ -249,6 +251,7 @@ class Run:
         before, after = ([line for line in self._reports() if line["level"] == self.config.level][i:][:1] for i in (0, -1))
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
+            f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
             f"python -m tasks.audit {self.folder}"])
 
     def stop(self, reason: str):

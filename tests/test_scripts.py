@@ -2,12 +2,14 @@
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import eval
 import train
+from grpo import inspect
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -38,6 +40,13 @@ def commands(text):
 def test_the_flags_of_written_commands_exist(path, known):
     for name, flags in commands(path.read_text()):
         assert flags <= known[name], path
+
+
+def test_the_commands_of_inspect_in_the_readme_are_read():
+    written = re.findall(r"python -m grpo.inspect (.*)", (HOUSE / "README.md").read_text())
+    assert len(written) >= 8
+    for line in written:
+        inspect.parse(shlex.split(line, comments=True))
 
 
 def test_a_flag_that_is_gone_is_seen(known):

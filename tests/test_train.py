@@ -51,7 +51,7 @@ def timeless(lines):
 
 def assert_same_run(one, two):
     assert timeless(read_metrics(one / "metrics.jsonl")) == timeless(read_metrics(two / "metrics.jsonl"))
-    for log in ("eval.jsonl", "seen.jsonl", "curriculum.jsonl"):
+    for log in ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl"):
         assert read_metrics(one / log) == read_metrics(two / log)
     assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
     for path in (one / "rollouts").iterdir():

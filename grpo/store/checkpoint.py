@@ -93,7 +93,7 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     """Return the valid checkpoints of a run in the order of their steps, and what is wrong with each of the others."""
-    found = sorted((p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)), key=_step)
+    found = sorted((p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)), key=step_of)
     damage = {path: verify(path) for path in found}
     return [path for path in found if damage[path] is None], [reason for reason in damage.values() if reason]
 
@@ -136,7 +136,7 @@ def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
 def remove_after(run: Path, step: int) -> list[str]:
     """Remove the valid checkpoints of later steps, for a run taken up at `step` makes them again, and return a line
     for each. Left there they would pass for the most recent ones: `prune` would keep them and remove the new."""
-    return _remove([path for path in checkpoints(run)[0] if _step(path) > step])
+    return _remove([path for path in checkpoints(run)[0] if step_of(path) > step])
 
 
 def _remove(paths: list[Path]) -> list[str]:
@@ -218,7 +218,7 @@ def load_rng(folder: Path):
         torch.cuda.set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]])
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
     return int(_NAME.fullmatch(path.name)[1])
 
 

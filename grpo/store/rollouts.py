@@ -9,13 +9,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score
 
-_NAME = re.compile(r"(?:step|eval|promotion|failed)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|failed)-(\d+)\.jsonl\.zst")
+
+
+def file_of(run: Path, kind: str, step: int) -> Path:
+    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion" or "failed"."""
+    return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
+
+
+def steps_of(run: Path, kind: str = "step") -> list[int]:
+    """Return the steps whose rollouts of a `kind` are stored, rising."""
+    names = (_NAME.fullmatch(path.name) for path in (Path(run) / "rollouts").glob(f"{kind}-*"))
+    return sorted(int(name[2]) for name in names if name)
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
@@ -35,8 +47,18 @@ def remove_after(run: Path, step: int):
     """Remove the files of later steps: they will be made again."""
     for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
         name = _NAME.fullmatch(path.name)
-        if name and int(name[1]) > step:
+        if name and int(name[2]) > step:
             path.unlink()
+
+
+def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return a line for each group of a step, without its texts: what is asked of all groups of a run at once (groups.jsonl)."""
+    return [{
+        "group": number, "index": group.index, "attempt": group.attempt, "level": group.problem.level, "temperature": group.temperature,
+        "class": group.verdict, "action": group.action, "trap": group.trap, "reward": fmean(group.rewards), "reward_std": group.spread,
+        "value": fmean(score.value for score in group.scores), "exact": fmean(score.exact for score in group.scores),
+        "distinct": len(set(group.texts)), "tokens": group.tokens,
+    } for number, group in enumerate(groups)]
 
 
 def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:

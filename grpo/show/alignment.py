@@ -1,0 +1,79 @@
+"""A completion held against what was wanted, word by word, as text in colour: what it wrote, what it left out, what it added.
+
+The marks are those of wdiff, so that nothing depends on colour: `[-missing-]`, `{+added+}`, and both for a word in the
+place of another. The alignment is Needleman and Wunsch's with the scoring of the score (match 1, mismatch -1, gap -1).
+"""
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from rich.text import Text
+
+from align.needleman import nw_align
+from align.words import split_words
+from grpo.text import visible
+
+STYLES = {"match": "green", "substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
+CONTEXT = 6  # right words shown at each end of a run of them
+
+
+class Column(NamedTuple):
+    """One word of an alignment: `kind` is "match", "substitute", "delete" (`written` is None) or "insert" (`wanted` is None)."""
+
+    kind: str
+    wanted: str | None
+    written: str | None
+
+
+def aligned(target: str, text: str) -> list[Column]:
+    """Return a best alignment of the words of `text` with those of `target`.
+
+    >>> [column.kind for column in aligned("the old owl", "the owl saw")]
+    ['match', 'delete', 'match', 'insert']
+    """
+    wanted, written = split_words(target), split_words(text)
+    return [Column(op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j])
+            for op in nw_align(wanted, written).ops]
+
+
+def counts(columns: Sequence[Column]) -> str:
+    """Return how many words are of which kind, as a sentence."""
+    names = {"match": "right", "substitute": "in the place of another", "delete": "missing", "insert": "too many"}
+    numbers = {kind: sum(column.kind == kind for column in columns) for kind in names}
+    return ", ".join(f"{number} {names[kind]}" for kind, number in numbers.items() if number or kind == "match")
+
+
+def first_divergence(target: str, text: str) -> str:
+    """Return the first word that is not the wanted one, with what was wanted: "word 3: wrote 'saw' for 'owl'"; "" where there is none."""
+    wanted, written = split_words(target), split_words(text)
+    at = next((i for i, (x, y) in enumerate(zip(wanted, written)) if x != y), min(len(wanted), len(written)))
+    if at == len(wanted) == len(written):
+        return ""
+    if at == len(written):
+        return f"word {at + 1}: ended before '{visible(wanted[at])}'"
+    wrote = f"word {at + 1}: wrote '{visible(written[at])}'"
+    return f"{wrote} for '{visible(wanted[at])}'" if at < len(wanted) else f"{wrote} after the end"
+
+
+def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
+    """Return the alignment as text; the middle of a long run of right words is counted instead, unless `whole`."""
+    pieces: list[Text] = []
+    for right, run in groupby(columns, lambda column: column.kind == "match"):
+        run = list(run)
+        hidden = len(run) - 2 * CONTEXT
+        if right and not whole and hidden > CONTEXT:
+            pieces += [_word(column) for column in run[:CONTEXT]]
+            pieces.append(Text(f"… {hidden} right …", "dim"))
+            pieces += [_word(column) for column in run[-CONTEXT:]]
+        else:
+            pieces += [_word(column) for column in run]
+    return Text(" ").join(pieces)
+
+
+def _word(column: Column) -> Text:
+    kind, wanted, written = column
+    if kind == "match":
+        return Text(visible(written), STYLES[kind])
+    missing = f"[-{visible(wanted)}-]" if wanted is not None else ""
+    added = f"{{+{visible(written)}+}}" if written is not None else ""
+    return Text(missing + added, STYLES[kind])

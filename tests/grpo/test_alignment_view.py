@@ -1,0 +1,55 @@
+"""What is shown of a completion: its words against the wanted ones."""
+from hypothesis import given
+from hypothesis import strategies as st
+
+from align.needleman import nw_score
+from grpo.show.alignment import CONTEXT, aligned, counts, first_divergence, rendered
+
+TEXTS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
+
+
+@given(TEXTS, TEXTS)
+def test_columns_spell_out_both_texts_at_the_best_score(target, text):
+    columns = aligned(target, text)
+    assert " ".join(c.wanted for c in columns if c.wanted is not None) == target
+    assert " ".join(c.written for c in columns if c.written is not None) == text
+    assert all((c.kind == "match") == (c.wanted == c.written) for c in columns)
+    assert sum(1 if c.kind == "match" else -1 for c in columns) == nw_score(target.split(), text.split())
+
+
+@given(TEXTS, TEXTS)
+def test_up_to_the_first_divergence_all_is_right(target, text):
+    said, wanted, written = first_divergence(target, text), target.split(), text.split()
+    if not said:
+        assert wanted == written
+    else:
+        at = int(said.split(":")[0].removeprefix("word ")) - 1
+        assert wanted[:at] == written[:at] and wanted[at:at + 1] != written[at:at + 1]
+
+
+def test_what_is_said_of_a_divergence():
+    assert first_divergence("a b c", "a x c") == "word 2: wrote 'x' for 'b'"
+    assert first_divergence("a b c", "a b") == "word 3: ended before 'c'"
+    assert first_divergence("a b", "a b c") == "word 3: wrote 'c' after the end"
+
+
+def test_marks_do_not_hang_on_colour():
+    columns = aligned("the old owl saw", "the owl ran saw fast")
+    assert rendered(columns).plain == "the [-old-] owl {+ran+} saw {+fast+}"
+    assert counts(columns) == "3 right, 1 missing, 2 too many"
+    assert rendered(aligned("a b c", "a x c")).plain == "a [-b-]{+x+} c"
+    assert counts([]) == "0 right"
+
+
+def test_the_middle_of_a_long_run_of_right_words_is_counted():
+    words = [f"w{i}" for i in range(40)]
+    columns = aligned(" ".join(words), " ".join(words[:-1]))
+    shown = rendered(columns).plain
+    assert f"… {39 - 2 * CONTEXT} right …" in shown and "w5" in shown and "w6 " not in shown and shown.endswith("w38 [-w39-]")
+    assert rendered(columns, whole=True).plain.startswith(" ".join(words[:-1]))
+
+
+def test_texts_cannot_colour_or_move_the_screen():
+    shown = rendered(aligned("a b", "a \x1b[31m[bold]x[/bold]"))
+    assert "\x1b" not in shown.plain and "[bold]x[/bold]" in shown.plain
+    assert "\x1b" not in first_divergence("a", "\x1b[2J")
