@@ -14,12 +14,14 @@ from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.rollout.drafting import parse_mode
+from grpo.store.trackers import TRACKERS, names_of
 from tasks.base import REGISTRY, UserError, options_of, split_options
 from tasks.supply import fixed_size
 
 CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}  # low, high; each paper's own; else 0.2, 0.2
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
-ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device", "on_alarm")
+ON_RESUME = ("steps", "log_every", "eval_every", "eval_problems", "samples_every", "save_every", "keep_best", "device", "on_alarm",
+             "track")
 
 
 def flag(default: Any, help: str, **extra: Any) -> Any:
@@ -106,6 +108,7 @@ class Config:
     keep_best: bool = flag(False, "keep the best checkpoint, beside the first, the second to last and the last")
     samples_every: int = flag(10, "steps between entries of samples.log")
     log_every: int = flag(1, "steps between lines on the console")
+    track: str | None = flag(None, "send the figures to " + ", ".join(TRACKERS) + " too (several: commas between them)")
 
     def __post_init__(self):
         for name, good, fix in self._checks():
@@ -154,6 +157,7 @@ class Config:
         if self.curriculum:
             parse_rungs(self.curriculum)
         fixed_size(self.problems)
+        names_of(self.track)
 
     @property
     def clips(self) -> tuple[float, float]:

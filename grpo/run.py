@@ -29,6 +29,7 @@ from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
+from grpo.store.trackers import Trackers, check_installed
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, problem_stream
 from tasks.supply import held_out
@@ -64,6 +65,7 @@ class Run:
 
     def settle(self, config: Config, task: Task) -> Config:
         """Fill in what was left to defaults; `config.yaml` holds the result."""
+        check_installed(config.track)
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
         rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
@@ -88,6 +90,8 @@ class Run:
         self.best: str | None = None
         self.about = self.facts()
         config.save(self.folder / "config.yaml", **self.about)
+        done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
+        self.trackers = Trackers(config.track, self.folder, dataclasses.asdict(config), done, console.warn)
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device and commit, for the record."""
@@ -158,6 +162,7 @@ class Run:
         """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
         write_rollouts(file_of(self.folder, "step", report.step), report.groups, step=report.step)
         self.metrics.append(report.metrics)
+        self.trackers.log(report.metrics)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
         self.seen.append({"step": report.step, "keys": list(keys)})
         self.groups.append({"step": report.step, "groups": summaries(report.groups)})
@@ -235,6 +240,7 @@ class Run:
                 "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
                 "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
         self.evals.append(line)
+        self.trackers.log(line)
         self.console.evaluation(line)
         return line, groups
 
@@ -253,6 +259,7 @@ class Run:
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
             f"python -m tasks.audit {self.folder}"])
+        self.trackers.finish()
 
     def stop(self, reason: str):
         """Say by which alarm the run was ended, and keep that in config.yaml."""
