@@ -7,7 +7,6 @@ All clock times are UTC.
 """
 import os
 import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from grpo.records import StepReport
+from grpo.show.alignment import aligned, rendered
+from grpo.show.tables import classes_of
 from grpo.text import visible
 
 # Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is the score's name.
@@ -42,6 +43,8 @@ PANEL_ROWS = (("level", "value", *GROUPS), (*SPEED, "time/rollout", "time/update
 Evaluation = Mapping[str, Any]  # a line of eval.jsonl
 HISTORY = 40  # steps of the sparkline
 PANEL_WIDTH = 80  # columns; rich makes it narrower where the terminal is
+SAMPLE_LINES = 3  # of the completion shown
+ROTATE = 7  # completions between those shown in one step and the next: another group soon
 
 
 def clock_time(seconds: float) -> str:
@@ -119,20 +122,31 @@ def summary_table(before: Sequence[Evaluation], after: Sequence[Evaluation], met
 
 def panel(report: StepReport, total_steps: int, *, seconds_left: float | None = None, rewards: Sequence[float] = (),
           metric: str = "score") -> Panel:
-    """Return the live panel: progress, figures, `rewards` as a sparkline, the start of the step's best completion."""
+    """Return the live panel: progress, figures, `rewards` as a sparkline, the classes of the groups, and a completion, another
+    one each step, held against what was wanted."""
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
     rows = [_columns(ProgressBar(total_steps, report.step, complete_style="cyan", finished_style="cyan"),
                      f"{report.step / total_steps:.0%}", left)]
     rows.append(_quiet(figures(report.metrics, ("reward", "reward_std"))).append("  " + sparkline(rewards), "cyan"))
     rows += [_quiet(visible(line)) for names in PANEL_ROWS if (line := figures(report.metrics, names, metric))]
-    scored = [pair for group in report.groups for pair in zip(group.completions, group.scores)]
+    if classes := classes_of(report.metrics):
+        rows.append(Text.assemble(("groups ", "dim"), classes))
+    scored = [(group.problem.target, *pair) for group in report.groups for pair in zip(group.completions, group.scores)]
     if scored:
-        completion, score = max(scored, key=lambda pair: pair[1].reward)
-        head = f"best {score.reward:.3f}"
-        text = textwrap.wrap(visible(completion.text), PANEL_WIDTH - len(head) - 6, max_lines=2, placeholder=" …")
-        rows.append(_columns(_quiet(head), Text("\n".join(text), overflow="fold")))
+        target, completion, score = scored[ROTATE * report.step % len(scored)]
+        head = f"paid {score.reward:.3f}"
+        rows.append(_columns(_quiet(head), _cut(rendered(aligned(target, completion.text)), PANEL_WIDTH - len(head) - 6)))
     title = Text(_control(report.metrics) + f"step {report.step} of {total_steps}", style="bold")
     return Panel(Stack(*rows), title=title, title_align="left", border_style="dim", width=PANEL_WIDTH)
+
+
+def _cut(text: Text, width: int) -> Text:
+    """Return the first SAMPLE_LINES lines of `text`, wrapped to `width` columns."""
+    lines = text.wrap(RichConsole(), width - 2, overflow="fold")
+    more = " …" if len(lines) > SAMPLE_LINES else ""
+    shown = Text("\n").join(lines[:SAMPLE_LINES])
+    shown.rstrip()
+    return shown.append(more, "dim")
 
 
 def _quiet(text: str) -> Text:

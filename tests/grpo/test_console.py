@@ -126,13 +126,21 @@ def test_summary_table():
         "   50  T 1       -                     0.400 [0.390, 0.410]    -   → 0.010"]
 
 
-def test_panel_shows_progress_figures_and_the_best_completion():
-    text = rendered(panel(report(step=75, texts=["poor", "[b]best[/b] of all", "fair"], rewards=[0.1, 0.9, 0.3]), 300,
+def test_panel_shows_progress_figures_and_a_completion():
+    classes = {"groups/class/varied": 5, "groups/class/solved": 2, "groups/class/failed": 0}
+    text = rendered(panel(report(step=75, metrics=METRICS | classes, texts=["[b]target[/b]", "target of all"], rewards=[0.1, 0.9]), 300,
                           seconds_left=572, rewards=[0.0, 0.5, 1.0], metric="similarity"))
     for part in ("step 75 of 300", "25%", "left 9:32", "reward 0.412 ± 0.083  ▁▅█", "similarity 0.531",
-                 "kept  6 of 8", "5,321 tok/s", "KL 0.0012", "best 0.900  [b]best[/b] of all"):
+                 "kept  6 of 8", "5,321 tok/s", "KL 0.0012", "groups 5 varied, 2 solved",
+                 "paid 0.900  target {+of+} {+all+}"):
         assert part in text
-    assert "poor" not in text and "fair" not in text
+
+
+def test_panel_shows_one_completion_after_the_other():
+    texts = [f"word{i}" for i in range(4)]
+    shown = [re.search(r"paid (\d\.\d+) +\[-target-\]\{\+(word\d)", rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), 9))).groups()
+             for step in range(1, 5)]
+    assert sorted(shown) == [(f"0.{i}00", f"word{i}") for i in range(4)]
 
 
 @pytest.mark.parametrize("width", [200, 80, 40, 12])
@@ -141,11 +149,11 @@ def test_panel_never_leaves_the_screen(width):
     assert all(cell_len(line) == min(width, 80) for line in text.splitlines())
 
 
-def test_panel_cuts_the_completion_to_two_lines():
+def test_panel_cuts_the_completion_to_three_lines():
     short = rendered(panel(report(texts=["word"], rewards=[0.5]), 300))
     long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), 300))
-    assert len(long.splitlines()) == len(short.splitlines()) + 1
-    assert "word …" in long and "…" not in short
+    assert len(long.splitlines()) == len(short.splitlines()) + 2
+    assert "{+word+} …" in long and "…" not in short
 
 
 def everything(console):
@@ -175,8 +183,8 @@ def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert f"  {COMMAND}\n" in text  # left to the terminal to wrap, to be copied whole
     assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text.replace(COMMAND, "")))
-    panel_row = next(line for line in text.splitlines() if "best 0.500" in line)
-    assert r"[bold]one[/bold] \x1b[31mred\x1b[2J </script>" in panel_row and ":smile:" in text
+    panel_row = next(line for line in text.splitlines() if "paid 0.500" in line)
+    assert "{+[bold]one[/bold]+}" in panel_row and r"{+\x1b[31mred\x1b[2J+}" in text and "{+</script>+}" in text and ":smile:" in text
 
 
 def test_summary_ends_the_panel_and_names_files_and_commands():
