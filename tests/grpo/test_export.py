@@ -65,6 +65,11 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert text.startswith("---\nlibrary_name: peft\n") and f"`{tiny_model.name}` trained by GRPO" in text and str(tiny_model.parent) not in text and "lora_rank 4" in text and "paid by `similarity`" in text
 
 
+def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
+    rows = [line for line in export.card(export.load_run(runs / "lora"), 1, adapter=True).splitlines() if "10 words" in line]
+    assert len(rows) == 1 and rows[0].startswith("| 0 |")
+
+
 def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
