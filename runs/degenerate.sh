@@ -12,3 +12,4 @@ for seed in 0 1 2; do
     done
 done
 python runs/tables.py runs/degenerate-*
+python runs/curves.py runs/degenerate-*-seed0 --metrics "value,group_std,groups/kept" --smooth 3 --output runs/degenerate.svg
