@@ -17,28 +17,25 @@ from grpo.policy import Policy, load_policy
 from grpo.rollout.engine import fitting
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Problem, Task, UserError, load_task, problem_stream, split_options
+from tasks.base import Problem, Task, UserError, exit_status, load_task, problem_stream, split_options
 from tasks.dataset import read_problems
 from tasks.supply import held_out
 
 
 def main(argv: list[str]) -> int:
-    try:
-        arguments = parse(argv)
-        task = load_task(arguments.task, options=arguments.options)
-        levels = levels_of(arguments.words, task)
-        policy, seen, arguments.mark = load(arguments.model, arguments.device)
-        results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
-        show(results, task)
-        if arguments.json:
-            lines = [{key: value for key, value in result.items() if key != "groups"} for result in results]
-            Path(arguments.json).write_text(json.dumps(lines, indent=1) + "\n")
-    except UserError as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"eval.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    return exit_status("eval.py", lambda: report(argv))
+
+
+def report(argv: list[str]) -> int:
+    arguments = parse(argv)
+    task = load_task(arguments.task, options=arguments.options)
+    levels = levels_of(arguments.words, task)
+    policy, seen, arguments.mark = load(arguments.model, arguments.device)
+    results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
+    show(results, task)
+    if arguments.json:
+        lines = [{key: value for key, value in result.items() if key != "groups"} for result in results]
+        Path(arguments.json).write_text(json.dumps(lines, indent=1) + "\n")
     return 0
 
 

@@ -7,25 +7,23 @@ from grpo.policy import load_policy
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.trainer import Trainer
-from tasks.base import UserError, load_task
+from tasks.base import exit_status, load_task
 from tasks.dataset import read_problems
 from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
+    return exit_status("train.py", lambda: start(argv))
+
+
+def start(argv: list[str]) -> int:
+    config, given = parse(argv)
+    run, config = open_run(config, given, home=Path("runs"))
+    task = load_task(config.task, config.reward, config.task_options)
+    config = run.settle(config, task)
     try:
-        config, given = parse(argv)
-        run, config = open_run(config, given, home=Path("runs"))
-        task = load_task(config.task, config.reward, config.task_options)
-        config = run.settle(config, task)
         with Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
             stopped = train(config, run, task, console)
-    except UserError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"train.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
     except FloatingPointError as error:
         print(f"train.py: stopped: {error}", file=sys.stderr)
         return 1
@@ -35,9 +33,7 @@ def main(argv: list[str]) -> int:
 def train(config: Config, run: Run, task, console: Console) -> bool:
     """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return whether an alarm stopped it."""
     with console.loading(config.model):
-        policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora_rank=config.lora_rank,
-                             lora_alpha=config.lora_alpha, seed=config.seed, keep_reference=config.beta > 0,
-                             weights=run.checkpoint)
+        policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
     supply = Supply(task, seed=config.seed, kind=config.problems,
                     dataset=read_problems(Path(config.dataset)) if config.dataset else ())
     trainer = Trainer(config, task, policy, supply)

@@ -1,5 +1,18 @@
-"""The one exception for mistakes that the user can mend."""
+"""The one exception for mistakes that the user can mend, and how a program ends on one."""
+import sys
+from collections.abc import Callable
 
 
 class UserError(ValueError):
     """One line for the user: what is wrong, where, and what would be right. The programs print it and exit with 2."""
+
+
+def exit_status(program: str, action: Callable[[], int]) -> int:
+    """Return what `action` returns; where the user or the disk is at fault, print that in one line of the `program` and return 2."""
+    try:
+        return action()
+    except UserError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
+    return 2

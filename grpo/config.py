@@ -14,6 +14,7 @@ from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.rollout.drafting import parse_mode
+from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
 from tasks.base import REGISTRY, UserError, options_of, split_options
 from tasks.supply import fixed_size
@@ -165,6 +166,12 @@ class Config:
         return self.clip_low or low, self.clip_high or high
 
     @property
+    def loading(self) -> dict[str, Any]:
+        """How the policy is loaded: keywords of `grpo.policy.load_policy`, beside the model's name."""
+        return {"device": self.device, "dtype": self.dtype, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha, "seed": self.seed,
+                "keep_reference": self.beta > 0}
+
+    @property
     def mark(self) -> dict[str, str]:
         """What every line of a control run carries, so that it is never taken for a real one; nothing for a real run."""
         return {} if self.control == "none" else {"control": self.control}
@@ -188,12 +195,7 @@ class Config:
 
 def load_config(path: Path) -> Config:
     """Read the configuration of a run. Raises UserError for a file that is none, and for unknown keys."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not the configuration of a run ({str(error).splitlines()[0]})") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
+    values = read_config(path)
     values.pop("facts", None)
     unknown = set(values) - {f.name for f in dataclasses.fields(Config)}
     if unknown:

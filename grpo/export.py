@@ -1,8 +1,9 @@
 """A trained policy for others: `python -m grpo.export runs/NAME FOLDER`.
 
-Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and what reads their layout (vLLM; not tried): the model of the run's latest valid checkpoint, an adapter merged
-into its base, with the tokenizer and a model card that holds the run's figures. `--adapter` writes the adapter by itself, for
-`PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
+Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others that read their layout (vLLM; not tried):
+the model of the run's latest valid checkpoint, an adapter merged into its base, with the tokenizer and a model card that holds the
+run's figures. `--adapter` writes the adapter by itself, for `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must
+be new or empty.
 """
 import argparse
 import sys
@@ -13,21 +14,18 @@ import torch
 
 from grpo.config import load_config
 from grpo.policy import load_policy
+from grpo.show.console import interval
 from grpo.store.checkpoint import find_resume, step_of
 from grpo.store.run_data import RunData, load_run
-from tasks.base import UserError
+from tasks.base import UserError, exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        arguments = parse(argv)
-        step = export(arguments.run, arguments.folder, adapter=arguments.adapter, dtype=arguments.dtype)
-    except UserError as error:
-        print(f"grpo.export: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"grpo.export: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    return exit_status("grpo.export", lambda: write(parse(argv)))
+
+
+def write(arguments: argparse.Namespace) -> int:
+    step = export(arguments.run, arguments.folder, adapter=arguments.adapter, dtype=arguments.dtype)
     print(f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, with its tokenizer and card")
     return 0
 
@@ -55,8 +53,8 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         raise UserError(f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already; give a new or an empty folder")
-    policy = load_policy(config.model, device="cpu", dtype="float32" if config.dtype == "auto" else config.dtype, lora_rank=config.lora_rank,
-                         lora_alpha=config.lora_alpha, weights=checkpoint)
+    as_trained = {**config.loading, "device": "cpu", "dtype": "float32" if config.dtype == "auto" else config.dtype, "keep_reference": False}
+    policy = load_policy(config.model, **as_trained, weights=checkpoint)
     model = policy.model if adapter or not config.lora_rank else policy.model.merge_and_unload()
     model = model.to(getattr(torch, dtype)) if dtype else model
     model.save_pretrained(folder)
@@ -68,9 +66,8 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
 def card(run: RunData, step: int, *, adapter: bool) -> str:
     """Return the model card: what it is, how it was made, how it scored on held-out problems before and after, what it is not."""
     config, facts = run.config, run.config.get("facts", {})
-    reports = [line for line in run.evals if line["purpose"] == "report" and line["step"] <= step]
-    rows = [f"| {line['step']} | {line['level']} {line.get('unit', '')} | {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] | {line['exact']:.3f} | {line['n']} |"
-            for line in reports]
+    reports = [line for line in run.reports if line["step"] <= step]
+    rows = [f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | {line['exact']:.3f} | {line['n']} |" for line in reports]
     control = f"\n**A control run ({config['control']}): its rewards carried no information.**\n" if config.get("control", "none") != "none" else ""
     metric = reports[0].get("metric", "score") if reports else "score"
     front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation", "tags: [grpo, reinforcement-learning]"]

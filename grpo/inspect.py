@@ -27,12 +27,13 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.show.alignment import aligned, counts, first_divergence, rendered
+from grpo.show.console import interval
 from grpo.show.tables import WHY, advantage_of, class_of, classes_of, done_to, said_of, show_table, spread_of, tint, trap_of
 from grpo.store.export import export
 from grpo.store.rollouts import summaries
 from grpo.store.run_data import RunData, load_run, rollout_record
 from grpo.text import visible
-from tasks.base import UserError
+from tasks.base import UserError, exit_status
 
 Record = Mapping[str, Any]
 PIPE_WIDTH = 160  # columns where the output is no terminal
@@ -47,14 +48,15 @@ COMPARED = {"reward": "reward", "score": "value", "spread": "group_std", "entrop
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    return exit_status("grpo.inspect", lambda: show(argv))
+
+
+def show(argv: Sequence[str] | None) -> int:
+    arguments = parse(argv)
+    run = load_run(arguments.run)
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPE_WIDTH, highlight=False)
     try:
-        arguments = parse(argv)
-        run = load_run(arguments.run)
-        console = Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPE_WIDTH, highlight=False)
         return arguments.command(run, arguments, console) or 0
-    except UserError as error:
-        print(f"grpo.inspect: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
         return 0
@@ -216,14 +218,13 @@ def compared(run: RunData, arguments) -> dict[str, Any]:
     lines = chosen(run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    reports = [line for line in run.evals if line["purpose"] == "report"]
     means = {name: fmean(values) if (values := [line[key] for line in lines[-10:] if line.get(key) is not None]) else None
              for name, key in COMPARED.items()}
-    heldout = {"held out before": reports[0], "held out at the end": reports[-1]} if reports else {}
+    heldout = {"held out before": run.reports[0], "held out at the end": run.reports[-1]} if run.reports else {}
     flags = {name: run.config.get(name) for name in ("task", "level", "curriculum", "reward", "model", "loss", "credit", "on_degenerate", "seed")}
     return {"run": run.path.name, **flags, "steps": len(lines), "million tokens": lines[-1]["num_tokens"] / 1e6,
             "minutes": sum(line["step_time"] for line in lines) / 60, **{f"{name}, last 10 steps": value for name, value in means.items()},
-            **{name: f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] at {line['level']}" for name, line in heldout.items()}}
+            **{name: f"{interval(line)} at {line['level']}" for name, line in heldout.items()}}
 
 
 def export_rollouts(run: RunData, arguments, console: Console):

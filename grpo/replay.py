@@ -63,8 +63,7 @@ def trainer_before(run: RunData, step: int) -> tuple[Trainer, int]:
 def _trainer(config: Config, run: RunData, checkpoint) -> Trainer:
     if config.device != "cuda" and not torch.cuda.is_available():
         torch.set_num_threads(run.config.get("facts", {}).get("threads", torch.get_num_threads()))  # another number adds in another order
-    policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
-                         seed=config.seed, keep_reference=config.beta > 0, weights=checkpoint)
+    policy = load_policy(config.model, **config.loading, weights=checkpoint)
     trainer = Trainer(config, load_task(config.task, config.reward, config.task_options), policy)
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)

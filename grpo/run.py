@@ -29,6 +29,7 @@ from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
+from grpo.store.run_data import load_run
 from grpo.store.trackers import Trackers, check_installed
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, problem_stream
@@ -268,7 +269,7 @@ class Run:
 
     def _reports(self) -> list[dict[str, Any]]:
         """Return the reported evaluations: the lines of eval.jsonl that are not looks."""
-        return [line for line in read_metrics(self.folder / "eval.jsonl") if line["purpose"] == "report"]
+        return load_run(self.folder).reports
 
     def _supplied(self) -> str:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""

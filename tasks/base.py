@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from data.errors import UserError
+from data.errors import UserError, exit_status
 
-__all__ = ["Problem", "Score", "Task", "UserError", "load_task", "options_of", "split_options", "draft_of", "credits_of",
+__all__ = ["Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of",
            "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")

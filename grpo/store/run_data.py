@@ -22,6 +22,17 @@ from grpo.store.rollouts import file_of, groups_of, steps_of, summaries
 from tasks.base import UserError
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the values of a run's config.yaml, unchecked. Raises UserError for a file that is none."""
+    try:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is no YAML, so not the configuration of a run ({str(error).splitlines()[0]})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
+    return values
+
+
 class Records(list):
     """Plain dicts in a list, e.g. ``Records([{"step": 1, "reward": 0.3}])``."""
 
@@ -45,13 +56,7 @@ class RunData:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, with the "facts" of the run."""
-        try:
-            values = yaml.safe_load(read_text(self.path / "config.yaml"))
-        except yaml.YAMLError as error:
-            raise UserError(f"{self.path / 'config.yaml'}: is no YAML ({str(error).splitlines()[0]})") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{self.path / 'config.yaml'}: is not the configuration of a run (no mapping of names to values)")
-        return values
+        return read_config(self.path / "config.yaml")
 
     @cached_property
     def metrics(self) -> Records:
@@ -60,6 +65,11 @@ class RunData:
     @cached_property
     def evals(self) -> Records:
         return self._log("eval.jsonl")
+
+    @property
+    def reports(self) -> Records:
+        """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that are no looks."""
+        return Records(line for line in self.evals if line["purpose"] == "report")
 
     @cached_property
     def decisions(self) -> Records:
@@ -103,9 +113,7 @@ class RunData:
         """
         steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
         for number in steps:
-            groups = list(enumerate(self.groups(number, kind)))
-            if group is not None:
-                groups = [(group, self.group(number, group, kind))]
+            groups = enumerate(self.groups(number, kind)) if group is None else [(group, self.group(number, group, kind))]
             for place, drawn in groups:
                 for sample in range(len(drawn.completions)):
                     yield {"step": number, "group": place, "sample": sample, **rollout_record(drawn, sample)}

@@ -29,28 +29,26 @@ class _TensorBoard:
         self.writer.close()
 
 
-class _WeightsAndBiases:
+class _Run:
+    """What has runs with `log` and `finish`: Weights & Biases, and trackio, which is like it."""
+
+    def log(self, figures: Mapping[str, float], step: int):
+        self.run.log(dict(figures), step=step)
+
+    def finish(self):
+        self.run.finish()
+
+
+class _WeightsAndBiases(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import wandb
         self.run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=dict(config))
 
-    def log(self, figures: Mapping[str, float], step: int):
-        self.run.log(dict(figures), step=step)
 
-    def finish(self):
-        self.run.finish()
-
-
-class _Trackio:
+class _Trackio(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import trackio
         self.run = trackio.init(project=PROJECT, name=folder.name, config=dict(config), resume="allow")
-
-    def log(self, figures: Mapping[str, float], step: int):
-        self.run.log(dict(figures), step=step)
-
-    def finish(self):
-        self.run.finish()
 
 
 TRACKERS = {"tensorboard": ("tensorboard", _TensorBoard), "wandb": ("wandb", _WeightsAndBiases), "trackio": ("trackio", _Trackio)}
