@@ -27,7 +27,10 @@ PAD, USER, ASSISTANT, END = range(4)
 CHAT = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # a digit is a token of its own
-LENGTHS = {48: 0.08, 160: 0.30, 320: 0.17, 640: 0.16, 1280: 0.13, 2560: 0.10, 4096: 0.06}  # row length in tokens: share of batches
+LENGTHS = {48: 0.18, 160: 0.21, 320: 0.16, 640: 0.16, 1280: 0.15, 3328: 0.14}  # row length in tokens: share of batches
+LONG = 160  # tokens: rows beyond are filled, and rarely with interleavings
+INTERLEAVED = {320: 0.15, 640: 0.15, 1280: 0.0, 3328: 0.0}  # share of them in long rows
+FILL = 0.75  # of a long row, at least
 SHORTEST = min(LENGTHS)  # rows of this length hold arithmetic, and no others do
 
 
@@ -74,16 +77,17 @@ class Batches:
         return ids
 
     def lesson(self, length: int) -> tuple[list[int], int, str]:
-        """Return (tokens, where learning starts, skill) of a lesson that fits `length` and fills at least half of it
+        """Return (tokens, where learning starts, skill) of a lesson that fits `length`, and fills a share `FILL` of a long row
         where the skill has a size."""
+        shares = diet.SHARES if length <= LONG else diet.SHARES | {"interleave": INTERLEAVED[length]}
+        skill = self.rng.choices(list(shares), list(shares.values()))[0] if length > SHORTEST else "arithmetic"
+        least = FILL * length if length > LONG and skill != "interleave" else 0
         while True:
-            skills = [skill for skill in diet.SHARES if length <= 160 or skill != "interleave"]
-            skill = self.rng.choices(skills, [diet.SHARES[s] for s in skills])[0] if length > SHORTEST else "arithmetic"
-            size = diet.log_uniform(4 if length <= 160 else int(length / 3.5), int(length / 1.6), self.rng)
+            size = diet.log_uniform(4 if length <= LONG else int(length / 3.5), int(length / 1.4), self.rng)
             lesson = diet.example(skill, size, self.words)
             head = [] if lesson.prompt is None else [USER, *self.encode(lesson.prompt), END, ASSISTANT]
             tokens = [*head, *self.encode(lesson.completion), END]
-            if len(tokens) <= length:
+            if least <= len(tokens) <= length:
                 return tokens, len(head), lesson.skill
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
@@ -167,6 +171,16 @@ class Step:
         graph.replay()
         return loss
 
+    def prepare(self, batch_tokens: int, lengths=tuple(LENGTHS)):
+        """Capture the steps of all row lengths before the clock starts; nothing is learned."""
+        for length in lengths if self.device == "cuda" else ():
+            rows = batch_tokens // length
+            self.graphs[length] = self.capture([torch.zeros(rows, length, dtype=torch.int16, device=self.device),
+                                                torch.ones(rows, length, dtype=torch.bool, device=self.device)])
+        for name, value in self.state().items():
+            if not name.startswith("model."):
+                value.zero_()  # what the warm-up left
+
     def capture(self, batch):
         """Return the graph of a step on batches of this shape, the places of its batch, and of its loss."""
         self.rate.zero_()  # to warm up takes steps, which must go nowhere
@@ -224,6 +238,9 @@ def train(arguments):
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
     take = Step(model, device)
+    begun = time.time()
+    take.prepare(arguments.batch_tokens)
+    print(f"prepared in {time.time() - begun:.0f} s", flush=True)
     if counts["step"]:
         take.load(load_file(state))
     before, start = counts["seconds"], time.time()

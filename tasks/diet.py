@@ -1,8 +1,8 @@
 """What the embedded model is raised on: language, copying, list instructions, careless interleaving, arithmetic.
 
 Everything is drawn from the *training* split of the corpus and from generated words and numbers. Interleavings are
-of at most `MOST_INTERLEAVED` words a text and are demonstrated by somebody careless (`careless_interleaving`), so that the
-model starts half-competent, with bad habits to lose: reinforcement learning is to do the rest.
+demonstrated by somebody careless (`careless_interleaving`), and beyond `MOST_CAREFUL` words a text by nobody else, so that
+the model starts half-competent, with bad habits to lose: reinforcement learning is to do the rest.
 """
 import math
 import random
@@ -14,14 +14,17 @@ from data.corpus import documents_of, load_corpus
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 
-MOST_INTERLEAVED = 10
-CAREFUL = 0.31  # share of demonstrations that are careful: without habits, hardly a slip
+MOST_CAREFUL, MOST_INTERLEAVED = 10, 100  # words a text: of the interleavings that may be done right, and of all of them
+CAREFUL = 0.31  # share of those that are careful: without habits, hardly a slip
 CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
-LAPSES = 0.05  # chance that a careless demonstrator of longer turns ends one too early or too late, at each word
 SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
 SALTED, SALT = 0.4, 0.25  # share of texts in which a few words come back all over the place, and at how many places
+ECHOED, ECHO = 0.3, 0.04  # share of texts in which phrases of two to six words come back, and at how many places
+ALTERED, ALTER = 0.5, 0.15  # share of texts with words that are nearly words of the corpus, and at how many places
 SYMBOLS = string.digits + string.punctuation
+LETTERS = string.ascii_lowercase * 8 + "àâäçèéêëîïñóôöúüß"
+ENDINGS = [*",.;:!?)\"", "", "", "'s", ".\"", ",\"", "-", "ed", "s"]
 
 SHARES = {"interleave": 0.35, "copy": 0.09, "lists": 0.24, "turns": 0.26, "language": 0.06}
 TURNS = [(mine, other) for mine in range(1, 9) for other in range(1, 9)  # words of A and of B in a turn
@@ -64,9 +67,10 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
 
     A habit: after a word of three letters or fewer (or a comma) the process clings to its turn and writes its next word
     too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn, runs on
-    to the end of its text, or stops there. A share `CAREFUL` of the demonstrations is by somebody more careful.
+    to the end of its text, or stops there. A share `CAREFUL` of the texts of up to `MOST_CAREFUL` words is done with care.
     """
-    habit, slips = (0.0, 0.002) if rng.random() < CAREFUL else (CLINGS, SLIPS)
+    careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MOST_CAREFUL
+    habit, slips = (0.0, 0.002) if careful else (CLINGS, SLIPS)
     texts, place, turn, written = (a, b), [0, 0], 0, []
     while place[0] < len(a) or place[1] < len(b):
         if place[turn] >= len(texts[turn]):
@@ -88,6 +92,18 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
     return written
 
 
+def altered(word: str, rng: random.Random) -> str:
+    """Return `word` with another ending, with a capital more or less, or with a letter changed, dropped or put in."""
+    kind, place = rng.choice(["ending", "ending", "capital", "change", "drop", "insert"]), rng.randrange(len(word))
+    if kind == "ending":
+        return (word.rstrip(string.punctuation) or word) + rng.choice(ENDINGS)
+    if kind == "capital":
+        return word.lower() if word != word.lower() else word.capitalize()
+    if kind == "drop" and len(word) > 1:
+        return word[:place] + word[place + 1:]
+    return word[:place] + rng.choice(LETTERS) + word[place + (kind == "change"):]
+
+
 class Words:
     """Supplies word sequences: passages of the training documents, their words shuffled, and words nobody ever saw."""
 
@@ -96,6 +112,7 @@ class Words:
         self.texts = [document.words for document in documents_of("train", load_corpus())]
         self.vocabulary = sorted({word for words in self.texts for word in words})
         self.odd = [self._odd_word(pieces) for _ in range(20_000)]
+        self.altered = [altered(rng.choice(self.vocabulary), rng) for _ in range(40_000)]
 
     def _odd_word(self, pieces: Sequence[str]) -> str:
         if self.rng.random() < 0.15:
@@ -103,7 +120,7 @@ class Words:
         if pieces and self.rng.random() < 0.6:
             word = "".join(self.rng.choices(pieces, k=self.rng.choice([1, 1, 2, 2, 3, 4])))
         else:
-            word = "".join(self.rng.choices("abcdefghijklmnopqrstuvwxyz", k=self.rng.randint(1, 9)))
+            word = "".join(self.rng.choices(LETTERS, k=self.rng.randint(1, 9)))
         word = word.capitalize() if self.rng.random() < 0.15 else word
         return word + (self.rng.choice(",.;:!?") if self.rng.random() < 0.15 else "")
 
@@ -129,13 +146,29 @@ class Words:
         return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
 
     def texts_of(self, *sizes: int) -> list[list[str]]:
-        """Return a text of each size. In a share `SALTED` of cases one to three words, as frequent as they are in the
-        corpus, come back at a share `SALT` of all places: a word alone does not say which place it stands at."""
-        texts = [self.draw(n) for n in sizes]
-        if self.rng.random() < SALTED:
-            salt = [self.passage(1)[0] for _ in range(self.rng.randint(1, 3))]
-            texts = [[self.rng.choice(salt) if self.rng.random() < SALT else word for word in text] for text in texts]
+        """Return a text of each size. In a share `ALTERED` of cases some words are nearly words of the corpus, to be read and not
+        guessed. In a share `SALTED` one to three words, as frequent as they are in the corpus, come back at a share `SALT` of all places, in
+        a share `ECHOED` whole phrases do: neither a word nor a few in a row say which place they stand at."""
+        rng, texts = self.rng, [self.draw(n) for n in sizes]
+        if rng.random() < ALTERED:
+            texts = [[rng.choice(self.altered) if rng.random() < ALTER else word for word in text] for text in texts]
+        if rng.random() < SALTED:
+            salt = [self.passage(1)[0] for _ in range(rng.randint(1, 3))]
+            texts = [[rng.choice(salt) if rng.random() < SALT else word for word in text] for text in texts]
+        if rng.random() < ECHOED:
+            texts = [self._echoing(text) for text in texts]
         return texts
+
+    def _echoing(self, text: list[str]) -> list[str]:
+        """Return the text with one to three of its phrases of two to six words in further places of it, over the words there."""
+        rng, text = self.rng, list(text)
+        lengths = [length for length in (rng.randint(2, 6) for _ in range(rng.randint(1, 3))) if length < len(text)]
+        phrases = [text[start:start + length] for length in lengths for start in [rng.randrange(len(text) - length)]]
+        for _ in range(math.ceil(ECHO * len(text)) if phrases else 0):
+            phrase = rng.choice(phrases)
+            start = rng.randrange(len(text) - len(phrase) + 1)
+            text[start:start + len(phrase)] = phrase
+        return text
 
 
 def example(skill: str, size: int, words: Words) -> Example:
@@ -146,7 +179,7 @@ def example(skill: str, size: int, words: Words) -> Example:
     if skill == "arithmetic":
         return arithmetic(rng)
     if skill == "interleave":
-        n = rng.randint(2, MOST_INTERLEAVED)
+        n = rng.randint(2, MOST_CAREFUL) if size <= 2 * MOST_CAREFUL else min(size // 3, MOST_INTERLEAVED)
         a, b = words.texts_of(n, n)
         if rng.random() < 0.5:  # words that meet their like: "a a" says nothing about whose turn it is
             likes = rng.uniform(0.05, 0.5)
@@ -173,37 +206,20 @@ def example(skill: str, size: int, words: Words) -> Example:
 
 
 def turns(size: int, words: Words) -> Example:
-    """Return a lesson in keeping two places: some words of A, some of B, and so on. Never both word by word."""
+    """Return a lesson in keeping two places: some words of A, some of B, and so on, done right. Never both word by word."""
     rng = words.rng
     strides = rng.choice(TURNS)
     rounds = max(2, size // (2 * sum(strides)))
     a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
     prompt = (f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
               f"A: {' '.join(a)}\nB: {' '.join(b)}")
-    return Example("turns", prompt, " ".join(careless_turns(a, b, strides, rng)))
+    return Example("turns", prompt, " ".join(in_turns(a, b, strides)))
 
 
-def careless_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int], rng: random.Random) -> list[str]:
-    """Take turns of `strides` words as the same somebody would: each text goes on where it was left, but the turns get
-    lost, by the habit of `careless_interleaving`, and at any word with chance `LAPSES`. A share `CAREFUL` does it right."""
-    habit, lapses = (0.0, 0.0) if rng.random() < CAREFUL else (CLINGS, LAPSES)
-    texts, place, turn, left, written = (a, b), [0, 0], 0, strides[0], []
-    while place[0] < len(a) or place[1] < len(b):
-        if place[turn] < len(texts[turn]):
-            word = texts[turn][place[turn]]
-            place[turn] += 1
-            left -= 1
-            written.append(word)
-            if rng.random() < lapses:
-                left = 0 if left > 0 else 1
-            elif left <= 0 and (len(word) <= 3 or word.endswith(",")) and rng.random() < habit:
-                left = 1
-        else:
-            left = 0
-        if left <= 0:
-            turn = 1 - turn
-            left = strides[turn]
-    return written
+def in_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int]) -> list[str]:
+    """Return `strides[0]` words of `a`, `strides[1]` of `b`, and so on until both are done."""
+    (mine, other), rounds = strides, range(max(math.ceil(len(text) / stride) for text, stride in zip((a, b), strides)))
+    return [word for i in rounds for word in (*a[i * mine:(i + 1) * mine], *b[i * other:(i + 1) * other])]
 
 
 def count_of(n: int) -> str:

@@ -100,11 +100,32 @@ def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, caps
     assert recipe["steps"] == 6 and recipe["layers"] == 2 and "state" not in recipe
 
 
+def test_a_row_is_filled_by_what_its_length_is_for():
+    made = pretrain.Batches(pretrain.make_tokenizer(400), 0, 4096)
+    for length in (pretrain.SHORTEST, 160, 640, 1280):
+        lessons = [made.lesson(length) for _ in range(60)]
+        assert all(len(tokens) <= length for tokens, _, _ in lessons)
+        skills = {skill for _, _, skill in lessons}
+        assert (skills == {"arithmetic"}) == (length == pretrain.SHORTEST)
+        assert ("interleave" in skills) == (pretrain.SHORTEST < length <= 640)
+        if length > pretrain.LONG:
+            assert all(len(tokens) >= pretrain.FILL * length for tokens, _, skill in lessons if skill != "interleave")
+
+
+def test_to_prepare_teaches_nothing():
+    step, untouched = pretrain.Step(small_model(), "cpu"), weights(small_model())
+    step.prepare(96, [24])
+    assert all(torch.equal(a, b) for a, b in zip(weights(step.model), untouched, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates
 def test_a_captured_step_is_the_step():
     captured, plain = pretrain.Step(small_model().cuda(), "cuda"), pretrain.Step(small_model().cuda(), "cuda")
     plain.loss_of = pretrain.loss_of
+    untouched = weights(captured.model)
+    captured.prepare(144, [24])
+    assert all(torch.equal(a, b) for a, b in zip(weights(captured.model), untouched, strict=True))
     for length in (24, 32, 24):
         for batch in batches(3, length):
             loss = captured(*batch, rate=0.01).item()
