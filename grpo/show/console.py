@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from statistics import fmean
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole, Group as Stack
@@ -34,14 +35,15 @@ FIGURES = {
     "tokens_per_second": "  {:>7,.0f} tok/s", "memory_gb": "  {:>5.1f} GB", "step_time": "  {:>5.1f} s",
     "time/rollout": "  rollout {:.1f}", "time/update": "  update {:.1f}",
     "loss": "  loss {:>7.4f}", "kl": "  KL {:.4f}", "entropy": "  entropy {:.3f}", "grad_norm": "  gradient {:.3f}",
+    "clip_ratio/low": "  clipped {:.1%}", "clip_ratio/high": " below, {:.1%} above", "parity/max_abs_logprob_diff": "  parity {:.0e}",
 }
 GROUPS = ("groups/kept", "groups/count", "groups/resampled", "groups/skipped", "temperature")
 SPEED = ("completions/mean_length", "tokens_per_second", "step_time")
 LINE = ("level", "reward", "reward_std", "value", *GROUPS, *SPEED, "memory_gb")
 PANEL_ROWS = (("level", "value", *GROUPS), (*SPEED, "time/rollout", "time/update", "memory_gb"),
-              ("loss", "kl", "entropy", "grad_norm"))
+              ("loss", "kl", "entropy", "grad_norm"), ("clip_ratio/low", "clip_ratio/high", "parity/max_abs_logprob_diff"))
 Evaluation = Mapping[str, Any]  # a line of eval.jsonl
-HISTORY = 40  # steps of the sparkline
+HISTORY = 30  # steps of the sparkline and of the mean beside it
 PANEL_WIDTH = 80  # columns; rich makes it narrower where the terminal is
 SAMPLE_LINES = 3  # of the completion shown
 ROTATE = 7  # completions between those shown in one step and the next: another group soon
@@ -120,14 +122,27 @@ def summary_table(before: Sequence[Evaluation], after: Sequence[Evaluation], met
     return table
 
 
-def panel(report: StepReport, total_steps: int, *, seconds_left: float | None = None, rewards: Sequence[float] = (),
-          metric: str = "score") -> Panel:
-    """Return the live panel: progress, figures, `rewards` as a sparkline, the classes of the groups, and a completion, another
-    one each step, held against what was wanted."""
+def held_out_line(evaluations: Sequence[Evaluation]) -> str:
+    """Return the first and the last mean of each level: "held out  10: 0.531 → 0.998  25: 0.402"; "" where there is none."""
+    means: dict[int, list[float]] = {}
+    for line in evaluations:
+        if line["split"] != "train" and line["temperature"]:
+            means.setdefault(line["level"], []).append(line["mean"])
+    told = [f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "") for level, seen in sorted(means.items())]
+    return "held out" + "".join(told) if told else ""
+
+
+def panel(report: StepReport, total_steps: int, *, seconds_left: float | None = None, rewards: Sequence[float] = (), best: float | None = None,
+          evaluations: Sequence[Evaluation] = (), metric: str = "score") -> Panel:
+    """Return the live panel: progress, figures, the last `rewards` with their mean and the `best` of all as a sparkline, the held-out
+    `evaluations`, the classes of the groups, and a completion, another one each step, held against what was wanted."""
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
     rows = [_columns(ProgressBar(total_steps, report.step, complete_style="cyan", finished_style="cyan"),
                      f"{report.step / total_steps:.0%}", left)]
-    rows.append(_quiet(figures(report.metrics, ("reward", "reward_std"))).append("  " + sparkline(rewards), "cyan"))
+    so_far = f"  mean {fmean(rewards):.3f}  best {best:.3f}" if rewards and best is not None else ""
+    rows.append(_quiet(figures(report.metrics, ("reward", "reward_std")) + so_far).append("  " + sparkline(rewards), "cyan"))
+    if line := held_out_line(evaluations):
+        rows.append(_quiet(line))
     rows += [_quiet(visible(line)) for names in PANEL_ROWS if (line := figures(report.metrics, names, metric))]
     if classes := classes_of(report.metrics):
         rows.append(Text.assemble(("groups ", "dim"), classes))
@@ -183,6 +198,8 @@ class Console:
         self._live = Live(console=self._rich)
         self._pace: float | None = None  # seconds a step
         self._rewards: deque[float] = deque(maxlen=HISTORY)
+        self._best: float | None = None  # reward
+        self._evaluations: list[Evaluation] = []
 
     def __enter__(self) -> "Console":
         return self
@@ -220,9 +237,10 @@ class Console:
         seconds_left = None if self._pace is None else self._pace * (self.total_steps - report.step)
         if (reward := report.metrics.get("reward")) is not None:
             self._rewards.append(reward)
+            self._best = reward if self._best is None else max(self._best, reward)
         if self.terminal:
-            self._live.update(panel(report, self.total_steps, seconds_left=seconds_left, rewards=self._rewards,
-                                    metric=self.metric))
+            self._live.update(panel(report, self.total_steps, seconds_left=seconds_left, rewards=self._rewards, best=self._best,
+                                    evaluations=self._evaluations, metric=self.metric))
             self._live.start(refresh=True)  # for the first panel; from then on it redraws itself, four times a second
         elif report.step % self.log_every == 0 or report.step == self.total_steps:
             self.say(step_line(report, self.total_steps, seconds_left, self.metric))
@@ -231,6 +249,7 @@ class Console:
 
     def evaluation(self, line: Evaluation) -> None:
         """Say a line of eval.jsonl (see `evaluation_line`)."""
+        self._evaluations.append(line)
         self.say(evaluation_line({"metric": self.metric, **line}))
 
     def summary(self, before: Sequence[Evaluation], after: Sequence[Evaluation], files: Mapping[str, str],

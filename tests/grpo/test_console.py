@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
 from grpo.records import Completion, Group, StepReport
-from grpo.show.console import Console, clock_time, evaluation_line, panel, sparkline, step_line, summary_table, visible
+from grpo.show.console import Console, clock_time, evaluation_line, held_out_line, panel, sparkline, step_line, summary_table, visible
 from tasks.base import Problem, Score
 
 METRICS = {
@@ -16,6 +16,7 @@ METRICS = {
     "groups/resampled": 2, "groups/skipped": 1, "temperature": 1.0, "completions/mean_length": 92.34,
     "tokens_per_second": 5321.4, "step_time": 2.0, "memory_gb": 3.21, "time/rollout": 1.1, "time/update": 0.8,
     "loss": -0.0123, "kl": 0.0012, "entropy": 1.234, "grad_norm": 0.512,
+    "clip_ratio/low": 0.0123, "clip_ratio/high": 0.2, "parity/max_abs_logprob_diff": 3.4e-5,
 }
 COMMAND = "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 --problems 200"
 HOSTILE = "[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
@@ -129,11 +130,29 @@ def test_summary_table():
 def test_panel_shows_progress_figures_and_a_completion():
     classes = {"groups/class/varied": 5, "groups/class/solved": 2, "groups/class/failed": 0}
     text = rendered(panel(report(step=75, metrics=METRICS | classes, texts=["[b]target[/b]", "target of all"], rewards=[0.1, 0.9]), 300,
-                          seconds_left=572, rewards=[0.0, 0.5, 1.0], metric="similarity"))
-    for part in ("step 75 of 300", "25%", "left 9:32", "reward 0.412 ± 0.083  ▁▅█", "similarity 0.531",
+                          seconds_left=572, rewards=[0.0, 0.5, 1.0], best=1.25, evaluations=[evaluation(25, 0.25)], metric="similarity"))
+    for part in ("step 75 of 300", "25%", "left 9:32", "reward 0.412 ± 0.083  mean 0.500  best 1.250  ▁▅█",
+                 "held out  25: 0.250", "clipped 1.2% below, 20.0% above  parity 3e-05", "similarity 0.531",
                  "kept  6 of 8", "5,321 tok/s", "KL 0.0012", "groups 5 varied, 2 solved",
                  "paid 0.900  target {+of+} {+all+}"):
         assert part in text
+
+
+def test_held_out_line_has_the_first_and_the_last_of_each_level():
+    lines = [evaluation(25, 0.25), evaluation(10, 0.5), evaluation(25, 0.3), evaluation(25, 0.75), evaluation(25, 0.9, temperature=0),
+             evaluation(25, 0.9, split="train")]
+    assert held_out_line(lines) == "held out  10: 0.500  25: 0.250 → 0.750"
+    assert held_out_line([]) == ""
+
+
+def test_the_panel_of_a_run_knows_its_history():
+    def run(console):
+        console.evaluation(evaluation(25, 0.25))
+        for step, reward in enumerate([0.9] + [0.1] * 30, 1):  # the mean is of the last 30, the best of all
+            console.step(report(step, METRICS | {"reward": reward}))
+
+    shown = ESCAPE_CODE.sub("", written(run, force_terminal=True)).split("step 31 of")[-1]
+    assert "held out  25: 0.250" in shown and "mean 0.100  best 0.900" in shown
 
 
 def test_panel_shows_one_completion_after_the_other():
@@ -211,11 +230,11 @@ def test_log_every_thins_step_lines_but_not_events_nor_the_last_step():
     assert plain(steps(*reports), total_steps=7, log_every=3) == ["step 3/7", "promoted", "step 6/7", "step 7/7"]
 
 
-def test_sparkline_of_the_panel_spans_the_last_40_steps():
-    reports = [report(step, {"reward": float(step > 11)}) for step in range(1, 51)]
+def test_sparkline_of_the_panel_spans_the_last_30_steps():
+    reports = [report(step, {"reward": float(step > 21)}) for step in range(1, 51)]
     output = written(steps(*reports), force_terminal=True)
     last = ESCAPE_CODE.sub("", output).rsplit("step 50 of 300", 1)[1]
-    assert "▁" + "█" * 39 + " " in last and "▁▁" not in last  # steps 11 to 50
+    assert "▁" + "█" * 29 + " " in last and "▁▁" not in last  # steps 21 to 50
 
 
 def test_the_score_goes_by_the_name_that_the_console_was_given():
