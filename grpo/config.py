@@ -87,7 +87,7 @@ class Config:
     clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
     clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
     epochs: int = flag(1, "updates on each rollout")
-    learning_rate: float = flag(0.0, "0: 8e-5 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
+    learning_rate: float = flag(0.0, "0: 2e-4 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
     schedule: str = flag("cosine", "learning rate: cosine to zero, or constant; both after warm-up")
     warmup: int = flag(5, "steps of linear warm-up")
     weight_decay: float = flag(0.0, "of AdamW")

@@ -69,7 +69,7 @@ class Run:
         check_installed(config.track)
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
-        rate = config.learning_rate or (2e-5 if rank else 8e-5 if builtin else 1e-5)
+        rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
         level = config.level or (config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1))
         promote_by = config.promote_by or ("heldout" if config.curriculum and not config.auto else "running")
         varied = 8 * (promote_by == "heldout") if config.dynamic_sampling < 0 else config.dynamic_sampling

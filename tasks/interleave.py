@@ -47,7 +47,7 @@ class Interleave:
     @staticmethod
     def default_steps(level: int) -> int:
         """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
-        return 100 if level <= 10 else 80 if level <= 25 else 150 if level <= 50 else 300
+        return 60 if level <= 25 else 120 if level <= 50 else 250
 
     def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
         self.reward = reward
