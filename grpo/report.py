@@ -29,7 +29,8 @@ from grpo.text import visible
 from grpo.variance import COLLAPSED
 from tasks.base import UserError, exit_status
 
-ROOM = Path(__file__).parent / "show"  # where report.html, .css and .js lie
+ROOM = Path(__file__).parent / "show"  # where report.html and its parts lie
+SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
 MOST_POINTS = 2000  # of a curve; of a longer run every second, third ... step is drawn
 STEP_SHARE = 1 / 8  # of the budget, for the groups of one step
 NOTABLE_SHARE = 1 / 2  # of the budget, for the steps with decisions and warnings
@@ -75,7 +76,7 @@ def page(runs: Sequence[RunData], budget: int) -> str:
     samples = [kept_samples(run, budget) for run in runs]
     told = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(run["name"] for run in told)
-    scripts = {"plotly": get_plotlyjs(), "script": (ROOM / "report.js").read_text()}
+    scripts = {"plotly": get_plotlyjs(), "script": "".join((ROOM / name).read_text() for name in SCRIPTS)}
     blocks = [data_block("data", json.dumps({"runs": told, "classes": WHY}, separators=(",", ":"))),
               *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples))]
     parts = {**scripts, "title": html.escape(f"{names} · report"), "style": (ROOM / "report.css").read_text(), "data": "\n".join(blocks),
@@ -123,9 +124,10 @@ def headline(run: RunData) -> list[tuple[str, str]]:
     facts = config.get("facts") or {}
     threads = f", {facts['threads']} threads" if facts.get("threads") else ""
     unit = next((line.get("unit") or "" for line in run.evals), "")
+    time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
     told = {"task": config.get("task"), "level": f"{config.get('level', '')} {unit}", "model": config.get("model"),
             "paid by": config.get("reward") or "the task's own reward", "steps": f"{len(run.metrics):,}", "tokens": f"{last.get('num_tokens', 0):,}",
-            "time": clock_time(sum(line.get("step_time") or 0 for line in run.metrics)), "hardware": f"{facts.get('device', 'unknown')}{threads}"}
+            "time": time + (" h" if time.count(":") > 1 else " min"), "hardware": f"{facts.get('device', 'unknown')}{threads}"}
     return [(name, visible(str(value)).strip()) for name, value in told.items()]
 
 

@@ -1,0 +1,126 @@
+"use strict";
+// The curves of the page: what is drawn of which metric, and how.
+
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const DASH_PIXELS = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
+const CLASSES = { varied: ["≠", 0], solved: ["✓", 2], identical: ["=", 1], tied: ["≈", 4], failed: ["✕", 3] }; // name: sign, colour
+
+const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show the chosen run only
+  { title: "Reward", note: "mean of a step's completions; the band is the spread within a group (mean standard deviation)", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
+  { title: "Held-out score", note: "fresh problems of documents never trained on, by level; bars: 95 % interval", evals: true, wide: true },
+  { title: "Timeline", note: "what happened when", timeline: true, full: true, mark: true },
+  { title: "Groups by class", note: "groups of a step; only varied ones carry a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
+  { title: "Score and exact answers", note: "of the training completions", lines: { value: "score", exact: "share exact" } },
+  { title: "Traps", note: "share of completions in a cheap strategy", traps: true },
+  { title: "Spread within groups", note: "standard deviation of the reward; share of groups without any", lines: { group_std: "spread", frac_reward_zero_std: "share without" } },
+  { title: "Different texts in a group", note: "mean number of distinct completions", lines: { distinct_completions: "distinct" } },
+  { title: "Level", note: "of the curriculum", lines: { level: "level" }, shape: "hv" },
+  { title: "Temperature", note: "of sampling", lines: { temperature: "temperature" } },
+  { title: "Entropy", note: "of the policy, nats a token", lines: { entropy: "entropy" } },
+  { title: "KL to the reference", note: "nats a token", lines: { kl: "KL" } },
+  { title: "Clipped ratios", note: "share of tokens beyond the clip range", lines: { "clip_ratio/low": "low", "clip_ratio/high": "high" } },
+  { title: "Parity", note: "trainer against sampler: largest difference of a log-probability", lines: { "parity/max_abs_logprob_diff": "largest difference" }, log: true },
+  { title: "Gradient norm", note: "before clipping", lines: { grad_norm: "norm" } },
+  { title: "Completion length", note: "tokens", lines: { "completions/mean_length": "mean" } },
+  { title: "Cut by the budget", note: "share of completions without an end token", lines: { "completions/clipped_ratio": "cut" } },
+  { title: "Speed", note: "tokens sampled and learned from, a second", lines: { tokens_per_second: "tokens/s" } },
+  { title: "Seconds of a step", note: "where the time goes", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
+];
+
+/** Return the traces of a chart and the entries of its legend; no traces where no run has the figures. */
+function tracesOf(spec) {
+  const run = RUNS[state.run], traces = [], legend = [];
+  const line = (one, y, name, stroke, dash, more = {}) => traces.push({ x: one.metrics.step, y, name: plain(name), mode: y.length < 4 ? "lines+markers" : "lines", connectgaps: true,
+    line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" }, ...more });
+  if (spec.lines) {
+    const names = Object.keys(spec.lines);
+    RUNS.forEach((one, number) => names.forEach((name, place) => {
+      const y = one.metrics[name], stroke = colour(MANY ? number : place), dash = DASHES[place];
+      if (!y) return;
+      const spread = spec.band && one.metrics[spec.band];
+      if (spread) for (const sign of [1, -1]) line(one, y.map((value, i) => value + sign * spread[i]), "", stroke, "solid",
+        { line: { width: 0 }, fill: sign < 0 ? "tonexty" : "none", fillcolor: faint(stroke, 0.16), hoverinfo: "skip" });
+      line(one, y, MANY ? `${one.name}${names.length > 1 ? ` ${spec.lines[name]}` : ""}` : spec.lines[name], stroke, dash);
+      if (names.length > 1 && (!MANY || !legend.some(([label]) => label === spec.lines[name]))) legend.push([spec.lines[name], MANY ? css("--ink") : stroke, dash]);
+    }));
+  } else if (spec.stack) {
+    Object.entries(spec.stack).forEach(([name, label], place) => {
+      const y = run.metrics[name];
+      if (!y || !y.some((value) => value)) return;
+      const [sign, number] = CLASSES[label] ?? ["", place];
+      line(run, y.map((value) => value || 0), label, colour(number), "solid", { stackgroup: "all", line: { color: css("--card"), width: 1 }, fillcolor: faint(colour(number), 0.8) });
+      legend.push([`${sign} ${label}`.trim(), colour(number), "solid"]);
+    });
+  } else if (spec.traps) {
+    const peak = (name) => Math.max(...run.metrics[name].map((value) => value || 0));
+    const names = Object.keys(run.metrics).filter((name) => name.startsWith("traps/")).sort((a, b) => peak(b) - peak(a)).slice(0, 6);
+    names.forEach((name, place) => {
+      line(run, run.metrics[name].map((value) => value || 0), name.slice(6), colour(place), DASHES[place]);
+      legend.push([name.slice(6), colour(place), DASHES[place]]);
+    });
+  } else if (spec.evals) {
+    const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort((a, b) => a - b);
+    RUNS.forEach((one, number) => levels.forEach((level, place) => {
+      for (const [purpose, symbol] of [["report", "circle"], ["promotion", "diamond-open"]]) {
+        const points = one.evals.filter((point) => point.purpose === purpose && point.level === level), stroke = colour(MANY ? number : place);
+        if (!points.length) continue;
+        const label = `${level}${purpose === "report" ? "" : " (look for promotion)"}`, dash = DASHES[place % DASHES.length];
+        const bars = { type: "data", symmetric: false, array: points.map((point) => point.ci_high - point.mean), arrayminus: points.map((point) => point.mean - point.ci_low), color: stroke, thickness: 1.5, width: 4 };
+        line(one, points.map((point) => point.mean), MANY ? `${one.name}, ${label}` : `level ${label}`, stroke, purpose === "report" ? dash : "dot",
+          { x: points.map((point) => point.step), mode: "lines+markers", marker: { symbol, size: 8, color: stroke }, error_y: bars });
+        if (!MANY || !legend.some(([known]) => known === `level ${label}`)) legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
+      }
+    }));
+  } else if (spec.timeline) {
+    const mark = (what, symbol, number, events) => events.length && traces.push({ x: events.map(([step]) => step), y: events.map(() => what), name: what, text: events.map(([, text]) => plain(text)),
+      hoverinfo: "x+text", mode: "markers", marker: { symbol, size: 11, color: colour(number) } });
+    mark("checkpoints", "square", 2, run.checkpoints.map((step) => [step, `checkpoint of step ${step}`]));
+    mark("evaluations", "circle", 0, run.evals.filter((point) => point.purpose === "report").map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]));
+    mark("decisions", "triangle-up", 4, run.decisions.map((one) => [one.step, `${one.kind}: level ${one.from} → ${one.to}, ${one.why}`]));
+    mark("warnings", "x", 1, run.warnings.map((one) => [one.step, one.why]));
+  }
+  return [traces, legend];
+}
+
+function layoutOf(spec, traces) {
+  const ink = css("--soft"), touch = matchMedia("(pointer: coarse)").matches;
+  const axis = { color: ink, gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), tickfont: { size: 11 }, automargin: true, fixedrange: touch };
+  const run = RUNS[state.run], here = run.kept[state.step];
+  return {
+    height: spec.timeline ? 60 + 28 * traces.length : 220, margin: { l: 44, r: 14, t: 8, b: 34 }, showlegend: false, hovermode: spec.timeline ? "closest" : "x unified",
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", font: { family: css("--sans"), color: ink, size: 12 },
+    hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans"), size: 12 } },
+    xaxis: { ...axis, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, zeroline: false, range: spec.timeline ? [-1, run.metrics.step.at(-1) + 1] : undefined },
+    yaxis: { ...axis, fixedrange: true, type: spec.log ? "log" : spec.timeline ? "category" : "linear", rangemode: spec.log ? undefined : "tozero", exponentformat: "power", nticks: 6 },
+    shapes: spec.mark && here != null ? [{ type: "line", x0: here, x1: here, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }] : [],
+  };
+}
+
+function makeCharts() {
+  const grid = el("div", { class: "charts" });
+  for (const spec of CHARTS) {
+    if (!tracesOf(spec)[0].length && !(MANY && (spec.stack || spec.traps))) continue;
+    spec.plot = el("div", { class: "plot" });
+    spec.legend = el("div", { class: "legend" });
+    const single = MANY && (spec.stack || spec.traps || spec.timeline);
+    spec.whose = el("span", { class: "whose" }, single ? RUNS[0].name : "");
+    grid.append(el("figure", { class: spec.full ? "full" : spec.wide ? "wide" : "" }, el("figcaption", {}, el("h3", {}, spec.title, spec.whose), el("p", {}, spec.note)), spec.legend, spec.plot));
+  }
+  $("curves").append(grid);
+  const events = RUNS.flatMap((run) => [...run.decisions.map((one) => [one.step, `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`, run]), ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run])]);
+  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `${events.length} decision${events.length > 1 ? "s" : ""} and warnings in words`),
+    el("ul", {}, events.sort((a, b) => a[0] - b[0]).map(([step, text, run]) => el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`)))));
+  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => `${run.name}: ${run.drawn.toLocaleString("en")} of ${run.made.toLocaleString("en")} steps are drawn.`);
+  $("drawn").textContent = ["Drag over a curve to zoom, double-click to go back; a click goes to the texts of that step.", ...thinned].join(" ");
+}
+
+function drawChart(spec) {
+  const [traces, legend] = tracesOf(spec);
+  Plotly.react(spec.plot, traces, layoutOf(spec, traces), { displayModeBar: false, responsive: true });
+  spec.legend.replaceChildren(...legend.map(([label, stroke, dash]) => el("span", {}, swatch(stroke, dash), label)));
+  if (spec.whose.textContent) spec.whose.textContent = RUNS[state.run].name;
+  if (!spec.listens) spec.plot.on("plotly_click", (event) => goToStep(event.points[0].x));
+  spec.listens = true;
+}
+
+const drawCharts = (specs = CHARTS) => specs.filter((spec) => spec.plot).forEach(drawChart);
