@@ -13,7 +13,7 @@ MAY = {  # room: what it may import of the project
     "grpo": {"grpo", "tasks.base", "tasks.supply", "data.files"},
 }
 WIRES = {"grpo/pretrain.py": {"tasks.diet", "data.corpus"},  # a program of its own, like train.py and eval.py
-         "grpo/show/alignment.py": {"align.needleman", "align.words"}}
+         "grpo/show/alignment.py": {"align.needleman", "align.words"}, "grpo/show/samples.py": {"align.words"}}
 
 
 def imports_of(path: Path) -> set[str]:

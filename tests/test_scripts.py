@@ -9,7 +9,7 @@ import pytest
 
 import eval
 import train
-from grpo import inspect
+from grpo import inspect, report
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -42,11 +42,12 @@ def test_the_flags_of_written_commands_exist(path, known):
         assert flags <= known[name], path
 
 
-def test_the_commands_of_inspect_in_the_readme_are_read():
-    written = re.findall(r"python -m grpo.inspect (.*)", (HOUSE / "README.md").read_text())
-    assert len(written) >= 8
+@pytest.mark.parametrize(("program", "least"), [(inspect, 8), (report, 2)])
+def test_the_commands_of_readers_in_the_readme_are_read(program, least):
+    written = re.findall(rf"python -m {program.__name__} (.*)", (HOUSE / "README.md").read_text())
+    assert len(written) >= least
     for line in written:
-        inspect.parse(shlex.split(line, comments=True))
+        program.parse(shlex.split(line, comments=True))
 
 
 def test_a_flag_that_is_gone_is_seen(known):

@@ -27,9 +27,9 @@ const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show th
   { title: "Seconds of a step", note: "where the time goes", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
 ];
 
-/** Return the traces of a chart and the entries of its legend; no traces where no run has the figures. */
-function tracesOf(spec) {
-  const run = RUNS[state.run], traces = [], legend = [];
+/** Return the traces of a chart and the entries of its legend; no traces where there are no such figures. */
+function tracesOf(spec, run = RUNS[state.run]) {
+  const traces = [], legend = [];
   const line = (one, y, name, stroke, dash, more = {}) => traces.push({ x: one.metrics.step, y, name: plain(name), mode: y.length < 4 ? "lines+markers" : "lines", connectgaps: true,
     line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" }, ...more });
   if (spec.lines) {
@@ -99,7 +99,7 @@ function layoutOf(spec, traces) {
 function makeCharts() {
   const grid = el("div", { class: "charts" });
   for (const spec of CHARTS) {
-    if (!tracesOf(spec)[0].length && !(MANY && (spec.stack || spec.traps))) continue;
+    if (!RUNS.some((run) => tracesOf(spec, run)[0].length)) continue;
     spec.plot = el("div", { class: "plot" });
     spec.legend = el("div", { class: "legend" });
     const single = MANY && (spec.stack || spec.traps || spec.timeline);

@@ -166,7 +166,7 @@ const tintOf = (name, share) => `color-mix(in srgb, var(${name}) ${Math.round(55
 function legendOfTint(group, most) {
   const tinted = (text, name, share) => el("span", { class: "tinted", style: { background: tintOf(name, share) } }, text);
   const said = { alignment: ["right ", el("del", {}, "missing"), " ", el("ins", {}, "too many"), " ", el("span", { class: "w" }, el("del", {}, "wanted"), el("ins", {}, "written")), " in its place"],
-    logprob: group.texts.some((text) => text.logprobs) ? ["probability of a word: ", ...["> 0.9", "0.5", "0.1", "0.01", "less"].map((text, i) => tinted(text, "--c1", i / 4))] : ["No log-probabilities by word: the run has no checkpoint with a tokenizer."],
+    logprob: group.texts.some((text) => text.logprobs) ? ["probability of a word: ", ...["above 0.9", "above 0.5", "above 0.1", "above 0.01", "less"].map((text, i) => tinted(text, "--c1", i / 4))] : ["No log-probabilities by word: the run has no checkpoint with a tokenizer."],
     advantage: group.rows.advantage.some((value) => value != null) ? ["advantage: ", tinted(signed(-most), "--c1", 1), tinted("0", "--c1", 0), tinted(signed(most), "--c0", 1)] : ["No advantage: nothing was learned from this group."] }[state.tint];
   return el("p", { class: "key", "data-tint": state.tint }, said);
 }
