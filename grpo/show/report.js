@@ -46,7 +46,8 @@ function showHead() {
     el("thead", {}, el("tr", {}, ["run", "held-out", ...names].map((name) => el("th", {}, name)))),
     el("tbody", {}, RUNS.map((one, number) => el("tr", {},
       el("th", {}, swatch(colour(number), "solid"), " ", one.name, one.control && el("span", { class: "control small" }, `CONTROL ${one.control}`)),
-      el("td", {}, one.heldout.length ? one.heldout[0].scores.join(" → ") : "–"), one.headline.map(([, value]) => el("td", {}, value))))))));
+      el("td", { class: "two" }, one.heldout.length ? one.heldout[0].scores.join(" → ") : "–"), one.headline.map(([, value]) => el("td", {}, value))))))));
+  document.documentElement.classList.add("many");
   $("runs").hidden = false;
   $("runs").append(...RUNS.map((one, number) => el("button", { "data-run": number, onclick: () => chooseRun(number) }, swatch(colour(number), "solid"), one.name)));
 }

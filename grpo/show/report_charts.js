@@ -6,13 +6,13 @@ const DASH_PIXELS = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 3 2 3", lo
 const CLASSES = { varied: ["≠", 0], solved: ["✓", 2], identical: ["=", 1], tied: ["≈", 4], failed: ["✕", 3] }; // name: sign, colour
 
 const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show the chosen run only
-  { title: "Reward", note: "mean of a step's completions; the band is the spread within a group (mean standard deviation)", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
+  { title: "Reward", note: "mean of a step's completions; band: ± the standard deviation within a group", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
   { title: "Held-out score", note: "fresh problems of documents never trained on, by level; bars: 95 % interval", evals: true, wide: true },
   { title: "Timeline", note: "what happened when", timeline: true, full: true, mark: true },
   { title: "Groups by class", note: "groups of a step; only varied ones carry a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
   { title: "Score and exact answers", note: "of the training completions", lines: { value: "score", exact: "share exact" } },
   { title: "Traps", note: "share of completions in a cheap strategy", traps: true },
-  { title: "Spread within groups", note: "standard deviation of the reward; share of groups without any", lines: { group_std: "spread", frac_reward_zero_std: "share without" } },
+  { title: "Spread within groups", note: "standard deviation; share of groups without any", lines: { group_std: "spread", frac_reward_zero_std: "share without" } },
   { title: "Different texts in a group", note: "mean number of distinct completions", lines: { distinct_completions: "distinct" } },
   { title: "Level", note: "of the curriculum", lines: { level: "level" }, shape: "hv" },
   { title: "Temperature", note: "of sampling", lines: { temperature: "temperature" } },
@@ -73,7 +73,7 @@ function tracesOf(spec, run = RUNS[state.run]) {
     }));
   } else if (spec.timeline) {
     const mark = (what, symbol, number, events) => events.length && traces.push({ x: events.map(([step]) => step), y: events.map(() => what), name: what, text: events.map(([, text]) => plain(text)),
-      hoverinfo: "x+text", mode: "markers", marker: { symbol, size: 11, color: colour(number) } });
+      hoverinfo: "x+text", mode: "markers", cliponaxis: false, marker: { symbol, size: 11, color: colour(number) } });
     mark("checkpoints", "square", 2, run.checkpoints.map((step) => [step, `checkpoint of step ${step}`]));
     mark("evaluations", "circle", 0, run.evals.filter((point) => point.purpose === "report").map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]));
     mark("decisions", "triangle-up", 4, run.decisions.map((one) => [one.step, `${one.kind}: level ${one.from} → ${one.to}, ${one.why}`]));
@@ -85,12 +85,12 @@ function tracesOf(spec, run = RUNS[state.run]) {
 function layoutOf(spec, traces) {
   const ink = css("--soft"), touch = matchMedia("(pointer: coarse)").matches;
   const axis = { color: ink, gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), tickfont: { size: 11 }, automargin: true, fixedrange: touch };
-  const run = RUNS[state.run], here = run.kept[state.step];
+  const run = RUNS[state.run], here = run.kept[state.step], last = run.metrics.step?.at(-1) ?? 1;
   return {
     height: spec.timeline ? 60 + 28 * traces.length : 220, margin: { l: 44, r: 14, t: 8, b: 34 }, showlegend: false, hovermode: spec.timeline ? "closest" : "x unified",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", font: { family: css("--sans"), color: ink, size: 12 },
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans"), size: 12 } },
-    xaxis: { ...axis, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, zeroline: false, range: spec.timeline ? [-1, run.metrics.step.at(-1) + 1] : undefined },
+    xaxis: { ...axis, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, zeroline: false, range: spec.timeline ? [-0.02 * last, 1.02 * last] : undefined },
     yaxis: { ...axis, fixedrange: true, type: spec.log ? "log" : spec.timeline ? "category" : "linear", rangemode: spec.log ? undefined : "tozero", exponentformat: "power", nticks: 6 },
     shapes: spec.mark && here != null ? [{ type: "line", x0: here, x1: here, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }] : [],
   };

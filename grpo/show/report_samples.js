@@ -2,6 +2,7 @@
 // The texts of the page: steps, groups, completions word by word, and the search in them.
 
 const CONTEXT = 6; // right words shown at each end of a run of them
+const MOST_TARGET = 60; // words of a target shown whole
 const MOST_WORDS = 600; // shown at once
 const MOST_FINDS = 40; // listed
 const TINTS = { alignment: "Alignment", logprob: "Log-prob", advantage: "Advantage" };
@@ -128,7 +129,7 @@ function fillWords(box, group, sample, columns) {
   for (let at = 0; at < now.length;) {
     let end = at;
     while (end < now.length && now[end].kind === "=" && !view.hits.has(now[end].j)) end++;
-    if (end - at > 3 * CONTEXT) {
+    if (end - at > (sample == null ? MOST_TARGET : 3 * CONTEXT)) {
       const hidden = now.slice(at + CONTEXT, end - CONTEXT);
       box.append(...now.slice(at, at + CONTEXT).map((column) => word(view, column)));
       const fold = el("button", { class: "fold", onclick: () => fold.replaceWith(...hidden.map((column) => word(view, column))) }, sample == null ? `… ${hidden.length} words …` : `… ${hidden.length} right …`);
