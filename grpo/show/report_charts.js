@@ -19,11 +19,11 @@ const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show th
   { title: "Entropy", note: "of the policy, nats a token", lines: { entropy: "entropy" } },
   { title: "KL to the reference", note: "nats a token", lines: { kl: "KL" } },
   { title: "Clipped ratios", note: "share of tokens beyond the clip range", lines: { "clip_ratio/low": "low", "clip_ratio/high": "high" } },
-  { title: "Parity", note: "trainer against sampler: largest difference of a log-probability", lines: { "parity/max_abs_logprob_diff": "largest difference" }, log: true },
+  { title: "Parity", note: "largest log-prob difference, trainer and sampler", lines: { "parity/max_abs_logprob_diff": "largest difference" }, small: true },
   { title: "Gradient norm", note: "before clipping", lines: { grad_norm: "norm" } },
   { title: "Completion length", note: "tokens", lines: { "completions/mean_length": "mean" } },
   { title: "Cut by the budget", note: "share of completions without an end token", lines: { "completions/clipped_ratio": "cut" } },
-  { title: "Speed", note: "tokens sampled and learned from, a second", lines: { tokens_per_second: "tokens/s" } },
+  { title: "Speed", note: "tokens a second of the whole step", lines: { tokens_per_second: "tokens/s" } },
   { title: "Seconds of a step", note: "where the time goes", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
 ];
 
@@ -91,7 +91,7 @@ function layoutOf(spec, traces) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", font: { family: css("--sans"), color: ink, size: 12 },
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans"), size: 12 } },
     xaxis: { ...axis, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, zeroline: false, range: spec.timeline ? [-0.02 * last, 1.02 * last] : undefined },
-    yaxis: { ...axis, fixedrange: true, type: spec.log ? "log" : spec.timeline ? "category" : "linear", rangemode: spec.log ? undefined : "tozero", exponentformat: "power", nticks: 6 },
+    yaxis: { ...axis, fixedrange: true, type: spec.timeline ? "category" : "linear", rangemode: "tozero", exponentformat: spec.small ? "power" : "SI", nticks: 6 },
     shapes: spec.mark && here != null ? [{ type: "line", x0: here, x1: here, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }] : [],
   };
 }
@@ -108,7 +108,7 @@ function makeCharts() {
   }
   $("curves").append(grid);
   const events = RUNS.flatMap((run) => [...run.decisions.map((one) => [one.step, `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`, run]), ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run])]);
-  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `${events.length} decision${events.length > 1 ? "s" : ""} and warnings in words`),
+  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `Decisions and warnings in words (${events.length})`),
     el("ul", {}, events.sort((a, b) => a[0] - b[0]).map(([step, text, run]) => el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`)))));
   const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => `${run.name}: ${run.drawn.toLocaleString("en")} of ${run.made.toLocaleString("en")} steps are drawn.`);
   $("drawn").textContent = ["Drag over a curve to zoom, double-click to go back; a click goes to the texts of that step.", ...thinned].join(" ");
