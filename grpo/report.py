@@ -171,9 +171,8 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {line["step"] for line in warnings_of(run.metrics)}
     notable = sorted(marked & set(steps))
-    ends = dict.fromkeys(steps[:1] + steps[-1:])
-    for wanted, most in (([*ends, *(notable[i] for i in spread(len(notable)))], NOTABLE_SHARE * budget), ([steps[i] for i in spread(len(steps))], budget)):
-        for step in wanted:
+    for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
+        for step in (wanted[i] for i in spread(len(wanted))):  # the first and the last of all steps always fit: there is half of the budget left
             if step not in kept:
                 text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
                 if used + len(text) > most:
