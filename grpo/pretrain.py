@@ -288,7 +288,7 @@ def parse(argv=None):
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps", type=int, default=18_600, help="optimizer steps, unless --minutes end it first")
+    parser.add_argument("--steps", type=int, default=26_000, help="optimizer steps, unless --minutes end it first")
     parser.add_argument("--minutes", type=float, default=1e9, help="learning rate and end follow the clock, if it is ahead")
     parser.add_argument("--part-minutes", type=float, default=1e9, help="stop here for now, and go on another time from --state")
     parser.add_argument("--state", help="file (.safetensors) to stop at and to go on from")

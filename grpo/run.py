@@ -259,6 +259,7 @@ class Run:
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
+            f"python -m grpo.report {self.folder}",
             f"python -m tasks.audit {self.folder}"])
         self.trackers.finish()
 
