@@ -88,7 +88,7 @@ def test_what_a_run_writes(tmp_path, capsys):
 
 CLIMBS = {  # each decides something after the checkpoint of step 2, by what it saw before
     "ladder": ["--curriculum", "3,4,5,6", "--promote-at", "0.02", "--promote-every", "1", "--promote-problems", "3", "--step-tokens", "120"],
-    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "6"],
+    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "12"],
     "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "300", "--promote-at", "1"],
 }
 

@@ -72,10 +72,10 @@ def test_the_servo_has_no_rungs(extra):
 
 
 @pytest.mark.parametrize("given, settled", [
-    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 80)), (dict(level=50), ("running", 0.9, 0, 50, 150)),
-    (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 80)),
+    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)), (dict(level=50), ("running", 0.9, 0, 50, 120)),
+    (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 60)),
     (dict(curriculum="10,25", promote_by="running", promote_at=0.5, dynamic_sampling=3, steps=7), ("running", 0.5, 3, 25, 7)),
-    (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 80))])
+    (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 60))])
 def test_what_is_left_to_defaults(tmp_path, given, settled):
     config = Run(tmp_path).settle(Config(**given), Interleave())
     assert (config.promote_by, config.promote_at, config.dynamic_sampling, config.level, config.steps) == settled

@@ -150,7 +150,7 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
     torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 150])  # of rows alone, of parts of a group, of whole groups
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 140])  # of rows alone, of parts of a group, of whole groups
 def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, float64, micro_tokens):
     assert len(list(micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"))) > 1
     loss, whole = loss_and_gradients(tiny_policy, groups)
