@@ -197,6 +197,7 @@ def test_altered_words_are_nearly_words():
     known, made = set(words().vocabulary), [diet.altered("Walking,", rng) for _ in range(2000)]
     assert {"walking,", "Walking", "Walking;", "alking,", "Walkin,"} <= set(made)
     assert all(word and len(word) <= 10 and not word.isspace() for word in made)
+    assert {len(word) for word in made if word.startswith("W") and word.endswith("ng,")} == {7, 8, 9}  # a letter less, another, one more
     assert all(diet.altered(word, rng) for word in ("a", "I", "-", "é"))
     new = [word for word in words().altered if word not in known]
     assert len(new) > 0.7 * len(words().altered)
