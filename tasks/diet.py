@@ -20,15 +20,16 @@ CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps 
 SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
 SALTED, SALT = 0.4, 0.25  # share of texts in which a few words come back all over the place, and at how many places
-ECHOED, ECHO = 0.3, 0.04  # share of texts in which phrases of two to six words come back, and at how many places
+ECHOED, ECHO = 0.5, 0.06  # share of texts in which phrases of two to six words come back, and at how many places
 ALTERED, ALTER = 0.5, 0.15  # share of texts with words that are nearly words of the corpus, and at how many places
 SYMBOLS = string.digits + string.punctuation
 LETTERS = string.ascii_lowercase * 8 + "àâäçèéêëîïñóôöúüß"
 ENDINGS = [*",.;:!?)\"", "", "", "'s", ".\"", ",\"", "-", "ed", "s"]
 
-SHARES = {"interleave": 0.35, "copy": 0.09, "lists": 0.24, "turns": 0.26, "language": 0.06}
+SHARES = {"interleave": 0.30, "copy": 0.08, "lists": 0.18, "turns": 0.39, "language": 0.05}
 TURNS = [(mine, other) for mine in range(1, 9) for other in range(1, 9)  # words of A and of B in a turn
          if (mine, other) != (1, 1) and (min(mine, other) <= 2 or mine == other)]
+OFTEN = [(mine + other) ** -1.5 for mine, other in TURNS]  # short turns are the harder ones
 HASTY = 0.55  # share of arithmetic that is answered by somebody hasty
 SUMS = {("chain", 1): 0.15, ("chain", 2): 0.5, ("chain", 3): 0.15, ("product", 21): 0.1, ("product", 22): 0.05, ("product", 31): 0.05}
 SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
@@ -134,26 +135,41 @@ class Words:
         return words
 
     def draw(self, n: int) -> list[str]:
-        """Return `n` words: often a passage, else words in no order, so that they must be read, not guessed; sometimes
-        of very few different words, so that a place must be kept by more than the word that stands there."""
+        """Return `n` words: a passage, or words in no order, so that they must be read, not guessed; often of few different words, many of
+        them alike, so that a place must be kept by more than the words that stand there."""
         kind = self.rng.random()
-        if kind < 0.45:
+        if kind < 0.3:
             return self.passage(n)
-        if kind < 0.55:
-            few = [self.rng.choice(self.vocabulary) for _ in range(self.rng.randint(2, 8))]
-            return self.rng.choices(few, k=n)
-        odd = 0.0 if kind < 0.65 else 1.0 if kind > 0.9 else self.rng.random()
+        if kind < 0.65:
+            few = self.alike(log_uniform(2, max(3, n), self.rng), 0.3 * self.rng.random())
+            return self.rng.choices(few, [1 / rank for rank in range(1, len(few) + 1)], k=n)  # as frequent as Zipf has it
+        if kind < 0.7:
+            return self.numbers(n)
+        odd = 0.0 if kind < 0.75 else 1.0 if kind > 0.93 else self.rng.random()
         return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
+
+    def numbers(self, n: int) -> list[str]:
+        """Return `n` words, a share of them numbers of up to one, two or four digits, all with the same mark behind."""
+        share, most, mark = self.rng.choice([0.2, 0.6, 1.0]), self.rng.choice([9, 20, 99, 2000]), self.rng.choice(["", ",", ".", ":"])
+        return [f"{self.rng.randint(0, most)}{mark}" if self.rng.random() < share else word for word in self.passage(n)]
+
+    def alike(self, count: int, share: float) -> list[str]:
+        """Return `count` words, of which about a `share` are nearly one that stands before."""
+        words: list[str] = []
+        for _ in range(count):
+            again = words and self.rng.random() < share
+            words.append(altered(self.rng.choice(words), self.rng) if again else self.passage(1)[0])
+        return words
 
     def texts_of(self, *sizes: int) -> list[list[str]]:
         """Return a text of each size. In a share `ALTERED` of cases some words are nearly words of the corpus, to be read and not
-        guessed. In a share `SALTED` one to three words, as frequent as they are in the corpus, come back at a share `SALT` of all places, in
+        guessed. In a share `SALTED` one to five words, as frequent as they are in the corpus or nearly such words, come back at a share `SALT` of all places, in
         a share `ECHOED` whole phrases do: neither a word nor a few in a row say which place they stand at."""
         rng, texts = self.rng, [self.draw(n) for n in sizes]
         if rng.random() < ALTERED:
             texts = [[rng.choice(self.altered) if rng.random() < ALTER else word for word in text] for text in texts]
         if rng.random() < SALTED:
-            salt = [self.passage(1)[0] for _ in range(rng.randint(1, 3))]
+            salt = self.alike(rng.randint(1, 5), 0.4)
             texts = [[rng.choice(salt) if rng.random() < SALT else word for word in text] for text in texts]
         if rng.random() < ECHOED:
             texts = [self._echoing(text) for text in texts]
@@ -190,7 +206,7 @@ def example(skill: str, size: int, words: Words) -> Example:
     if skill == "copy":
         a, = words.texts_of(max(2, size // 2))
         return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
-    kind = rng.choice([*sorted(LISTS), *["garland"] * 3])  # the nearest to two texts: worth more lessons
+    kind = rng.choice([*sorted(LISTS), *["garland"] * 6])  # the nearest to two texts: worth more lessons
     share = 4 if kind in TWO_TEXTS and " then " in kind else 3
     n = max(2, size // share)
     a, b = words.texts_of(n, max(2, int(n * rng.uniform(0.7, 1.3))))
@@ -199,7 +215,7 @@ def example(skill: str, size: int, words: Words) -> Example:
         x, answer = a[start], a[a.index(a[start]):]
     else:
         if kind not in TWO_TEXTS:
-            b = b[:rng.randint(2, 9) if kind == "garland" else 1]
+            b = b[:log_uniform(2, max(9, n // 2), rng) if kind == "garland" else 1]
         x, answer = " ".join(b), LISTS[kind][1](a, b)
     prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
     return Example(kind, prompt, " ".join(answer))
@@ -208,7 +224,7 @@ def example(skill: str, size: int, words: Words) -> Example:
 def turns(size: int, words: Words) -> Example:
     """Return a lesson in keeping two places: some words of A, some of B, and so on, done right. Never both word by word."""
     rng = words.rng
-    strides = rng.choice(TURNS)
+    strides, = rng.choices(TURNS, OFTEN)
     rounds = max(2, size // (2 * sum(strides)))
     a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
     prompt = (f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
