@@ -148,12 +148,13 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return where something began that needs a look: half of a step's groups collapsed, half of its completions in a trap, an alarm that ended the run."""
+    """Return where something began that needs a look: half of a step's groups collapsed, half of its completions in a trap, an alarm."""
     found, before = [], set()
     for line in lines:
         now = {f"half of the completions or more: {visible(name[6:])}" for name, share in line.items() if name.startswith("traps/") and share >= 0.5}
         if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (line.get("groups/count") or math.inf):
             now.add("half of the groups or more collapsed")
+        now |= {visible(event) for event in line.get("events", ()) if event.startswith("ALARM")}
         if line.get("stopped"):
             now.add(f"stopped: {visible(line['stopped'])}")
         found += [{"step": line["step"], "why": why} for why in sorted(now - before)]

@@ -82,13 +82,13 @@ class Trainer:
         learned = self.learn(step, kept)
         clock.lap("update")
         metrics = self.metrics(step, groups, learned, clock)
-        events, self.said = self.said + self.monitor.observe(groups), []
+        metrics["events"], self.said = self.said + self.monitor.observe(groups), []
         decisions = self.decide(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done, self.drawn = step, problems[-1][0] + 1
         if self.stopped:
             metrics["stopped"] = self.stopped
-        return StepReport(step, metrics, groups, events + [decision.line for decision in decisions], decisions)
+        return StepReport(step, metrics, groups, metrics["events"] + [decision.line for decision in decisions], decisions)
 
     @property
     def stopped(self) -> str:

@@ -47,7 +47,7 @@ class Interleave:
     @staticmethod
     def default_steps(level: int) -> int:
         """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
-        return 60 if level <= 25 else 120 if level <= 50 else 250
+        return 60 if level <= 25 else 120 if level <= 50 else 200
 
     def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
         self.reward = reward
@@ -97,13 +97,15 @@ class Interleave:
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
         owner = np.array([word == 1 for word in interleaved([0] * len(a), [1] * len(b))])
-        written = [split_words(text) for text in completions]
+        distinct = list(dict.fromkeys(completions))  # a policy that knows its task writes the same text many times
+        written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
         affine = (nw_score_batch([(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN)
                   if self.reward == "affine" else [0.0] * len(written))
         traps = TrapNames(a, b, target)
-        return [self._score(words, target, owner, alignment, s_affine, traps)
-                for words, alignment, s_affine in zip(written, alignments, affine)]
+        scores = {text: self._score(words, target, owner, alignment, s_affine, traps)
+                  for text, words, alignment, s_affine in zip(distinct, written, alignments, affine)}
+        return [scores[text] for text in completions]
 
     def credits(self, problem: Problem, completions: Sequence[str]) -> list[tuple[tuple[int, float], ...]]:
         """Return for each completion what each of its words earned: pairs (end character, amount), see `tasks.base.credits_of`.

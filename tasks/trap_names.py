@@ -4,7 +4,9 @@ Seen from word to word: each pair of neighbours is a step that goes on along A, 
 in turns, with one of them ahead of its place). A strategy is one kind of step throughout, or one kind up to some place and another from there.
 A slip spoils a step or two, so shares of steps stay what they are where texts compared place by place, or words counted, would not.
 """
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -22,20 +24,26 @@ class TrapNames:
     """Knows the steps of one problem: texts `a` and `b`, and `target`, their interleaving."""
 
     def __init__(self, a: Sequence[str], b: Sequence[str], target: Sequence[str]):
-        self.target, self.words = target, {*a, *b}
-        self.kinds: dict[tuple[str, str], int] = {}  # (word, next word) -> a bit for each kind that this step can be
-        for kind, text in ((ALONG_A, a), (ALONG_B, b)):
-            self._add(kind, text, text[1:])
-            self._add(kind, text, text[2:])  # a word was left out
-        self._add(IN_TURN, target, target[1:])
+        self.a, self.b, self.target, self.words = a, b, target, {*a, *b}
+
+    @cached_property
+    def kinds(self) -> dict[tuple[str, str], int]:
+        """(word, next word) -> a bit for each kind that this step can be. Made when the first name is asked for: right answers need none."""
+        kinds: dict[tuple[str, str], int] = defaultdict(int)
+
+        def add(kind: int, words: Sequence[str], following: Sequence[str]):
+            for step in zip(words, following):
+                kinds[step] |= 1 << kind
+
+        for kind, text in ((ALONG_A, self.a), (ALONG_B, self.b)):
+            add(kind, text, text[1:])
+            add(kind, text, text[2:])  # a word was left out
+        add(IN_TURN, self.target, self.target[1:])
         for lead in (-2, -1, 1, 2):  # by how many words B is ahead: the step from A's word i goes to B's i + lead, and on to A's i + 1
             for kind in (OUT_OF_TURN, *[B_LEADS][:lead == 1]):
-                self._add(kind, a[max(0, -lead):], b[max(0, lead):])
-                self._add(kind, b[max(0, lead - 1):], a[max(0, 1 - lead):])
-
-    def _add(self, kind: int, words: Sequence[str], following: Sequence[str]):
-        for step in zip(words, following):
-            self.kinds[step] = self.kinds.get(step, 0) | 1 << kind
+                add(kind, self.a[max(0, -lead):], self.b[max(0, lead):])
+                add(kind, self.b[max(0, lead - 1):], self.a[max(0, 1 - lead):])
+        return dict(kinds)
 
     def name(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> str | None:
         """Return the trap that a completion of these `words` is in, None if it is in none that has a name.
