@@ -47,7 +47,7 @@ class Interleave:
     @staticmethod
     def default_steps(level: int) -> int:
         """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
-        return 60 if level <= 25 else 120 if level <= 50 else 200
+        return 60 if level <= 50 else 200
 
     def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
         self.reward = reward
