@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 from grpo.config import Config, parse
+from grpo.interrupt import Interrupt
 from grpo.policy import load_policy
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
@@ -22,16 +23,16 @@ def start(argv: list[str]) -> int:
     task = load_task(config.task, config.reward, config.task_options)
     config = run.settle(config, task)
     try:
-        with Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
-            stopped = train(config, run, task, console)
-    except FloatingPointError as error:
-        print(f"train.py: stopped: {error}", file=sys.stderr)
-        return 1
-    return 3 if stopped else 0
+        with run.held(), Interrupt() as interrupt, Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
+            return train(config, run, task, console, interrupt)
+    except KeyboardInterrupt:
+        print(f"train.py: stopped at once; what is saved goes on with --resume {run.folder}", file=sys.stderr)
+        return 130
 
 
-def train(config: Config, run: Run, task, console: Console) -> bool:
-    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return whether an alarm stopped it."""
+def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt) -> int:
+    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return the exit status: 0, 3 where an
+    alarm stopped the run, 128 and the signal's number where a signal did."""
     with console.loading(config.model):
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
     supply = Supply(task, seed=config.seed, kind=config.problems,
@@ -41,9 +42,9 @@ def train(config: Config, run: Run, task, console: Console) -> bool:
     run.attach(trainer, console)
     console.settings(run.describe())
     run.restore()
-    if trainer.done == 0:
+    if not run.reports:
         run.evaluate()
-    while trainer.done < config.steps and not trainer.ended:
+    while trainer.done < config.steps and not trainer.ended and not interrupt.wanted:
         try:
             report = trainer.step()
         except FloatingPointError as error:
@@ -54,10 +55,13 @@ def train(config: Config, run: Run, task, console: Console) -> bool:
         if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
+    if interrupt.wanted:
+        run.leave(interrupt.wanted.name)
+        return 128 + interrupt.wanted
     run.finish()
     if trainer.stopped:
         run.stop(trainer.stopped)
-    return bool(trainer.stopped)
+    return 3 if trainer.stopped else 0
 
 
 if __name__ == "__main__":

@@ -8,11 +8,15 @@ class UserError(ValueError):
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:
-    """Return what `action` returns; where the user or the disk is at fault, print that in one line of the `program` and return 2."""
+    """Return what `action` returns; where the user or the disk is at fault, print that in one line of the `program` and return 2; where
+    numbers are not finite, likewise and 1."""
     try:
         return action()
     except UserError as error:
         print(f"{program}: {error}", file=sys.stderr)
+    except FloatingPointError as error:
+        print(f"{program}: stopped: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
     return 2

@@ -9,7 +9,7 @@ from grpo.records import Group
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, generate
 from grpo.rollout.sampling import sample_key
-from tasks.base import Problem, Task, draft_of
+from tasks.base import Problem, Task, draft_of, scores_of
 
 RESAMPLES = 10_000
 
@@ -28,7 +28,7 @@ def evaluate(policy: Policy, task: Task, problems: Sequence[Problem], *, tempera
             budgets=[budget_for(policy, prompt, problem.target) for prompt, problem in zip(prompts, part)])
         groups += [
             Group(start + i, problem, prompt, temperature, completions,
-                  scores=task.score(problem, [completion.text for completion in completions]))
+                  scores=scores_of(task, problem, [completion.text for completion in completions]))
             for i, (problem, prompt, completions) in enumerate(zip(part, prompts, answers))]
     return groups
 

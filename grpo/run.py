@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import time
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
+from grpo.store.lock import locked
 from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
 from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.store.run_data import load_run
@@ -64,6 +66,14 @@ class Run:
     def __init__(self, folder: Path, checkpoint: Path | None = None, warnings: list[str] = ()):
         self.folder, self.checkpoint, self.warnings = folder, checkpoint, warnings
 
+    @contextmanager
+    def held(self):
+        """Keep every other process from writing this run, from now on or from when its directory is made, to the end of the block."""
+        with ExitStack() as self.locks:
+            if self.checkpoint:
+                self.locks.enter_context(locked(self.folder))
+            yield
+
     def settle(self, config: Config, task: Task) -> Config:
         """Fill in what was left to defaults; `config.yaml` holds the result."""
         check_installed(config.track)
@@ -83,6 +93,8 @@ class Run:
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.checkpoint:
+            self.locks.enter_context(locked(self.folder))
         self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
         self.seen, self.decisions = MetricsLog(self.folder, "seen.jsonl"), MetricsLog(self.folder, "curriculum.jsonl")
         self.groups = MetricsLog(self.folder, "groups.jsonl")
@@ -186,13 +198,21 @@ class Run:
         reasons = self.rules.reasons(report.step, report.metrics["reward"])
         if not reasons and (self.trainer.ended or report.step == self.config.steps):
             reasons = ["the last step"]
-        if not reasons:
-            return
+        if reasons:
+            self._save(reasons)
+
+    def leave(self, signal: str):
+        """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
+        if not self._checkpoint_path(self.trainer.done).exists():
+            self._save([signal])
+        self.console.say(f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}")
+
+    def _save(self, reasons: list[str]):
         start = time.perf_counter()
-        path = self._checkpoint_path(report.step)
+        path = self._checkpoint_path(self.trainer.done)
         if any("best" in reason for reason in reasons):
             self.best = path.name
-        checkpoints.save_checkpoint(self.folder, report.step, self._write_state, note={"reasons": reasons})
+        checkpoints.save_checkpoint(self.folder, self.trainer.done, self._write_state, note={"reasons": reasons})
         self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
         keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
         for line in checkpoints.prune(self.folder, keep_best=keep):
@@ -247,15 +267,14 @@ class Run:
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        reports = self._reports()
-        if not reports or reports[-1]["step"] < self.trainer.done:
+        if not self.reports or self.reports[-1]["step"] < self.trainer.done:
             self.evaluate()
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
         self.console.say(self._supplied())
         flag = "--words" if self.config.task == "interleave" else "--levels"
         options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items())
-        before, after = ([line for line in self._reports() if line["level"] == self.config.level][i:][:1] for i in (0, -1))
+        before, after = ([line for line in self.reports if line["level"] == self.config.level][i:][:1] for i in (0, -1))
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
@@ -268,7 +287,8 @@ class Run:
         self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
         self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
-    def _reports(self) -> list[dict[str, Any]]:
+    @property
+    def reports(self) -> list[dict[str, Any]]:
         """Return the reported evaluations: the lines of eval.jsonl that are not looks."""
         return load_run(self.folder).reports
 

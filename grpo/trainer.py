@@ -32,7 +32,7 @@ from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
-from tasks.base import Problem, Task, UserError, credits_of, draft_of
+from tasks.base import Problem, Task, UserError, credits_of, draft_of, scores_of
 from tasks.supply import Supply
 
 MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
@@ -138,7 +138,7 @@ class Trainer:
             drawn = self.sample(step, waiting, attempt)
             clock.lap("rollout")
             for group in drawn:
-                group.scores = self.task.score(group.problem, group.texts)
+                group.scores = scores_of(self.task, group.problem, group.texts)
             falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}")
             for group in drawn:
                 group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)

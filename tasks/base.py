@@ -6,8 +6,11 @@
 import hashlib
 import importlib
 import importlib.util
+import math
+import numbers
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any, Protocol
 
 from data.errors import UserError, exit_status
 
-__all__ = ["Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of",
+__all__ = ["Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of", "scores_of",
            "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")
@@ -184,6 +187,27 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     assert split in SPLITS, split
     text = f"{task.name}/{seed}/{split}/{level}/{index}"
     return task.make(level, split, random.Random(hashlib.sha256(text.encode()).digest()))
+
+
+def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
+    """Return `task.score(problem, completions)`. Raises UserError where that raises, or is anything but one finite Score for each completion."""
+    where = f"task {task.name}, problem {problem.key}"
+    try:
+        scores = list(task.score(problem, completions))
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"{where}: score() raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})") from error
+    if len(scores) != len(completions):
+        raise UserError(f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; it must return one for each")
+    for i, score in enumerate(scores, start=1):
+        if not isinstance(score, Score):
+            raise UserError(f"{where}: score() returned {type(score).__name__} for completion {i}; it must return a Score for each")
+        for name in ("reward", "value"):
+            if not (isinstance(number := getattr(score, name), numbers.Real) and math.isfinite(number)):
+                raise UserError(f"{where}: score() returned a {name} of {number!r} for completion {i}; it must be a finite number")
+    return scores
 
 
 def problem_stream(task: Task, *, seed: int, split: str, level: int, start: int = 0) -> Iterator[Problem]:

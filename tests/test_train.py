@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import make_tiny_model
+from same import assert_same_run
 
 import eval as evaluation
 import train
@@ -42,24 +43,6 @@ def fails(capsys, *arguments, main=train.main, status=2):
     assert main(list(arguments)) == status
     line, = capsys.readouterr().err.strip().split("\n")
     return line
-
-
-def timeless(lines):
-    clocks = ("time", "step_time", "tokens_per_second")
-    return [{k: v for k, v in line.items() if k not in clocks and not k.startswith("time/")} for line in lines]
-
-
-def assert_same_run(one, two):
-    assert timeless(read_metrics(one / "metrics.jsonl")) == timeless(read_metrics(two / "metrics.jsonl"))
-    for log in ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl"):
-        assert read_metrics(one / log) == read_metrics(two / log)
-    assert sorted(p.name for p in (one / "rollouts").iterdir()) == sorted(p.name for p in (two / "rollouts").iterdir())
-    for path in (one / "rollouts").iterdir():
-        assert read_jsonl_zst(path) == read_jsonl_zst(two / "rollouts" / path.name)
-    last = [folder / "checkpoints" / "step-000004" for folder in (one, two)]
-    for name in json.loads((last[0] / "manifest.json").read_text())["files"]:
-        if name.endswith((".safetensors", "trainer.json")):
-            assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
 
 
 def test_what_a_run_writes(tmp_path, capsys):

@@ -65,6 +65,7 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
     `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); `temperatures` and `budgets` (most new tokens)
     count for all completions of a prompt; temperature 0 is greedy. Log-probs are those of the distribution drawn from.
     `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date.
+    Raises FloatingPointError where a token was drawn from a distribution that is not finite.
     """
     P, G, room = len(prompts), len(keys[0]), max(budgets)
     kind, source = (FusedDecoder, policy.fused) if policy.fused else (EagerDecoder, policy)
@@ -103,5 +104,8 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
+    if not all(map(math.isfinite, logprobs)):
+        place = next(i for i, value in enumerate(logprobs) if not math.isfinite(value))
+        raise FloatingPointError(f"token {place + 1} of a completion was drawn with a log-probability of {logprobs[place]}: the model's logits are not finite")
     finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)

@@ -47,7 +47,7 @@ def draw(logprobs_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor
 
     First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow. The scale of the distribution is taken
     from its own sum, and a draw that rounds up to all of it is taken just below, so none falls off the end or on a token
-    without probability.
+    without probability. Where the distribution is not finite some token comes, whose log-probability is not finite either.
     """
     R, V = logprobs_RV.shape
     mass_RBb = torch.nn.functional.pad(logprobs_RV.exp(), (0, -V % BLOCK)).view(R, -1, BLOCK)
@@ -55,7 +55,7 @@ def draw(logprobs_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor
     total_N1 = cdf_NB[:, -1:]
     below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
     passed_N1 = (uniform_N[:, None] * total_N1).to(cdf_NB.dtype).minimum(below_N1)
-    block_N1 = torch.searchsorted(cdf_NB, passed_N1, right=True)
+    block_N1 = torch.searchsorted(cdf_NB, passed_N1, right=True).clamp(max=cdf_NB.shape[1] - 1)
     before_N1 = torch.where(block_N1 > 0, cdf_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0)
     cdf_Nb = mass_RBb[row_N, block_N1[:, 0]].cumsum(-1)
     place_N1 = torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)

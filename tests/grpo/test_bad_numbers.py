@@ -1,0 +1,140 @@
+"""What is not finite, not there, or not what was promised, gets its name: never a silent step, never a riddle."""
+import math
+
+import pytest
+import torch
+from conftest import make_tiny_model
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import train
+from grpo.config import Config
+from grpo.policy import load_policy
+from grpo.records import Completion
+from grpo.rollout import engine
+from grpo.trainer import Trainer
+from tasks.base import Problem, Score, UserError, key_of, scores_of
+
+SMALL = ["--prompts", "2", "--group-size", "4", "--steps", "2", "--eval-problems", "2", "--device", "cpu", "--level", "2"]
+
+
+class Copy:
+    """Copies a number; `answer` scores, in whatever way a test wants."""
+
+    name, rewards, default_level = "copy", (), 1
+
+    def __init__(self, answer=lambda texts: [Score(0.1 * i) for i in range(len(texts))], prompt="Copy text A.\nA: {}"):
+        self.answer, self.prompt = answer, prompt
+
+    def make(self, level, split, rng):
+        number = rng.randrange(10**6)
+        return Problem(self.name, level, self.prompt.format(number), f"{number}", key_of(number))
+
+    def score(self, problem, completions):
+        return self.answer(completions)
+
+
+def trainer_for(policy, task=None, **options):
+    return Trainer(Config(**{"task": "copy", "level": 1, "ramp": False, "steps": 2, "prompts": 2, "group_size": 4, "max_new_tokens": 8} | options),
+                   task or Copy(), policy)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("weight", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_weights_that_are_not_finite(tiny_policy, value, weight, temperature):
+    with torch.no_grad():
+        dict(tiny_policy.model.named_parameters())[weight][:] = value
+    prompt = tuple(tiny_policy.encode("Copy text A.\nA: one"))
+    with pytest.raises(FloatingPointError, match="drawn with a log-probability of (nan|-?inf): the model's logits are not finite"):
+        engine.generate(tiny_policy, [prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4])
+
+
+@pytest.mark.parametrize("on_degenerate", ["keep", "skip", "resample"])
+def test_a_step_on_weights_that_are_not_finite_changes_nothing(tiny_policy, on_degenerate):
+    trainer = trainer_for(tiny_policy, on_degenerate=on_degenerate)
+    trainer.step()
+    with torch.no_grad():
+        tiny_policy.model.model.layers[0].mlp.up_proj.weight[:] = math.nan
+    before = [p.detach().clone() for p in tiny_policy.parameters]
+    with pytest.raises(FloatingPointError):
+        trainer.step()
+    assert trainer.done == 1
+    assert all(torch.equal(p, q) or p.isnan().any() for p, q in zip(tiny_policy.parameters, before))
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient norm"])
+def test_a_gradient_that_is_not_finite_leaves_the_weights(tiny_policy, monkeypatch, name):
+    trainer = trainer_for(tiny_policy)
+    before = [p.detach().clone() for p in tiny_policy.parameters]
+    if name == "loss":
+        trainer.weigh = lambda groups: [[math.nan] * len(group.completions) for group in groups]
+    else:
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+    with pytest.raises(FloatingPointError, match=f"the {name} is (nan|inf)"):
+        trainer.step()
+    assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+
+
+
+@pytest.mark.parametrize("answer, fault", [
+    (lambda texts: [1 / 0 for _ in texts], r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_numbers.py, line \d+\)"),
+    (lambda texts: [Score(0.5)], r"score\(\) returned 1 scores for 3 completions; it must return one for each"),
+    (lambda texts: None, r"score\(\) raised TypeError: 'NoneType' object is not iterable"),
+    (lambda texts: [0.5 for _ in texts], r"score\(\) returned float for completion 1; it must return a Score for each"),
+    (lambda texts: [Score(0.5), Score(math.nan), Score(0.5)], r"score\(\) returned a reward of nan for completion 2; it must be a finite number"),
+    (lambda texts: [Score(0.5), Score(0.5), Score(-math.inf)], r"score\(\) returned a reward of -inf for completion 3; it must be a finite number"),
+    (lambda texts: [Score("1") for _ in texts], r"score\(\) returned a reward of '1' for completion 1; it must be a finite number"),
+    (lambda texts: [Score(0.5, value=math.nan) for _ in texts], r"score\(\) returned a value of nan for completion 1; it must be a finite number"),
+])
+def test_a_scorer_that_fails_is_named(answer, fault):
+    task = Copy(answer)
+    problem = Problem("copy", 1, "p", "t", "k" * 16)
+    with pytest.raises(UserError, match=f"task copy, problem {'k' * 16}: {fault}"):
+        scores_of(task, problem, ["a", "b", "c"])
+
+
+def test_a_users_scorer_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(
+        "from tasks.base import Problem, Score, key_of\n\n\nclass Bad:\n    name = 'bad'\n    rewards = ()\n    default_level = 2\n\n"
+        "    def make(self, level, split, rng):\n        n = rng.randrange(10**9)\n"
+        "        return Problem(self.name, level, f'Copy text A.\\nA: {n}', str(n), key_of(split, n))\n\n"
+        "    def score(self, problem, completions):\n        return [Score(float('nan')) for _ in completions]\n")
+    assert train.main([*SMALL, "--task", "bad.py:Bad"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("train.py: task bad, problem ")
+    assert "score() returned a reward of nan for completion 1; it must be a finite number" in error
+
+
+def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeypatch):
+    stop = next(iter(tiny_policy.stops))
+    original = engine.generate
+
+    def empty(policy, prompts, **options):
+        groups = original(policy, prompts, **options)
+        return [[Completion((stop,), (-1.0,), "", "stop"), *group[1:]] for group in groups]
+
+    monkeypatch.setattr("grpo.trainer.generate", empty)
+    report = trainer_for(tiny_policy).step()
+    assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 2
+    assert all(group.texts[0] == "" for group in report.groups)
+
+
+def test_a_vocabulary_larger_than_the_tokenizers(tmp_path):
+    folder = make_tiny_model(tmp_path / "wide")
+    model = LlamaForCausalLM.from_pretrained(folder)
+    tokens = len(AutoTokenizer.from_pretrained(folder))
+    model.resize_token_embeddings(tokens + 128, mean_resizing=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[tokens:] = 3 * model.model.embed_tokens.weight[:128]  # so that they are drawn
+    model.save_pretrained(folder)
+    policy = load_policy(str(folder), device="cpu")
+    report = trainer_for(policy).step()
+    drawn = [token for group in report.groups for completion in group.completions for token in completion.tokens]
+    assert max(drawn) >= tokens and math.isfinite(report.metrics["loss"]) and report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+
+
+def test_a_prompt_as_long_as_the_context(tmp_path):
+    policy = load_policy(str(make_tiny_model(tmp_path / "short", context=64)), device="cpu")
+    with pytest.raises(UserError, match="context"):
+        engine.budget_for(policy, policy.encode("word " * 100), "word")

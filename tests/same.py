@@ -1,0 +1,33 @@
+"""When two runs are the same: everything they wrote, but for what a clock said."""
+import json
+import re
+from pathlib import Path
+
+from data.files import read_jsonl_zst
+from grpo.store.checkpoint import checkpoints
+from grpo.store.metrics import read_metrics
+
+DATE = re.compile(r"(?m)^(=== step \d+) .*")
+CLOCKS = ("time", "step_time", "tokens_per_second")
+LOGS = ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
+
+
+def timeless(lines):
+    return [{k: v for k, v in line.items() if k not in CLOCKS and not k.startswith("time/")} for line in lines]
+
+
+def written(run: Path):
+    """Return what a run wrote, but for what a clock said: logs, rollouts, and the last checkpoint's weights, moments and state, by name."""
+    files = {log: read_metrics(run / log) for log in LOGS}
+    files["metrics.jsonl"], files["samples.log"] = timeless(read_metrics(run / "metrics.jsonl")), DATE.sub(r"\1", (run / "samples.log").read_text())
+    files |= {f"rollouts/{path.name}": read_jsonl_zst(path) for path in sorted((run / "rollouts").iterdir())}
+    last = checkpoints(run)[0][-1]
+    names = [name for name in json.loads((last / "manifest.json").read_text())["files"] if name.endswith((".safetensors", "trainer.json"))]
+    return files | {f"{last.name}/{name}": (last / name).read_bytes() for name in names}
+
+
+def assert_same_run(one: Path, two: Path):
+    ours, theirs = written(one), written(two)
+    assert list(ours) == list(theirs)
+    for name, content in ours.items():
+        assert content == theirs[name], name
