@@ -1,6 +1,7 @@
 """Every flag of `train.py`: its default, its meaning, its check. The command line is made from this one dataclass."""
 import dataclasses
 import difflib
+import re
 from argparse import SUPPRESS
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from data.files import write_whole
 from grpo.curriculum import LADDER, is_auto, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
@@ -120,6 +122,7 @@ class Config:
         one_of = lambda *names: "give one of " + ", ".join(names)  # noqa: E731
         yield "control", self.control in CONTROLS, one_of(*CONTROLS)
         yield "problems", self.problems == "fresh" or not self.dataset, "leave it out: --dataset says which problems there are"
+        yield "name", self.name is None or re.fullmatch(r"[^/\\\0]+", self.name) and self.name.strip(".") != "", "give the plain name of a folder in runs"
         yield "level", self.level >= 0, "give a positive number of words"
         yield "group_size", self.group_size >= 2, "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "prompts", self.prompts >= 1, "give 1 or more"
@@ -190,7 +193,7 @@ class Config:
 
     def save(self, path: Path, **facts: Any):
         """Write the configuration and `facts` (versions, device, commit) as YAML."""
-        path.write_text(yaml.safe_dump({**dataclasses.asdict(self), "facts": facts}, sort_keys=False))
+        write_whole(path, yaml.safe_dump({**dataclasses.asdict(self), "facts": facts}, sort_keys=False).encode())
 
 
 def load_config(path: Path) -> Config:

@@ -95,7 +95,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--whole", action="store_true", help="hide no right words")
     tokens = command("tokens", show_tokens, "the tokens of a completion", "step", "group", "sample")
     tokens.add_argument("--policy", action="store_true", help="entropy and parity too, by the policy of that step, made again (seconds)")
-    command("replay", show_replay, "make a step's update again", "step", kinds=False)
+    replaying = command("replay", show_replay, "make a step's update again", "step", kinds=False)
+    for part in (tokens, replaying):
+        part.add_argument("--task", metavar="FILE:CLASS", help="where the run's task is a program: name it, to say that it may be executed")
     degenerate = command("degenerate", show_degenerate, "the groups whose rewards did not differ", many=True)
     degenerate.add_argument("--class", dest="verdict", choices=["identical", "solved", "failed", "tied"], help="of this class only")
     compare = command("compare", show_compare, "runs side by side", many=True)
@@ -168,7 +170,7 @@ def show_tokens(run: RunData, arguments, console: Console):
         raise UserError(f"--policy: only a training step's policy can be made again, not that of --kind {arguments.kind}")
     if arguments.policy:
         from grpo.replay import token_figures  # the trainer: it takes seconds to import
-        for line, entropy, logprob in zip(lines, *token_figures(run, arguments.step, arguments.group, arguments.sample)):
+        for line, entropy, logprob in zip(lines, *token_figures(run, arguments.step, arguments.group, arguments.sample, arguments.task)):
             line |= {"entropy": entropy, "parity": line["logprob"] - logprob}
         figures |= {"entropy": ("entropy", ".4f"), "parity": ("parity", "+.1e")}
     if not as_json(lines, arguments, console):
@@ -177,7 +179,7 @@ def show_tokens(run: RunData, arguments, console: Console):
 
 def show_replay(run: RunData, arguments, console: Console) -> int:
     from grpo.replay import replay  # the trainer: it takes seconds to import
-    found = replay(run, arguments.step)
+    found = replay(run, arguments.step, arguments.task)
     same, lines = found["same"], [{"figure": name, "stored": old, "again": new, "same": old == new} for name, (old, new) in found["figures"].items()]
     if not as_json([{**found, "figures": lines}], arguments, console):
         show_table(console, [line for line in lines if line["figure"] != "advantages"], {"stored": ("stored", ".17g"), "made again": ("again", ".17g")},

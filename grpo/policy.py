@@ -26,6 +26,7 @@ from grpo.rollout.fused import FusedModel, fused_model
 from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
+STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's files are data: none of them is executed or unpickled
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
 
@@ -205,7 +206,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     _check_head(model, spec)
     tokenizer = _load_tokenizer(source)
     if has_adapter:
-        model = PeftModel.from_pretrained(model, weights, is_trainable=True)
+        model = PeftModel.from_pretrained(model, weights, is_trainable=True, use_safetensors=True)
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
         adapter = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -278,20 +279,20 @@ def _loading(source: str):
 def _load_model(source: str, device: str, dtype: torch.dtype):
     with _loading(source):
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME).to(device).eval()
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME, **STRANGERS).to(device).eval()
             fit = _shares_prompts(model)
         except ValueError as error:  # how transformers refuses an attention that an architecture does not support
             if NAME not in str(error):
                 raise
             fit = False
         if not fit:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **STRANGERS).to(device).eval()
     return model
 
 
 def _load_tokenizer(source: str):
     with _loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -17,20 +17,20 @@ from grpo.records import Group
 from grpo.store.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.store.run_data import RunData
 from grpo.trainer import Trainer
-from tasks.base import UserError, load_task
+from tasks.base import UserError, load_task, trust
 
 FIGURES = ("loss", "grad_norm", "entropy", "kl", "parity/max_abs_logprob_diff", "advantages")
 
 
-def replay(run: RunData, step: int) -> dict[str, Any]:
+def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
     """Return for each of FIGURES that the step has (stored, made again), "same" (all equal, to the bit), and "start", the step gone on from.
 
-    Raises UserError when the step, or what leads to it, is not stored.
+    Raises UserError when the step, or what leads to it, is not stored, and where the task is a program and not named by `task`, too.
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
         raise UserError(f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps")
-    trainer, start = trainer_before(run, step)
+    trainer, start = trainer_before(run, step, task)
     kept = kept_of(run, step)
     before = [group.advantages for group in kept]
     again = {**trainer.learn(step, kept), "advantages": trainer.weigh(kept)}
@@ -38,10 +38,10 @@ def replay(run: RunData, step: int) -> dict[str, Any]:
     return {"step": step, "start": start, "figures": pairs, "same": all(old == new for old, new in pairs.values())}
 
 
-def token_figures(run: RunData, step: int, number: int, sample: int) -> tuple[list[float], list[float]]:
+def token_figures(run: RunData, step: int, number: int, sample: int, task: str | None = None) -> tuple[list[float], list[float]]:
     """Return by token of a completion the entropy (nats) of the policy that drew it and its own log-probability, by the trainer's forward pass."""
     group = run.group(step, number)
-    trainer, _ = trainer_before(run, step)
+    trainer, _ = trainer_before(run, step, task)
     alone = replace(group, completions=[group.completions[sample]], scores=[group.scores[sample]], advantages=[0.0])
     batch, = micro_batches([alone], "grpo", micro_tokens=0, max_length=len(group.completions[sample].tokens), device=trainer.policy.device)
     with torch.no_grad():
@@ -49,9 +49,10 @@ def token_figures(run: RunData, step: int, number: int, sample: int) -> tuple[li
     return entropy_RT[0].tolist(), logp_RT[0].tolist()
 
 
-def trainer_before(run: RunData, step: int) -> tuple[Trainer, int]:
+def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Trainer, int]:
     """Return a trainer whose policy and optimizer are as they were before `step`, and the step that it was gone on from."""
     config = load_config(run.path / "config.yaml")
+    trust(config.task, task, run.path)
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)
     trainer = _trainer(config, run, saved.get(start))

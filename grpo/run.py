@@ -34,7 +34,7 @@ from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.store.run_data import load_run
 from grpo.store.trackers import Trackers, check_installed
 from grpo.trainer import Trainer
-from tasks.base import Problem, Task, UserError, problem_stream
+from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
@@ -52,6 +52,7 @@ def open_run(config: Config, given: dict[str, Any], *, home: Path) -> tuple["Run
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
+    trust(saved["task"], given.get("task"), folder)
     changed = {name: value for name, value in given.items() if name != "resume" and value != saved[name]}
     for name in changed:
         if name not in ON_RESUME:
@@ -279,7 +280,7 @@ class Run:
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
             f"python -m grpo.report {self.folder}",
-            f"python -m tasks.audit {self.folder}"])
+            f"python -m tasks.audit {self.folder}" + (f" --task {self.config.task}" if self.config.task not in REGISTRY else "")])
         self.trackers.finish()
 
     def stop(self, reason: str):

@@ -14,14 +14,16 @@ from pathlib import Path
 import yaml
 
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
-from tasks.base import Problem, UserError, load_task
+from tasks.base import Problem, UserError, load_task, trust
 
 _NAME = re.compile(r"(step|eval|promotion)-(\d+)\.jsonl\.zst")
 
 
-def audit(folder: Path) -> tuple[list[str], str]:
-    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the run cannot be read."""
+def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
+    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the run cannot be read, and where
+    its task is a program that is not named by `given`, too."""
     config = yaml.safe_load(read_text(folder / "config.yaml"))
+    trust(config["task"], given, folder)
     task = load_task(config["task"], options=config["task_options"])
     found: list[str] = []
     trained: dict[str, str] = {}  # canonical key or prompt -> file
@@ -87,10 +89,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tasks.audit", description="Look for evaluated problems that were trained on.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
-    worst = 0
-    for folder in parser.parse_args(arguments).runs:
+    parser.add_argument("--task", metavar="FILE:CLASS", help="where a run's task is a program: name it, to say that it may be executed")
+    asked, worst = parser.parse_args(arguments), 0
+    for folder in asked.runs:
         try:
-            found, summary = audit(folder)
+            found, summary = audit(folder, asked.task)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

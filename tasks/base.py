@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from data.errors import UserError, exit_status
 
-__all__ = ["Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of", "scores_of",
+__all__ = ["Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of", "scores_of", "trust",
            "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")
@@ -107,6 +107,15 @@ def load_task(spec: str, reward: str | None = None, options: Mapping[str, str] =
         names = ", ".join(rewards) if rewards else "none: the task has one reward"
         raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
     return kind(reward=reward, **options)
+
+
+def trust(spec: str, given: str | None, where: Path):
+    """Raise UserError where the record of a run, `where`, names a program as its task, and the command line (`given`) does not name it too.
+
+    A run may come from a stranger, and to load a task is to execute it.
+    """
+    if spec not in REGISTRY and given != spec:
+        raise UserError(f"{where}: its task is a program that would be executed, {spec}; if you trust it, give --task {spec} as well")
 
 
 def options_of(spec: str) -> Mapping[str, str]:

@@ -28,6 +28,10 @@ SMALL = ["--words", "6", "--prompts", "2", "--group-size", "4", "--steps", "4", 
          "--eval-every", "3", "--save-threshold", "9", "--best-margin", "9", "--device", "cpu"]
 
 
+class Killed(BaseException):
+    """Ends a run where it stands, as a kill does."""
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -83,10 +87,10 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
 
     def killed(self, report):
         if report.step == 3:
-            raise KeyboardInterrupt
+            raise Killed
 
     monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         run("--name", "cut", *tuning)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -343,19 +347,21 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
 
     def killed(self, report):
         if report.step == 4:
-            raise KeyboardInterrupt
+            raise Killed
 
     monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         train.main([*options, "--name", "cut"])
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
+    trapped = ["--task", "trapped.py:Trapped"]
+    assert "its task is a program that would be executed, trapped.py:Trapped" in fails(capsys, "--resume", "runs/cut")
     for _ in range(2):  # the second time nothing is left to do, and it is said again
         capsys.readouterr()
-        assert train.main(["--resume", "runs/cut"]) == 3
+        assert train.main(["--resume", "runs/cut", *trapped]) == 3
         assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {reason}")
     assert timeless(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == timeless(steps)
-    assert train.main(["--resume", "runs/cut", "--on-alarm", "say"]) == 0
+    assert train.main(["--resume", "runs/cut", *trapped, "--on-alarm", "say"]) == 0
     lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
     assert len(lines) == 9 and [line.get("stopped") for line in lines] == [None] * 4 + [reason] + [None] * 4
 

@@ -167,7 +167,7 @@ def _cut(text: Text, width: int) -> Text:
 def _quiet(text: str) -> Text:
     """Return `text` with its words dim, so that the figures stand out."""
     line = Text.assemble((text, "dim"))
-    line.highlight_regex(r"-?\d[\d.,]*", "not dim")
+    line.highlight_regex(r"-?\d[\d.,]*(e-?\d+)?%?", "not dim")
     return line
 
 

@@ -72,7 +72,7 @@ def test_the_servo_has_no_rungs(extra):
 
 
 @pytest.mark.parametrize("given, settled", [
-    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)), (dict(level=50), ("running", 0.9, 0, 50, 120)),
+    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)), (dict(level=50), ("running", 0.9, 0, 50, 60)),
     (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 60)),
     (dict(curriculum="10,25", promote_by="running", promote_at=0.5, dynamic_sampling=3, steps=7), ("running", 0.5, 3, 25, 7)),
     (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 60))])

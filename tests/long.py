@@ -1,0 +1,59 @@
+"""A long run: `python tests/long.py --steps 5000` trains a tiny random model and looks at itself on the way; nothing may grow but the logs.
+
+Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open files, and the median seconds of a step.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+from conftest import make_tiny_model  # noqa: E402
+
+import train  # noqa: E402
+from grpo.trainer import Trainer  # noqa: E402
+
+PARTS = 5
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=5000)
+    steps = parser.parse_args(argv).steps
+    seen, step = [], Trainer.step
+
+    def watched(self):
+        start = time.perf_counter()
+        report = step(self)
+        seen.append((resident_mb(), len(os.listdir("/proc/self/fd")), time.perf_counter() - start))
+        return report
+
+    Trainer.step = watched
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+        os.chdir(folder)
+        model = make_tiny_model(Path("tiny"), layers=1)
+        out, sys.stdout = sys.stdout, nowhere
+        try:
+            status = train.main(["--task", "arithmetic", "--model", str(model), "--lora-rank", "0", "--prompts", "2", "--group-size", "4",
+                                 "--max-new-tokens", "8", "--steps", str(steps), "--eval-every", "0", "--eval-problems", "2",
+                                 "--save-every", str(max(1, steps // 20)), "--device", "cpu", "--name", "long"])
+        finally:
+            sys.stdout = out
+        size = sum(path.stat().st_size for path in Path("runs/long").rglob("*") if path.is_file()) / 1e6
+    parts = [seen[i * len(seen) // PARTS:(i + 1) * len(seen) // PARTS] for i in range(PARTS)]
+    print(json.dumps({"status": status, "steps": len(seen), "megabytes": [round(min(x[0] for x in part)) for part in parts],
+                      "files": [max(x[1] for x in part) for part in parts],
+                      "seconds": [round(statistics.median(x[2] for x in part), 5) for part in parts], "written_mb": round(size)}))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
