@@ -1,0 +1,155 @@
+"""What comes from a stranger is data: nothing in a model, checkpoint, run or dataset is executed, and nothing leaves the run's directory."""
+import json
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import make_tiny_model
+
+import eval as evaluation
+import train
+from grpo import inspect
+from grpo.policy import load_policy
+from tasks import audit
+from tasks.base import UserError
+
+TOP = Path(train.__file__).resolve().parent
+SMALL = ["--prompts", "2", "--group-size", "4", "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2", "--device", "cpu"]
+BOMB = "open('executed', 'w').close()\n"
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, (BOMB,)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not Path("executed").exists()
+
+
+def refused(capsys, *arguments, main=train.main):
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    line, = capsys.readouterr().err.strip().split("\n")
+    return line
+
+
+def test_the_bomb_goes_off_where_it_is_unpickled(tmp_path):  # or the tests below would show nothing
+    with pytest.raises(Exception):
+        torch.load(_pickled(tmp_path / "a.bin"), weights_only=False)["x"] + 1
+    Path("executed").unlink()
+
+
+def _pickled(path):
+    path.write_bytes(pickle.dumps({"x": Bomb()}))
+    return path
+
+
+def test_a_model_that_is_pickled_is_not_loaded(tmp_path, capsys):
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    _pickled(folder / "pytorch_model.bin")
+    assert "--model model: cannot be loaded" in refused(capsys, *SMALL, "--model", "model")
+    assert "--model model: cannot be loaded" in refused(capsys, "--model", "model", main=evaluation.main)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "training_args.bin", "optimizer.pt"])
+def test_a_pickle_beside_the_weights_is_not_opened(tmp_path, name):
+    _pickled(make_tiny_model(tmp_path / "model") / name)
+    load_policy("model", device="cpu")
+
+
+@pytest.mark.parametrize("file, entry", [("config.json", {"AutoConfig": "bomb.Config", "AutoModelForCausalLM": "bomb.Model"}),
+                                         ("tokenizer_config.json", {"AutoTokenizer": ["bomb.Tokenizer", None]})])
+@pytest.mark.parametrize("kind", ["llama", "bomb"])
+def test_code_that_comes_with_a_model_is_not_run(tmp_path, file, entry, kind):
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "bomb.py").write_text(BOMB)
+    settings = json.loads((folder / file).read_text()) | {"auto_map": entry}
+    if file == "config.json":
+        settings["model_type"] = kind
+    elif kind == "bomb":
+        settings["tokenizer_class"] = "BombTokenizer"
+    (folder / file).write_text(json.dumps(settings))
+    try:
+        load_policy("model", device="cpu")  # what is known anyway may be loaded without the code
+    except UserError as error:
+        assert "--model model: cannot be loaded" in str(error)
+
+
+def test_a_chat_template_is_no_program(tmp_path):
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(Exception) as error:
+        load_policy("model", device="cpu").encode("a")
+    assert "unsafe" in str(error.value).lower() or "SecurityError" in type(error.value).__name__
+
+
+@pytest.fixture()
+def run(tmp_path):
+    assert train.main([*SMALL, "--name", "a"]) == 0
+    return Path("runs/a")
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch executed']", "a: !!python/object/new:os.system [touch executed]"])
+def test_a_configuration_is_no_program(run, capsys, text):
+    (run / "config.yaml").write_text(text)
+    assert "config.yaml" in refused(capsys, "--resume", "runs/a")
+
+
+def test_a_pickle_in_a_checkpoint_is_not_opened(run):
+    last = run / "checkpoints" / "step-000002"
+    shutil.rmtree(run / "checkpoints" / "step-000001")
+    for name in ("optimizer.pt", "pytorch_model.bin", "rng_state.pth"):
+        _pickled(last / name)
+    assert train.main(["--resume", "runs/a", "--steps", "3"]) == 0
+
+
+def test_the_task_of_a_strangers_run_is_not_executed(run, capsys):
+    (run / "bomb.py").write_text(BOMB)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"task": "runs/a/bomb.py:Bomb"}))
+    said = "runs/a: its task is a program that would be executed, runs/a/bomb.py:Bomb; if you trust it, give --task runs/a/bomb.py:Bomb as well"
+    assert said in refused(capsys, "--resume", "runs/a")
+    assert said in refused(capsys, "runs/a", main=audit.main)
+    assert said in refused(capsys, "runs/a", "replay", "1", main=inspect.main)
+    assert said in refused(capsys, "runs/a", "tokens", "1", "0", "0", "--policy", main=inspect.main)
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "/tmp/a", "..", ".", "a\\b", ""])
+def test_a_run_stays_in_runs(capsys, name):
+    assert "--name" in refused(capsys, *SMALL, "--name", name) and not Path("runs").exists()
+
+
+def test_a_dataset_is_no_program(capsys):
+    Path("a.jsonl").write_text('{"__reduce__": "os.system", "prompt": "{{ 7 * 7 }}", "target": "$(touch executed)"}\n')
+    assert "a.jsonl" in refused(capsys, *SMALL, "--dataset", "a.jsonl")
+
+
+def test_no_secret_of_the_environment_is_written(monkeypatch, capfd):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "s3cr3t-" + name)
+    assert train.main([*SMALL, "--name", "a"]) == 0
+    said = capfd.readouterr()
+    assert "s3cr3t" not in said.out + said.err
+    values = {value.encode() for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASS", name) and len(value) > 8}
+    for path in Path("runs").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not any(value in content for value in values), path
+
+
+def test_nothing_in_the_project_unpickles_or_evaluates():
+    forbidden = re.compile(r"\b(pickle|marshal|shelve|joblib)\b|torch\.load\(|np\.load\(|allow_pickle|yaml\.(load|unsafe_load|full_load)\(|\beval\(|\bexec\(|trust_remote_code=True")
+    for room in ("align", "data", "tasks", "grpo"):
+        for path in (TOP / room).rglob("*.py"):
+            code = "\n".join(line for line in path.read_text().splitlines() if "No pickle" not in line)
+            assert not forbidden.search(code.replace("model.eval()", "").replace(".eval()", "")), path
