@@ -5,7 +5,7 @@ import re
 from argparse import SUPPRESS
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -197,13 +197,22 @@ class Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read the configuration of a run. Raises UserError for a file that is none, and for unknown keys."""
+    """Read the configuration of a run. Raises UserError for a file that is none, for unknown keys, and for values of another kind."""
     values = read_config(path)
     values.pop("facts", None)
     unknown = set(values) - {f.name for f in dataclasses.fields(Config)}
     if unknown:
-        raise UserError(f"{path}: unknown key {sorted(unknown)[0]}; the run was made by another version")
+        raise UserError(f"{path}: unknown key {sorted(unknown, key=str)[0]}; the run was made by another version")
+    for name, kind in get_type_hints(Config).items():
+        kinds = [get_origin(one) or one for one in get_args(kind) or (kind,) if one] if get_origin(kind) is not dict else [dict]
+        if name in values and not any(_is(values[name], one) for one in kinds):
+            raise UserError(f"{path}: {name} is {values[name]!r}, and should be {' or '.join(one.__name__ for one in kinds)}")
     return Config(**values)
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether `value` is a `kind`; whole numbers pass for fractions, True and False for no number."""
+    return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
 
 
 class _Parser(HfArgumentParser):

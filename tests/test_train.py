@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import make_tiny_model
-from same import assert_same_run
+from same import assert_same_run, timeless
 
 import eval as evaluation
 import train

@@ -14,7 +14,7 @@ from typing import Any
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score
+from tasks.base import Problem, Score, UserError
 
 _NAME = re.compile(r"(step|eval|promotion|failed)-(\d+)\.jsonl\.zst")
 
@@ -40,7 +40,12 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
 
 def groups_of(path: Path) -> list[Group]:
     """Return the groups of one file as they were when they were written. Raises UserError when it is damaged."""
-    return [_from_json(line) for line in read_jsonl_zst(path)]
+    try:
+        return [_from_json(line) for line in read_jsonl_zst(path)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: holds no records of groups ({type(error).__name__}: {error})") from error
 
 
 def remove_after(run: Path, step: int):

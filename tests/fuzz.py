@@ -1,0 +1,72 @@
+"""A coverage-guided fuzzer at the readers: `python tests/fuzz.py --seconds 180` (needs the extra `fuzz`: atheris).
+
+What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it reaches further into the code: read, or refused
+by UserError. Ends with exit status 0 after so many seconds, and with the input and a traceback as soon as anything else comes out.
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+import atheris  # noqa: E402
+
+with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
+    import yaml
+    import zstandard
+
+    from data.corpus import load_corpus
+    from data.errors import UserError
+    from data.files import read_json
+    from grpo.config import Config, load_config
+    from grpo.store.checkpoint import verify
+    from grpo.store.metrics import read_metrics
+    from grpo.store.rollouts import groups_of
+    from tasks.answers import extract
+    from tasks.dataset import read_problems
+
+PROBLEM = {"task": "interleave", "level": 1, "prompt": "A: a\nB: b", "target": "a b", "key": "k", "data": {}}
+GROUP = {"step": 1, "index": 0, "attempt": 0, "temperature": 1.0, "problem": PROBLEM, "prompt_tokens": [1], "verdict": "varied", "action": "keep",
+         "completions": [{"text": "a", "tokens": [1], "logprobs": [-0.1], "finish": "stop", "reward": 0.5, "value": 0.5, "exact": False, "parts": {},
+                          "advantage": 0.1}]}
+READERS = [  # file, how the bytes get into it, reader, a whole one
+    ("config.yaml", bytes, load_config, yaml.safe_dump(vars(Config())).encode()),
+    ("a.jsonl", bytes, read_problems, json.dumps(PROBLEM).encode()),
+    ("metrics.jsonl", bytes, read_metrics, b'{"step": 1}\n{"step": 2, "a": null}\n'),
+    ("a.json", bytes, read_json, b'{"a": [1, 2.5, "b", null, true]}'),
+    ("step-000001.jsonl.zst", zstandard.compress, groups_of, json.dumps(GROUP).encode() + b"\n"),
+    ("manifest.json", bytes, lambda path: verify(path.parent), b'{"format": 1, "step": 1, "note": {}, "files": {"a": {"sha256": "0", "bytes": 2}}}'),
+    ("a.txt", bytes, lambda path: load_corpus(path.parent), b"A title\n\nSome words of a text.\n" * 9),
+    ("b.jsonl", bytes, lambda path: load_corpus(path.parent), b'{"title": "t", "text": "some words of a text"}\n'),
+    ("answer", bytes, lambda path: extract(path.read_bytes().decode(errors="replace")), b"= \\boxed{-1,234} or 52."),
+]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=180)
+    seconds = parser.parse_args(argv).seconds
+    folder, seeds = tempfile.mkdtemp(), tempfile.mkdtemp()
+    for i, (*_, whole) in enumerate(READERS):
+        Path(seeds, str(i)).write_bytes(bytes([i]) + whole)
+
+    def try_one(content: bytes):
+        name, pack, reader, _ = READERS[content[0] % len(READERS) if content else 0]
+        path = Path(folder, name)
+        path.write_bytes(pack(content[1:]))
+        try:
+            reader(path)
+        except UserError:
+            pass
+        finally:
+            path.unlink()
+
+    os.chdir(folder)
+    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=1500", "-print_final_stats=1", seeds], try_one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
