@@ -130,6 +130,13 @@ def test_further_prompts_of_a_step_have_levels_of_their_own():
         assert curriculum.levels_for(0, 1, 40) != curriculum.levels_for(0, 1, 40, 40) == curriculum.levels_for(0, 1, 40, 40)
 
 
+def test_neighbouring_seeds_and_steps_draw_other_levels():
+    ladder = Curriculum([10, 25], replay=0.5)
+    ladder.rung = 1
+    drawn = {tuple(ladder.levels_for(seed, step, 60)) for seed in range(4) for step in range(4)}
+    assert len(drawn) == 16  # of 59 draws with chance 1/2 each: two agree with a probability below 1e-15
+
+
 def test_replay_prefers_the_rung_with_the_lowest_score():
     # 4,000 replays with weights 1.1 - 1.0 and 1.1 - 0.7: 1 of 5 at level 10; outside 0.17 ... 0.23 with probability below 1e-5 (4.7 of 0.0063)
     ladder = Curriculum([10, 25, 50], replay=0.999)

@@ -9,7 +9,7 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.policy import BUILTIN, load_policy
 from grpo.records import Group
-from grpo.rollout.eager import EagerDecoder
+from grpo.rollout.eager import EagerDecoder, accepted
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
@@ -94,6 +94,14 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch
     for prompt, row, group in zip(PROMPTS, keys, groups):
         alone = [generate(policy, [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24])[0][0] for key in row]
         assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
+
+
+def test_what_counts_of_a_draft_by_hand():
+    chosen = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 9, 3, 4], [5, 2, 3, 4], [9, 9, 9, 9]])
+    drafts = torch.tensor([[1, 2, 3], [1, 7, 3], [1, 9, 3], [1, 2, 3], [9, 9, 9]])
+    # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text; the first differs; ended at once
+    assert accepted(chosen, drafts, torch.tensor([9])).tolist() == [4, 2, 2, 1, 1]
+    assert accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5  # without drafts
 
 
 @pytest.mark.parametrize("row, written, last, sources, row_then, first", [
