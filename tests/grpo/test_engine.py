@@ -172,7 +172,7 @@ def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family,
     AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
-    policy.stops = tuple(range(0, VOCABULARY, 40))  # early ends, so that rows retire
+    policy.stops = tuple(range(0, VOCABULARY, 10))  # early ends, so that rows retire
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert policy.is_plain
     ids, groups = rollout(policy, samples=4, budget=12)
