@@ -47,6 +47,13 @@ def test_promotion_by_hand():
     assert not ladder.wants_look(10) and not ladder.ended
 
 
+def test_scores_of_one_rung_do_not_climb_the_next():
+    ladder = Curriculum([10, 25, 50], promote_at=0.9, window=2)
+    assert observe(ladder, 1, {10: [1.0]}) == [] and len(observe(ladder, 2, {10: [1.0]})) == 1 and ladder.level == 25
+    assert observe(ladder, 3, {25: [1.0]}) == []  # one step of this rung is no window yet
+    assert observe(ladder, 4, {25: [1.0]}) == ["step 4: level 25 → 50, running mean 1.000 over 2 steps"]
+
+
 def test_promotion_by_held_out_score_asks_for_evidence():
     ladder = Curriculum([10, 25], promote_by="heldout", promote_at=0.9, promote_every=5, window=2)
     assert not ladder.wants_look(5)  # nothing was trained yet

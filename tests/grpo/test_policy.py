@@ -117,8 +117,10 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
     resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
     assert torch.equal(hidden(resumed), hidden(policy)) and not torch.equal(hidden(resumed), start)
     assert [p.shape for p in resumed.parameters] == [p.shape for p in policy.parameters]
-    with resumed.reference() as reference:
+    with pytest.raises(KeyError), resumed.reference() as reference:
         assert torch.equal(hidden(reference), start)
+        raise KeyError
+    assert torch.equal(hidden(resumed), hidden(policy))  # the adapter is on again, after an error too
 
 
 @pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])

@@ -89,6 +89,13 @@ def test_temperature_rises_and_returns_by_hand():
     assert seen == [1.2, 1.44, 1.5, 1.5, 1.3636, 1.2397, 1.127]
 
 
+def test_later_tries_neither_heat_nor_alarm():
+    monitor = VarianceMonitor("resample", temperature=1.0, alarm_steps=2)
+    tries = [group("tied", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
+    # one first try of four collapsed; of all twelve groups it would be three quarters
+    assert [monitor.observe(step(varied=3, tied=1) + tries) for _ in range(4)] == [[]] * 4 and monitor.temperature == 1.0
+
+
 @given(st.sampled_from(CLASSES), st.integers(0, 5), st.integers(0, 4))
 def test_decisions(verdict, attempt, retries):
     kept = VarianceMonitor("keep", temperature=1.0, retries=retries).decide(verdict, attempt)
