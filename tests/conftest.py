@@ -1,13 +1,14 @@
 """What several rooms' tests share: a tiny random model that any machine runs in milliseconds."""
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.policy import BUILTIN, load_policy
 
 
 settings.register_profile("house", deadline=None)  # shared machines are slow at times; that is no failure
+settings.register_profile("mutation", deadline=None, phases=[Phase.explicit, Phase.generate])  # a failure need not be made small
 settings.load_profile("house")
 
 
