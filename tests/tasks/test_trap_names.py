@@ -111,3 +111,11 @@ def test_texts_of_different_lengths():
     assert named(problem, interleaved(a, b)) is None
     assert named(problem, interleaved(a, b)[:28]) == "stops half way"
     assert named(problem, a) == "copies A" and named(problem, b + a) == "B then A"
+
+
+def test_two_steps_along_the_other_text_are_a_slip_three_are_a_change():
+    a, b = [f"a{i}" for i in range(10)], [f"b{i}" for i in range(10)]
+    problem = TASK.problem(a, b)
+    # 7 steps along A, one that is none, and along B 2 of 10 or 3 of 11; fewer than three are no other strategy
+    assert named(problem, a[:8] + b[4:7]) == "copies A"
+    assert named(problem, a[:8] + b[4:8]) == "A then B"
