@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Everything of tests/TRUST.md that takes minutes, one after the other: slow tests (200 kills among them), a long run, the fuzzer, the mutants.
+# Needs the environment's python in PATH and the extras `test` and `fuzz`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python -m pytest -m slow
+OMP_NUM_THREADS=1 python tests/long.py
+python tests/fuzz.py --seconds 180
+bash tests/mutation.sh
