@@ -5,6 +5,7 @@ import re
 from argparse import SUPPRESS
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -204,7 +205,7 @@ def load_config(path: Path) -> Config:
     if unknown:
         raise UserError(f"{path}: unknown key {sorted(unknown, key=str)[0]}; the run was made by another version")
     for name, kind in get_type_hints(Config).items():
-        kinds = [get_origin(one) or one for one in get_args(kind) or (kind,) if one] if get_origin(kind) is not dict else [dict]
+        kinds = [get_origin(one) or one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
         if name in values and not any(_is(values[name], one) for one in kinds):
             raise UserError(f"{path}: {name} is {values[name]!r}, and should be {' or '.join(one.__name__ for one in kinds)}")
     return Config(**values)

@@ -268,14 +268,16 @@ class Run:
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        if not self.reports or self.reports[-1]["step"] < self.trainer.done:
+        reports = self.reports
+        if not reports or reports[-1]["step"] < self.trainer.done:
             self.evaluate()
+            reports = self.reports
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
         self.console.say(self._supplied())
         flag = "--words" if self.config.task == "interleave" else "--levels"
         options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items())
-        before, after = ([line for line in self.reports if line["level"] == self.config.level][i:][:1] for i in (0, -1))
+        before, after = ([line for line in reports if line["level"] == self.config.level][i:][:1] for i in (0, -1))
         self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
             f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",

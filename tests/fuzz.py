@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import atheris  # noqa: E402
+from wholes import GROUP, MANIFEST, PROBLEM  # noqa: E402
 
 with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     import yaml
@@ -27,17 +28,13 @@ with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     from tasks.answers import extract
     from tasks.dataset import read_problems
 
-PROBLEM = {"task": "interleave", "level": 1, "prompt": "A: a\nB: b", "target": "a b", "key": "k", "data": {}}
-GROUP = {"step": 1, "index": 0, "attempt": 0, "temperature": 1.0, "problem": PROBLEM, "prompt_tokens": [1], "verdict": "varied", "action": "keep",
-         "completions": [{"text": "a", "tokens": [1], "logprobs": [-0.1], "finish": "stop", "reward": 0.5, "value": 0.5, "exact": False, "parts": {},
-                          "advantage": 0.1}]}
 READERS = [  # file, how the bytes get into it, reader, a whole one
     ("config.yaml", bytes, load_config, yaml.safe_dump(vars(Config())).encode()),
     ("a.jsonl", bytes, read_problems, json.dumps(PROBLEM).encode()),
     ("metrics.jsonl", bytes, read_metrics, b'{"step": 1}\n{"step": 2, "a": null}\n'),
     ("a.json", bytes, read_json, b'{"a": [1, 2.5, "b", null, true]}'),
     ("step-000001.jsonl.zst", zstandard.compress, groups_of, json.dumps(GROUP).encode() + b"\n"),
-    ("manifest.json", bytes, lambda path: verify(path.parent), b'{"format": 1, "step": 1, "note": {}, "files": {"a": {"sha256": "0", "bytes": 2}}}'),
+    ("manifest.json", bytes, lambda path: verify(path.parent), json.dumps(MANIFEST).encode()),
     ("a.txt", bytes, lambda path: load_corpus(path.parent), b"A title\n\nSome words of a text.\n" * 9),
     ("b.jsonl", bytes, lambda path: load_corpus(path.parent), b'{"title": "t", "text": "some words of a text"}\n'),
     ("answer", bytes, lambda path: extract(path.read_bytes().decode(errors="replace")), b"= \\boxed{-1,234} or 52."),

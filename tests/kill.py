@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import torch  # noqa: E402
-from same import written  # noqa: E402
+from same import differing, written  # noqa: E402
 
 import train  # noqa: E402
 from grpo.store.checkpoint import checkpoints  # noqa: E402
@@ -124,8 +124,7 @@ def main(argv=None) -> int:
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
                 killed_run([*SMALL, *CASES[case]], run, log, seconds[case], rng, kills)
-                ours = written(run)
-                different = [name for name in {**whole[case], **ours} if whole[case].get(name) != ours.get(name)]
+                different = differing(whole[case], written(run))
                 assert not different, f"{case}: differs in {different}"
             except AssertionError as error:
                 print(f"seed {asked.seed}, run {runs}: {error}\n" + log.read_text()[-3000:], file=sys.stderr)

@@ -79,7 +79,7 @@ TABLE = {
         ("drafts aimed a token too far", "written[:, None] + torch.arange(k)]", "written[:, None] + 1 + torch.arange(k)]"),
         ("end of the text not drafted", "[*plan, *self.end]", "plan")],
     ("grpo/rollout/eager.py", "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand "
-                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15] "
+                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] "
                               "grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row"): [
         ("one drafted token too many accepted", "return 1 + goes_on", "return 2 + goes_on"),
         ("tokens behind a wrong one accepted", "goes_on.long().cumprod(1)", "goes_on.long()"),
@@ -89,7 +89,7 @@ TABLE = {
         ("rows with other tokens not parted", "[self.row, self.written, self.last]", "[self.row, self.written, self.written]")],
     ("grpo/rollout/cache.py", "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward "
                               "grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company "
-                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15]"): [
+                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]"): [
         ("token does not see itself", "> places_RT[:, :, None]", ">= places_RT[:, :, None]"),
         ("prompt's padding is seen", "device=lengths_P.device) >= lengths_P", "device=lengths_P.device) > lengths_P"),
         ("moved rows keep the old keys", "buffer[rows_R[moved_N], :", "buffer[moved_N, :")],

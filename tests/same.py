@@ -26,8 +26,10 @@ def written(run: Path):
     return files | {f"{last.name}/{name}": (last / name).read_bytes() for name in names}
 
 
+def differing(one, two) -> list[str]:
+    """Return the names of what two runs wrote (`written`) that are not in both, or not the same."""
+    return [name for name in {**one, **two} if name not in one or name not in two or one[name] != two[name]]
+
+
 def assert_same_run(one: Path, two: Path):
-    ours, theirs = written(one), written(two)
-    assert list(ours) == list(theirs)
-    for name, content in ours.items():
-        assert content == theirs[name], name
+    assert differing(written(one), written(two)) == []

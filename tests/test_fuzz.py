@@ -8,6 +8,7 @@ import yaml
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wholes import GROUP, MANIFEST, PROBLEM
 
 from data.corpus import load_corpus
 from data.errors import UserError
@@ -23,12 +24,7 @@ from tasks.dataset import read_problems
 MANY = settings(max_examples=300)
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4), max_leaves=12)
-CONFIG = {name: value for name, value in vars(Config()).items()}
-PROBLEM = {"task": "interleave", "level": 1, "prompt": "A: a\nB: b", "target": "a b", "key": "k", "data": {"a": ["a"], "b": ["b"]}}
-GROUP = {"step": 1, "index": 0, "attempt": 0, "temperature": 1.0, "problem": PROBLEM, "prompt_tokens": [1, 2], "verdict": "varied", "action": "keep", "trap": None,
-         "completions": [{"text": "a", "tokens": [1], "logprobs": [-0.1], "finish": "stop", "reward": 0.5, "value": 0.5, "exact": False,
-                          "parts": {}, "advantage": 0.1}]}
-MANIFEST = {"format": 1, "step": 1, "note": {}, "files": {"a.json": {"sha256": "0" * 64, "bytes": 2}}}
+CONFIG = vars(Config())
 
 
 def altered(record):

@@ -40,11 +40,10 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
 
 def groups_of(path: Path) -> list[Group]:
     """Return the groups of one file as they were when they were written. Raises UserError when it is damaged."""
+    lines = read_jsonl_zst(path)
     try:
-        return [_from_json(line) for line in read_jsonl_zst(path)]
+        return [_from_json(line) for line in lines]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: holds no records of groups ({type(error).__name__}: {error})") from error
 
 

@@ -46,11 +46,12 @@ def border_distance(policy, prompt, sample, ours, theirs, t, temperature):
     return max(abs(u - cdf[low].item()), abs(u - cdf[high - 1].item()))
 
 
-@pytest.mark.parametrize("family, temperature", [("builtin", 0.7), ("builtin", 1.0), ("qwen3", 0.15), ("gpt2", 0.15), ("llama-3 rotary scaling", 0.15)])
-def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
+@pytest.mark.parametrize("family, temperature, tail", [("builtin", 0.7, False), ("builtin", 1.0, True), ("qwen3", 0.15, False), ("gpt2", 0.15, True),
+                                                       ("llama-3 rotary scaling", 0.15, False)])
+def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tail):
     # The same wherever the logits are: their last bits depend on how many tokens a product has, and a uniform number that lies as near to the
     # border between two tokens as these are wide makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
-    # random models are cold here. All cases together: over 20,000 tokens.
+    # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may one differ. All cases together: over 20,000 tokens.
     if family != "builtin":
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
@@ -73,7 +74,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature):
                 assert t is not None or len(ours.tokens) == len(theirs.tokens)
                 torch.testing.assert_close(torch.tensor(ours.logprobs[:t]), torch.tensor(theirs.logprobs[:t]), atol=5e-4, rtol=0)
                 compared += len(ours.tokens[:t])
-    assert compared > 4000 and len(others) <= compared / 500 and max(others, default=0) < 1e-6
+    assert compared > 4000 and max(others, default=0) < 1e-6 and (len(others) <= compared / 500 if tail else not others)
 
 
 def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
