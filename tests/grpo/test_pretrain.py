@@ -128,7 +128,8 @@ def test_to_prepare_teaches_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates,
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # and asks tensors between layers for their gradient
 def test_a_captured_step_is_the_step():
     captured, plain = pretrain.Step(small_model().cuda(), "cuda"), pretrain.Step(small_model().cuda(), "cuda")
     untouched = weights(captured.model)
