@@ -1,6 +1,6 @@
 """A trained policy for others: `python -m grpo.export runs/NAME FOLDER`.
 
-Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others that read their layout (vLLM; not tried):
+Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others that read their layout (vLLM):
 the model of the run's latest valid checkpoint, an adapter merged into its base, with the tokenizer and a model card that holds the
 run's figures. `--adapter` writes the adapter by itself, for `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must
 be new or empty.

@@ -174,7 +174,7 @@ class Run:
 
     def record(self, report: StepReport):
         """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
-        write_rollouts(file_of(self.folder, "step", report.step), report.groups, step=report.step)
+        self._keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.log(report.metrics)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
@@ -189,9 +189,15 @@ class Run:
 
     def save_failed(self) -> Path:
         """Write the batch of a step that could not be finished, for inspection."""
-        step = self.trainer.done + 1
-        path = file_of(self.folder, "failed", step)
-        write_rollouts(path, self.trainer.current, step=step)
+        return self._keep("failed", self.trainer.done + 1, self.trainer.current)
+
+    def _keep(self, name: str, step: int, groups: list[Group]) -> Path:
+        """Write groups with all their texts to rollouts/; return the file."""
+        path = file_of(self.folder, name, step)
+        try:
+            write_rollouts(path, groups, step=step)
+        except UserError as error:
+            raise UserError(f"{error}; go on with --resume {self.folder}") from error
         return path
 
     def save_if_due(self, report: StepReport):
@@ -237,7 +243,7 @@ class Run:
         config, curriculum = self.config, self.trainer.curriculum
         levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
         every = [group for level in sorted(levels) for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]]
-        write_rollouts(file_of(self.folder, "eval", self.trainer.done), every, step=self.trainer.done)
+        self._keep("eval", self.trainer.done, every)
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
@@ -245,7 +251,7 @@ class Run:
         if not curriculum.wants_look(step):
             return
         line, groups = self._evaluate(curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion")
-        write_rollouts(file_of(self.folder, "promotion", step), groups, step=step)
+        self._keep("promotion", step, groups)
         decisions = curriculum.judge(step, line)
         self._record_decisions(decisions)
         for decision in decisions:

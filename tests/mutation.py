@@ -40,11 +40,12 @@ TABLE = {
     ("grpo/learn/loss.py", "grpo/test_loss.py"): [
         ("clip bounds change sides", "clamp(1 - clip_low, 1 + clip_high)", "clamp(1 - clip_high, 1 + clip_low)"),
         ("sign of the loss", "loss_RT = -torch.minimum", "loss_RT = torch.minimum"),
-        ("KL dropped from the loss", "loss_RT = loss_RT + beta * terms", "loss_RT = loss_RT + 0 * terms"),
+        ("KL dropped from the loss", "beta * ratio_RT * terms", "0 * ratio_RT * terms"),
         ("KL the other way round", "difference_RT = ref_RT - logp_RT", "difference_RT = logp_RT - ref_RT"),
         ("cispo's ratio keeps its gradient", "-clipped_RT.detach()", "-clipped_RT"),
         ("mask multiplied", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
-        ("importance weighs the KL as well", 'beta * terms["kl"]', 'beta * terms["kl"] * (1 if importance_RT is None else importance_RT)')],
+        ("importance weighs the KL as well", 'ratio_RT * terms["kl"]', 'ratio_RT * terms["kl"] * (1 if importance_RT is None else importance_RT)'),
+        ("the KL's gradient the other way round", "ratio_RT * terms", "ratio_RT.detach() * terms")],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
         ("temperature ignored", "logits_nV.to(wide).div_(temperature_n[:, None])", "logits_nV.to(wide)"),
         ("gradient ignores the temperature", "scale_n = d_n / temperature_n", "scale_n = d_n"),

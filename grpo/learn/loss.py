@@ -1,6 +1,6 @@
 """The losses: arithmetic on tensors, nothing else.
 
-A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * kl_rt).  The kinds differ in the weight
+A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt).  The kinds differ in the weight
 of a row's tokens and in the policy term; q is the ratio exp(logp - old), A the advantage of the row, or
 of the token itself (not for gspo, which has one ratio for them all):
 
@@ -15,7 +15,9 @@ of the token itself (not for gspo, which has one ratio for them all):
 with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). So bnpo and dapo are one arithmetic: DAPO is the same mean with
 a larger clip_high (0.28 beside 0.2), which is for the caller to choose, as are GSPO's much narrower bounds (3e-4, 4e-4)
 and CISPO's open lower one (clip_low >= 1). Departures: "all" means all rows of the step (TRL's bnpo: of a micro-batch),
-so that the gradient does not depend on how a step is cut; every kind may have the KL term, inside the same mean.
+so that the gradient does not depend on how a step is cut; every kind may have the KL term, inside the same mean, where the
+k3 of a token is multiplied by its ratio (arXiv:2512.02556): at q = 1 that changes no value, but k3 alone has the gradient of the KL the other
+way round, from the reference to the policy.
 
 Shapes: R rows (completions), T tokens. Padding is False in `mask_RT`; what stands there, even NaN, has no effect.
 """
@@ -72,7 +74,7 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, 
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref - logp.
 
-    Never negative, and unbiased for tokens drawn from the policy itself. Source: Schulman,
+    Never negative, and unbiased for tokens drawn from the policy itself; its gradient is not that of the KL, see above. Source: Schulman,
     http://joschu.net/blog/kl-approx.html.
     """
     difference_RT = ref_RT - logp_RT
@@ -100,7 +102,8 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, ma
     if entropy_RT is not None:
         terms["entropy"] = _zero_padding(entropy_RT, mask_RT)
     if beta:
-        loss_RT = loss_RT + beta * terms["kl"]
+        ratio_RT = (_zero_padding(logp_RT, mask_RT) - _zero_padding(old_RT, mask_RT)).exp()
+        loss_RT = loss_RT + beta * ratio_RT * terms["kl"]
     loss = (weights_R[:, None] * loss_RT).sum()
     return loss, {name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()}
 

@@ -1,4 +1,9 @@
-"""An exported policy is read by transformers and peft alone, and answers as the checkpoint does."""
+"""An exported policy is read by transformers, peft and vLLM alone, and answers as the checkpoint does."""
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from peft import PeftModel
@@ -10,6 +15,15 @@ from grpo.policy import BUILTIN
 
 FLAGS = ["--words", "10", "--steps", "2", "--prompts", "2", "--group-size", "4", "--eval-problems", "2", "--device", "cpu"]
 TEXT = "Copy text A.\nA: the owl saw"
+VLLM = """
+import json, os, sys
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
+from vllm import LLM, SamplingParams
+if __name__ == "__main__":
+    model = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256)
+    answer, = model.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], SamplingParams(temperature=0, max_tokens=32))
+    print("tokens", json.dumps(list(answer.outputs[0].token_ids)), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +64,18 @@ def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     assert torch.equal(logits(PeftModel.from_pretrained(base(), tmp_path / "adapter"), tokenizer), wanted)
     assert (wanted - before).abs().max() > 1e-3  # the adapter does something
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; it wants an environment of its own")
+def test_vllm_writes_what_transformers_does(runs, tmp_path):
+    assert export.main([str(runs / "full"), str(tmp_path / "out")]) == 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": TEXT}], add_generation_prompt=True, return_dict=False)
+    wanted = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0, len(prompt):].tolist()
+    (tmp_path / "write.py").write_text(VLLM)  # a file: vLLM's processes import the program that started them
+    done = subprocess.run([sys.executable, str(tmp_path / "write.py"), str(tmp_path / "out"), json.dumps(prompt)], capture_output=True, text=True, timeout=500)
+    assert f"tokens {json.dumps(wanted)}" in done.stdout, done.stderr[-3000:]
 
 
 def test_the_type_of_the_weights(runs, tmp_path):

@@ -61,7 +61,7 @@ def oracle(kind, table, at, old, beta):
                 loss -= weight * advantage * max(ratio, 1 - LOW)
                 low += advantage < 0 and ratio < 1 - LOW
             k3 = math.exp(reference[t]) / math.exp(new[t]) - 1 - (reference[t] - new[t])
-            loss, kl = loss + beta * weight * k3, kl + k3
+            loss, kl = loss + beta * weight * math.exp(new[t] - before[t]) * k3, kl + k3
     return loss, low, high, kl
 
 
@@ -122,6 +122,24 @@ def test_on_policy_expectation_is_the_policy_gradient(kind):
 
     expected_CV = table(central_differences(negative_expectation, POLICY))
     torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
+
+
+def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
+    # KL(policy || reference) of the next token, in the contexts that the policy visits: the visits themselves are held fast, for the term
+    # of a token knows nothing of those after it. With k3 alone it would be the gradient of KL(reference || policy).
+    table_CV = table(POLICY).requires_grad_()
+    probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
+    logp_RT = logprobs(table_CV)
+    step_loss("grpo", logp_RT, logp_RT.detach(), 0 * ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP, beta=1.0,
+              ref_RT=logprobs(table(REFERENCE)))[0].backward()
+
+    visits = [1.0] + [math.exp(answer_logprobs(POLICY, (token, 2))[0]) for token in (0, 1)]
+
+    def divergence(values):
+        rows = [[[x - math.log(sum(map(math.exp, row))) for x in row] for row in rows] for rows in (values, REFERENCE)]
+        return sum(visit * sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs)) for visit, ours, theirs in zip(visits, *rows))
+
+    torch.testing.assert_close(table_CV.grad, table(central_differences(divergence, POLICY)), rtol=0, atol=1e-8)
 
 
 def test_k3_by_hand_and_in_expectation():
