@@ -1,10 +1,17 @@
-"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags: `python train.py --help`."""
+"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags: `python train.py --help`.
+
+On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags.
+"""
+import os
+import signal
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from grpo.config import Config, parse
 from grpo.interrupt import Interrupt
 from grpo.policy import load_policy
+from grpo.ranks import RANK, Ranks, meeting
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.trainer import Trainer
@@ -14,12 +21,20 @@ from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
-    return exit_status("train.py", lambda: start(argv))
+    if RANK == 0:
+        return exit_status("train.py", lambda: start(argv))
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # the first rank speaks for all
+        return exit_status(f"train.py, rank {RANK}", lambda: start(argv))
 
 
 def start(argv: list[str]) -> int:
     config, given = parse(argv)
-    run, config = open_run(config, given, home=Path("runs"))
+    with meeting(config.device) as ranks:
+        return start_run(config, given, ranks)
+
+
+def start_run(config: Config, given: dict, ranks: Ranks) -> int:
+    run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     task = load_task(config.task, config.reward, config.task_options)
     config = run.settle(config, task)
     try:
@@ -37,14 +52,14 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
     supply = Supply(task, seed=config.seed, kind=config.problems,
                     dataset=read_problems(Path(config.dataset)) if config.dataset else ())
-    trainer = Trainer(config, task, policy, supply)
+    trainer = Trainer(config, task, policy, supply, run.ranks)
     check_fit(trainer)
     run.attach(trainer, console)
     console.settings(run.describe())
     run.restore()
-    if not run.reports:
+    if run.ranks.first(lambda: not run.reports):
         run.evaluate()
-    while trainer.done < config.steps and not trainer.ended and not interrupt.wanted:
+    while trainer.done < config.steps and not trainer.ended and not run.ranks.most(interrupt.wanted or 0):
         try:
             report = trainer.step()
         except FloatingPointError as error:
@@ -55,9 +70,9 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
         if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
-    if interrupt.wanted:
-        run.leave(interrupt.wanted.name)
-        return 128 + interrupt.wanted
+    if number := run.ranks.most(interrupt.wanted or 0):
+        run.leave(signal.Signals(number).name)
+        return 128 + number
     run.finish()
     if trainer.stopped:
         run.stop(trainer.stopped)

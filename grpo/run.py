@@ -1,6 +1,7 @@
 """A run: its directory, its defaults, what is written when, and how it is taken up again.
 
 The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
+Of several ranks the first one writes it; the others go through the same motions and write nothing.
 """
 import dataclasses
 import json
@@ -23,6 +24,7 @@ import transformers
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum import PROMOTE_AT
 from grpo.evaluate import evaluate, summarise
+from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
@@ -41,13 +43,13 @@ EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, w
 PROMOTION_SEED = 2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 
 
-def open_run(config: Config, given: dict[str, Any], *, home: Path) -> tuple["Run", Config]:
+def open_run(config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = ALONE) -> tuple["Run", Config]:
     """Return the run and its configuration: a new one below `home`, or the one that --resume names."""
     if config.resume is None:
-        folder = home / config.name if config.name else _free(home, config)
-        if folder.exists():
+        folder = ranks.first(lambda: home / config.name if config.name else _free(home, config))
+        if ranks.first(folder.exists):
             raise UserError(f"--name {config.name}: {folder} exists; give another name, or --resume {folder}")
-        return Run(folder), config
+        return Run(folder, ranks=ranks), config
     path = _latest(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
@@ -58,20 +60,20 @@ def open_run(config: Config, given: dict[str, Any], *, home: Path) -> tuple["Run
         if name not in ON_RESUME:
             raise UserError(f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
                             f"--resume only {', '.join(ON_RESUME)} can be changed")
-    return Run(folder, checkpoint, warnings), Config(**{**saved, **changed})
+    return Run(folder, checkpoint, warnings, ranks), Config(**{**saved, **changed})
 
 
 class Run:
     """The directory of one run, and the rules by which it is written."""
 
-    def __init__(self, folder: Path, checkpoint: Path | None = None, warnings: list[str] = ()):
-        self.folder, self.checkpoint, self.warnings = folder, checkpoint, warnings
+    def __init__(self, folder: Path, checkpoint: Path | None = None, warnings: list[str] = (), ranks: Ranks = ALONE):
+        self.folder, self.checkpoint, self.warnings, self.ranks = folder, checkpoint, warnings, ranks
 
     @contextmanager
     def held(self):
         """Keep every other process from writing this run, from now on or from when its directory is made, to the end of the block."""
         with ExitStack() as self.locks:
-            if self.checkpoint:
+            if self.checkpoint and self.ranks.is_first:
                 self.locks.enter_context(locked(self.folder))
             yield
 
@@ -93,6 +95,10 @@ class Run:
     def attach(self, trainer: Trainer, console: Console):
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
+        self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
+        self.best: str | None = None
+        if not self.ranks.is_first:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.checkpoint:
             self.locks.enter_context(locked(self.folder))
@@ -100,8 +106,6 @@ class Run:
         self.seen, self.decisions = MetricsLog(self.folder, "seen.jsonl"), MetricsLog(self.folder, "curriculum.jsonl")
         self.groups = MetricsLog(self.folder, "groups.jsonl")
         self.samples = SamplesLog(self.folder, every=config.samples_every)
-        self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
-        self.best: str | None = None
         self.about = self.facts()
         config.save(self.folder / "config.yaml", **self.about)
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
@@ -114,7 +118,7 @@ class Run:
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
         return {"started": datetime.now(UTC).isoformat(timespec="seconds"), "python": platform.python_version(),
                 "torch": str(torch.__version__), "transformers": transformers.__version__, "peft": peft.__version__,
-                "device": device, "threads": torch.get_num_threads(), "commit": git.stdout.strip() or None}
+                "device": device, "ranks": self.ranks.size, "threads": torch.get_num_threads(), "commit": git.stdout.strip() or None}
 
     def describe(self) -> dict[str, str]:
         """Return what the run does, defaults included, for the console."""
@@ -140,7 +144,8 @@ class Run:
             "problems": config.dataset or config.problems,
             "reward": config.reward or "the task's own",
             "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
-                     + f" on {policy.device}, {torch.get_num_threads()} threads",
+                     + f" on {policy.device}, {torch.get_num_threads()} threads"
+                     + (f", {self.ranks.size} ranks" if self.ranks.size > 1 else ""),
             "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
             "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
                                 *(text for text, limit in limits.items() if limit > 0)]),
@@ -154,7 +159,6 @@ class Run:
             return
         for warning in self.warnings:
             self.console.warn(warning)
-        checkpoints.remove_partial(self.folder)
         state = json.loads((self.checkpoint / "trainer.json").read_text())
         try:
             self.trainer.restore(state["trainer"])
@@ -164,7 +168,10 @@ class Run:
         self.best = state["best"]
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         load_rng(self.checkpoint)
+        if not self.ranks.is_first:
+            return
         done = self.trainer.done
+        checkpoints.remove_partial(self.folder)
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
@@ -174,6 +181,8 @@ class Run:
 
     def record(self, report: StepReport):
         """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
+        if not self.ranks.is_first:
+            return
         self._keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.log(report.metrics)
@@ -184,7 +193,7 @@ class Run:
         self.samples.append(report.step, report.groups)
 
     def _record_decisions(self, decisions: list[Decision]):
-        for decision in decisions:
+        for decision in decisions if self.ranks.is_first else ():
             self.decisions.append({**decision.to_json(), **self.config.mark})
 
     def save_failed(self) -> Path:
@@ -194,6 +203,8 @@ class Run:
     def _keep(self, name: str, step: int, groups: list[Group]) -> Path:
         """Write groups with all their texts to rollouts/; return the file."""
         path = file_of(self.folder, name, step)
+        if not self.ranks.is_first:
+            return path
         try:
             write_rollouts(path, groups, step=step)
         except UserError as error:
@@ -210,7 +221,7 @@ class Run:
 
     def leave(self, signal: str):
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
-        if not self._checkpoint_path(self.trainer.done).exists():
+        if self.ranks.is_first and not self._checkpoint_path(self.trainer.done).exists():
             self._save([signal])
         self.console.say(f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}")
 
@@ -219,6 +230,8 @@ class Run:
         path = self._checkpoint_path(self.trainer.done)
         if any("best" in reason for reason in reasons):
             self.best = path.name
+        if not self.ranks.is_first:
+            return
         checkpoints.save_checkpoint(self.folder, self.trainer.done, self._write_state, note={"reasons": reasons})
         self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
         keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
@@ -263,21 +276,25 @@ class Run:
         stream = problem_stream(task, seed=seed, split="validation", level=level)
         too_long: list[Problem] = []
         problems, dropped = held_out(fitting(trainer.policy, stream, too_long), size, trainer.seen, f"validation at level {level}")
-        groups = evaluate(trainer.policy, task, problems, temperature=config.temperature, truncate=trainer.truncate)
+        groups = self.ranks.gather(evaluate(trainer.policy, task, self.ranks.share(problems), temperature=config.temperature, truncate=trainer.truncate))
+        for index, group in enumerate(groups):
+            group.index = index
         line = {"step": trainer.done, "purpose": purpose, **config.mark, "task": config.task, "level": level,
                 "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
                 "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
-        self.evals.append(line)
-        self.trackers.log(line)
+        if self.ranks.is_first:
+            self.evals.append(line)
+            self.trackers.log(line)
         self.console.evaluation(line)
         return line, groups
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        reports = self.reports
-        if not reports or reports[-1]["step"] < self.trainer.done:
+        if self.ranks.first(lambda: not self.reports or self.reports[-1]["step"] < self.trainer.done):
             self.evaluate()
-            reports = self.reports
+        if not self.ranks.is_first:
+            return
+        reports = self.reports
         files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
                  "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
         self.console.say(self._supplied())
@@ -293,7 +310,8 @@ class Run:
 
     def stop(self, reason: str):
         """Say by which alarm the run was ended, and keep that in config.yaml."""
-        self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
+        if self.ranks.is_first:
+            self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
         self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
     @property

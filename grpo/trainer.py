@@ -26,6 +26,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.update import update
 from grpo.policy import Policy
+from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
@@ -39,10 +40,10 @@ MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
 
 
 class Trainer:
-    """Owns everything that changes while a run goes on; `step` makes one step and reports it."""
+    """Owns everything that changes while a run goes on; `step` makes one step and reports it. Of several `ranks` each has one, all alike."""
 
-    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply | None = None):
-        self.config, self.task, self.policy = config, task, policy
+    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply | None = None, ranks: Ranks = ALONE):
+        self.config, self.task, self.policy, self.ranks = config, task, policy, ranks
         self.supply = supply or Supply(task, seed=config.seed, kind=config.problems)
         self.truncate = truncation(config.top_k, config.top_p)
         if policy.device.type == "cpu":
@@ -135,10 +136,14 @@ class Trainer:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
         groups, waiting, attempt = [], list(problems), 0
         while waiting:
-            drawn = self.sample(step, waiting, attempt)
+            mine = self.sample(step, self.ranks.share(waiting), attempt)
             clock.lap("rollout")
-            for group in drawn:
+            for group in mine:
                 group.scores = scores_of(self.task, group.problem, group.texts)
+            clock.lap("score")
+            drawn = self.ranks.gather(mine)
+            if self.ranks.size > 1:
+                clock.lap("wait")
             falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}")
             for group in drawn:
                 group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)
@@ -152,6 +157,8 @@ class Trainer:
 
     def sample(self, step: int, problems: Sequence[tuple[int, Problem]], attempt: int) -> list[Group]:
         """Return a group of completions for each problem, unscored."""
+        if not problems:
+            return []
         prompts = [self.policy.encode(problem.prompt) for _, problem in problems]
         heat = self.monitor.retry_temperature(attempt) if attempt else self.monitor.temperature
         keys = [[sample_key(self.config.seed, step, index, sample, attempt) for sample in range(self.config.group_size)]
@@ -185,7 +192,7 @@ class Trainer:
         passes = [self.within_memory(partial(
             update, self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low, clip_high=high,
             max_length=longest, max_grad_norm=config.max_grad_norm, truncate=self.truncate, before=before,
-            importance_limit=config.importance_limit, parity_limit=config.parity_limit)) for _ in range(config.epochs)]
+            importance_limit=config.importance_limit, parity_limit=config.parity_limit, ranks=self.ranks)) for _ in range(config.epochs)]
         parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
         return passes[-1] | parity
 
@@ -228,7 +235,7 @@ class Trainer:
         self.tokens += tokens
         new = {group.problem.key for group in first} - self.seen.keys()
         size = self.supply.family_size(self.curriculum.level)
-        seconds = clock.total()
+        seconds = self.ranks.first(clock.total)  # rungs may be limited by it
         return {
             "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **self.config.mark, "level": self.curriculum.level,

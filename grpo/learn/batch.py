@@ -31,12 +31,13 @@ class MicroBatch:
     weights_R: Tensor
 
 
-def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_length: int,
-                  device: torch.device) -> Iterator[MicroBatch]:
+def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_length: int, device: torch.device,
+                  rank: int = 0, ranks: int = 1) -> Iterator[MicroBatch]:
     """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens` tokens.
 
     Counted are prompts once and completions; 0 means no bound. A group that is too large alone is cut into parts of its rows, a
-    row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`.
+    row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`. Of several `ranks` each has a part of the rows, of about as many
+    tokens as the others; the weights are those of the whole step.
     """
     lengths = torch.tensor([len(completion.tokens) for group in groups for completion in group.completions])
     weights = token_weights(kind, lengths, max_length=max_length).tolist()
@@ -47,7 +48,9 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
         first += size
         longest = max(len(completion.tokens) for completion in group.completions)
         fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
+        fit = min(fit, -(-size * len(groups) // ranks))  # fewer groups than ranks: nobody idles
         parts += [(group, rows[start:start + fit]) for start in range(0, size, fit)]
+    parts = _share(parts, rank, ranks)
     bundle: list = []
     for part in parts:
         if bundle and (len(part[1]) != len(bundle[0][1]) or micro_tokens and _tokens([*bundle, part]) > micro_tokens):
@@ -56,6 +59,14 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
         bundle.append(part)
     if bundle:
         yield _tensors(bundle, device)
+
+
+def _share(parts: list, rank: int, ranks: int) -> list:
+    """Return the parts that are this rank's, in order: the largest first, each goes to who has least so far."""
+    loads = [[] for _ in range(ranks)]
+    for number in sorted(range(len(parts)), key=lambda i: -_tokens([parts[i]])):
+        min(loads, key=lambda load: _tokens(parts[i] for i in load)).append(number)
+    return [parts[number] for number in sorted(loads[rank])]
 
 
 def _tokens(bundle) -> int:

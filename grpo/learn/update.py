@@ -14,6 +14,7 @@ from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
 from grpo.learn.precision import rough_gradients
 from grpo.policy import Policy
+from grpo.ranks import ALONE, Ranks
 from grpo.records import Group
 
 
@@ -35,7 +36,7 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
            clip_low: float, clip_high: float, max_length: int, micro_tokens: int, max_grad_norm: float,
            truncate: Callable | None = None, importance_limit: float = 0.0, parity_limit: float = 0.0,
-           before: dict[tuple[int, int], Tensor] | None = None) -> dict[str, Any]:
+           before: dict[tuple[int, int], Tensor] | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Take one optimizer step on `groups` (advantages filled in); return means over the step's tokens.
 
     Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`), "entropy" (nats),
@@ -45,12 +46,14 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in the first pass, and its tokens are
     weighed by the truncated ratio of that to the sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl); `before`
     then holds the first pass's log-probabilities by completion: an empty one is filled, and used by later passes.
+    Of several `ranks` each takes a part of the completions; the gradients and the figures are those of all.
 
     Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`.
     """
     optimizer.zero_grad(set_to_none=True)
     total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
-    for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device):
+    for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device,
+                               rank=ranks.rank, ranks=ranks.size):
         packing, reference_RT = policy.pack(batch.prompts, batch.completions), None
         if beta:
             with policy.reference() as reference:
@@ -70,8 +73,10 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
             sums[name] += value.item()
         difference_RT = (batch.old_RT - logp_RT.detach()) * batch.mask_RT
         parity = max(parity, difference_RT.abs().max().item())
-        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
+        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_difference)[:3]
         sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
+    if ranks.size > 1:
+        total, sums, parity, worst = _of_all(ranks, policy, total, sums, parity, worst)
     grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters, max_grad_norm or float("inf")))
     for name, value in (("loss", total), ("gradient norm", grad_norm)):
         if not torch.isfinite(torch.tensor(value)):
@@ -85,6 +90,21 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
                "clip_ratio/low": mean["clipped_low"], "clip_ratio/high": mean["clipped_high"],
                "parity/max_abs_logprob_diff": parity, "parity/kl": mean["parity"], "parity/worst": worst}
     return metrics | ({"kl": mean["kl"]} if beta else {})
+
+
+def _of_all(ranks: Ranks, policy: Policy, *mine: Any) -> tuple[float, dict[str, float], float, list]:
+    """Add up the gradients over the ranks; return the loss, the sums, the largest difference and the worst tokens of them all."""
+    for p in policy.parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    ranks.add([p.grad for p in policy.parameters])
+    totals, sums, parities, worst = zip(*ranks.gather([mine]))
+    names = {name for each in sums for name in each}
+    return (sum(totals), {name: sum(each.get(name, 0.0) for each in sums) for name in names}, max(parities),
+            sorted((token for each in worst for token in each), key=_difference)[:3])
+
+
+def _difference(token: dict[str, Any]) -> float:
+    return -abs(token["sampler"] - token["trainer"])
 
 
 def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""The ranks of a run: processes that share out the work of each step, `torchrun --nproc-per-node N train.py ...`.
+
+Every rank holds the whole policy and the whole state of the trainer, and all of them decide alike, for what one finds out it tells the others
+before anything is decided. Shared out are the problems to be sampled and scored and the completions to be learned from; what is added up
+are the gradients. Only the first rank writes and speaks. A process that was not started by torchrun is the first of one.
+"""
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """One of `size` processes, number `rank`. Every method but `share` is called by all of them, in the same order."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """Return this rank's part of `items`: every `size`-th."""
+        return list(items[self.rank::self.size])
+
+    def gather(self, mine: list[Any]) -> list[Any]:
+        """Return the items of all ranks, in the order that they were shared out in."""
+        if self.size == 1:
+            return mine
+        every: list[list[Any]] = [[]] * self.size
+        dist.all_gather_object(every, mine)
+        return [every[i % self.size][i // self.size] for i in range(sum(map(len, every)))]
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns on the first rank, which alone calls it; nobody goes on before all are here."""
+        return self.gather([make() if self.is_first else None])[0]
+
+    def most(self, number: int) -> int:
+        """Return the largest of the ranks' numbers."""
+        return max(self.gather([number]))
+
+    def add(self, tensors: Sequence[Tensor]):
+        """Add up each of the `tensors` over the ranks, in place."""
+        if self.size > 1:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+
+
+ALONE = Ranks()
+RANK, SIZE = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))  # by torchrun
+
+
+@contextmanager
+def meeting(device: str) -> Iterator[Ranks]:
+    """Meet the other ranks that torchrun started, each on a GPU of its own where `device` (cpu, cuda, auto) has GPUs; part at the end."""
+    if SIZE == 1:
+        yield ALONE
+        return
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
