@@ -17,7 +17,7 @@ from grpo.policy import Policy, load_policy
 from grpo.rollout.engine import fitting
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Problem, Task, UserError, exit_status, load_task, problem_stream, split_options
+from tasks.base import Parser, Problem, Task, UserError, exit_status, load_task, problem_stream, split_options
 from tasks.dataset import read_problems
 from tasks.supply import held_out
 
@@ -39,13 +39,8 @@ def report(argv: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; python eval.py --help lists the flags")
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog="python eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--model", default="builtin", help="a run, a checkpoint, builtin, a model directory, or a hub id")
     parser.add_argument("--task", default="interleave", help="a task's name, or path/to/file.py:ClassName")
     parser.add_argument("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")

@@ -5,7 +5,6 @@ A document's split is a hash of its words, so it does not move when it is rename
     python -m data.corpus                          list the corpus: words and split of each document
     python -m data.corpus merge PATH [PATH ...]    add texts to it
 """
-import argparse
 import hashlib
 import itertools
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from align.words import normalise, split_words
-from data.errors import UserError
+from data.errors import Parser, UserError, exit_status
 from data.files import json_kind, read_json, read_jsonl, read_text, write_whole
 
 TEXTS = Path(__file__).parent / "texts"
@@ -215,23 +214,23 @@ def _list(documents: list[Document]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(prog="python -m data.corpus", description="List the corpus, or add texts to it.")
+    return exit_status("data.corpus", lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    parser = Parser(prog="python -m data.corpus", description="List the corpus, or add texts to it.")
     command = parser.add_subparsers(dest="command").add_parser("merge", help="add texts to the corpus")
     command.add_argument("paths", nargs="+", metavar="PATH", help=".txt, .json or .jsonl file, or a folder of them")
     command.add_argument("--into", default=TEXTS, metavar="DIR", help="the corpus folder (default: data/texts)")
     command.add_argument("--min-words", type=int, default=MIN_WORDS, metavar="N",
                          help="refuse texts of fewer words (default: %(default)s)")
     options = parser.parse_args(arguments)
-    try:
-        if options.command is None:
-            _list(load_corpus())
-        elif options.min_words < 1:
-            raise UserError(f"--min-words {options.min_words}: must be at least 1")
-        elif refused := merge(options.paths, options.into, options.min_words):
-            raise UserError(f"{refused} refused, each named above; all else was merged")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.command is None:
+        _list(load_corpus())
+    elif options.min_words < 1:
+        raise UserError(f"--min-words {options.min_words}: must be at least 1")
+    elif refused := merge(options.paths, options.into, options.min_words):
+        raise UserError(f"{refused} refused, each named above; all else was merged")
     return 0
 
 

@@ -1,10 +1,18 @@
 """The one exception for mistakes that the user can mend, and how a program ends on one."""
+import argparse
 import sys
 from collections.abc import Callable
 
 
 class UserError(ValueError):
     """One line for the user: what is wrong, where, and what would be right. The programs print it and exit with 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose mistakes are UserErrors, of one line like all others."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:

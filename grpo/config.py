@@ -19,7 +19,7 @@ from grpo.learn.loss import LOSSES
 from grpo.rollout.drafting import parse_mode
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
-from tasks.base import REGISTRY, UserError, options_of, split_options
+from tasks.base import REGISTRY, Parser, UserError, options_of, split_options
 from tasks.supply import fixed_size
 
 CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}  # low, high; each paper's own; else 0.2, 0.2
@@ -216,9 +216,8 @@ def _is(value: Any, kind: type) -> bool:
     return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; python train.py --help lists the flags")
+class _Parser(Parser, HfArgumentParser):
+    """The flags of a dataclass, and mistakes in one line."""
 
 
 def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
@@ -226,7 +225,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
 
     Raises UserError for an unknown flag (naming the nearest known one) and for a bad value.
     """
-    parser = _Parser(Config, prog="train.py", description="Train a language model by GRPO.", allow_abbrev=False,
+    parser = _Parser(Config, prog="python train.py", description="Train a language model by GRPO.", allow_abbrev=False,
                      epilog=_flags_of_tasks())
     _remove(parser, "task_options")  # the task's own flags are read by name, below
     known = [option for action in parser._actions for option in action.option_strings]

@@ -17,7 +17,7 @@ from grpo.policy import load_policy
 from grpo.show.console import interval
 from grpo.store.checkpoint import find_resume, step_of
 from grpo.store.run_data import RunData, load_run
-from tasks.base import UserError, exit_status
+from tasks.base import Parser, UserError, exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +30,8 @@ def write(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; python -m grpo.export --help lists the flags")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m grpo.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(prog="python -m grpo.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="the directory of a run, or one of its checkpoints")
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--adapter", action="store_true", help="the adapter of a LoRA run, by itself")

@@ -33,7 +33,7 @@ from grpo.store.export import export
 from grpo.store.rollouts import summaries
 from grpo.store.run_data import RunData, load_run, rollout_record
 from grpo.text import visible
-from tasks.base import UserError, exit_status
+from tasks.base import Parser, UserError, exit_status
 
 Record = Mapping[str, Any]
 PIPE_WIDTH = 160  # columns where the output is no terminal
@@ -62,13 +62,8 @@ def show(argv: Sequence[str] | None) -> int:
         return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; python -m grpo.inspect --help lists the commands")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m grpo.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="python -m grpo.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                      allow_abbrev=False)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

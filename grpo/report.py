@@ -27,7 +27,7 @@ from grpo.show.tables import WHY
 from grpo.store.run_data import RunData, load_run
 from grpo.text import visible
 from grpo.variance import COLLAPSED
-from tasks.base import UserError, exit_status
+from tasks.base import Parser, UserError, exit_status
 
 ROOM = Path(__file__).parent / "show"  # where report.html and its parts lie
 SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
@@ -51,13 +51,8 @@ def report(argv: Sequence[str] | None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message}; python -m grpo.report --help says how it is called")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m grpo.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(prog="python -m grpo.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the page goes (default: report.html in the first run)")
     parser.add_argument("--megabytes", type=float, default=4.0, metavar="N", help="for the texts of all runs (default: 4); the charts take 5 more")

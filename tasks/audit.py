@@ -6,7 +6,6 @@ Every problem of every stored step and evaluation is read again, and its canonic
 data, so that swapped factors, a forged key and a tampered list of seen problems are all found. Exit status 0: nothing was
 found; 1: something was, a line each; 2: the run cannot be read.
 """
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
-from tasks.base import Problem, UserError, load_task, trust
+from tasks.base import Parser, Problem, UserError, exit_status, load_task, trust
 
 _NAME = re.compile(r"(step|eval|promotion)-(\d+)\.jsonl\.zst")
 
@@ -87,16 +86,16 @@ def _short(prompt: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.audit", description="Look for evaluated problems that were trained on.")
+    return exit_status("tasks.audit", lambda: report(arguments))
+
+
+def report(arguments: list[str] | None) -> int:
+    parser = Parser(prog="python -m tasks.audit", description="Look for evaluated problems that were trained on.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
     parser.add_argument("--task", metavar="FILE:CLASS", help="where a run's task is a program: name it, to say that it may be executed")
     asked, worst = parser.parse_args(arguments), 0
     for folder in asked.runs:
-        try:
-            found, summary = audit(folder, asked.task)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+        found, summary = audit(folder, asked.task)
         for line in found:
             print(f"{folder}: {line}")
         print(f"{folder}: {summary}; {f'{len(found)} findings' if found else 'nothing found'}")

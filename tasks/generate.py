@@ -4,7 +4,6 @@
     python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
     python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500 --oversize 2
 """
-import argparse
 import hashlib
 import json
 import math
@@ -13,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from data.files import read_json, write_whole
-from tasks.base import SPLITS, Task, UserError, load_task, split_options
+from tasks.base import SPLITS, Parser, Task, UserError, exit_status, load_task, split_options
 from tasks.dataset import write_problems
 from tasks.supply import distinct_problems
 
@@ -57,9 +56,8 @@ def _levels(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tasks.generate", description="Write problems as JSONL files.",
-                                     allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="python -m tasks.generate", description="Write problems as JSONL files.", allow_abbrev=False)
     parser.add_argument("--task", default="interleave", metavar="TASK",
                         help="name, or path/to/file.py:ClassName (default: %(default)s); its own flags count too")
     parser.add_argument("--split", default="train", choices=SPLITS, help="default: %(default)s")
@@ -77,23 +75,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
+    return exit_status("tasks.generate", lambda: write(arguments))
+
+
+def write(arguments: list[str] | None) -> int:
     parser = _parser()
     options, others = parser.parse_known_args(arguments)
-    try:
-        task_options, others = split_options(options.task, others)
-        if others:
-            parser.error(f"unrecognized arguments: {' '.join(others)}")
-        if options.size < 1:
-            raise UserError(f"--size {options.size}: must be at least 1")
-        if not 1 <= options.oversize < math.inf:
-            raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
-        task = load_task(options.task, options=task_options)
-        levels = _levels(options.levels) if options.levels is not None else [task.default_level]
-        generate(task, split=options.split, levels=list(CURRICULUM) if options.curriculum else levels,
-                 size=round(options.size * options.oversize), seed=options.seed, folder=options.output_dir)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    task_options, others = split_options(options.task, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if options.size < 1:
+        raise UserError(f"--size {options.size}: must be at least 1")
+    if not 1 <= options.oversize < math.inf:
+        raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
+    task = load_task(options.task, options=task_options)
+    levels = _levels(options.levels) if options.levels is not None else [task.default_level]
+    generate(task, split=options.split, levels=list(CURRICULUM) if options.curriculum else levels,
+             size=round(options.size * options.oversize), seed=options.seed, folder=options.output_dir)
     return 0
 
 

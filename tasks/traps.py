@@ -3,13 +3,12 @@
 A reward that pays a strategy well which ignores one of the texts invites the policy to stay there: at 25 words plain
 similarity pays 0.50 for copying A.
 """
-import argparse
 import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.base import UserError, problem_at
+from tasks.base import Parser, exit_status, problem_at
 from tasks.interleave import Interleave, interleaved
 
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
@@ -69,16 +68,16 @@ def levels(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    return exit_status("tasks.traps", lambda: show(argv))
+
+
+def show(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="python -m tasks.traps", description=__doc__.splitlines()[0])
     parser.add_argument("--levels", type=levels, default="10,25,50,100,200,500")
     parser.add_argument("--samples", type=int, default=5, help="problems averaged over")
     arguments = parser.parse_args(argv)
     for level in arguments.levels:
-        try:
-            pay = table([level], arguments.samples)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+        pay = table([level], arguments.samples)
         print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
         print("|---|" + "---|" * len(Interleave.rewards))
         for name in dict.fromkeys(name for name, *_ in pay):

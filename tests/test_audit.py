@@ -110,4 +110,4 @@ def test_a_step_that_was_taken_away(run):
 def test_what_is_no_run(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     line, = capsys.readouterr().err.strip().split("\n")
-    assert line.startswith("error: ") and "config.yaml" in line
+    assert line.startswith("tasks.audit: ") and "config.yaml" in line

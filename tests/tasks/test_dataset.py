@@ -138,10 +138,10 @@ def test_earlier_calls_stay_in_the_manifest(generate, tmp_path):
 
 def test_a_level_that_cannot_be_supplied_leaves_the_files_before_it(generate, tmp_path, capsys):
     assert generate("--levels", "3,501,2", "--size", "1") == 2
-    assert capsys.readouterr().err == "error: no number has 501 digits\n"
+    assert capsys.readouterr().err == "tasks.generate: no number has 501 digits\n"
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl"]
     assert generate("--levels", "2,1", "--size", "11") == 2
-    assert capsys.readouterr().err == ("error: level 1 of task digits, train: only 10 different problems found, and 11 "
+    assert capsys.readouterr().err == ("tasks.generate: level 1 of task digits, train: only 10 different problems found, and 11 "
                                        "are asked for; ask for 10 or less\n")
     assert len(read_problems(tmp_path / "out" / "digits-train-2.jsonl")) == 11
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl", "digits-train-2.jsonl"]
@@ -174,7 +174,7 @@ def test_all_problems_that_exist_are_found_once_in_stream_order():
 ])
 def test_a_wrong_flag_is_named(generate, tmp_path, capsys, flags, fault):
     assert generate(*flags) == 2
-    assert capsys.readouterr().err.startswith(f"error: {fault}")
+    assert capsys.readouterr().err.startswith(f"tasks.generate: {fault}")
     assert not (tmp_path / "out").exists()
 
 
@@ -184,5 +184,5 @@ def test_a_damaged_manifest_is_named_and_kept(generate, tmp_path, capsys, conten
     path.parent.mkdir()
     path.write_text(content)
     assert generate("--size", "1") == 2
-    assert capsys.readouterr().err.startswith(f"error: {path}: is no")
+    assert capsys.readouterr().err.startswith(f"tasks.generate: {path}: is no")
     assert [each.name for each in path.parent.iterdir()] == ["manifest.json"] and path.read_text() == content

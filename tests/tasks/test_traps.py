@@ -79,7 +79,6 @@ def test_the_command_prints_every_strategy_at_every_level(capsys):
 
 def test_the_command_refuses_what_cannot_be_made(capsys):
     assert main(["--levels", "5000"]) == 2
-    assert capsys.readouterr().err.startswith("error: --words 5000: the validation split of the corpus has 0 documents")
-    with pytest.raises(SystemExit) as stopped:
-        main(["--levels", "ten"])
-    assert stopped.value.code == 2 and "invalid levels value: 'ten'" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("tasks.traps: --words 5000: the validation split of the corpus has 0 documents")
+    assert main(["--levels", "ten"]) == 2
+    assert "invalid levels value: 'ten'" in capsys.readouterr().err
