@@ -16,6 +16,7 @@ from grpo.curriculum import LADDER, is_auto, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
+from grpo.policy import LORA_VARIANTS
 from grpo.rollout.drafting import parse_mode
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
@@ -65,6 +66,8 @@ class Config:
                               "under LoRA on a GPU")
     lora_rank: int = flag(-1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models")
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
+    lora_variant: str = flag("lora", "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained apart; by the "
+                                     "model's own forward pass, slower)")
     # rollout
     prompts: int = flag(16, "prompts a step")
     group_size: int = flag(16, "completions of each prompt: the group")
@@ -147,6 +150,7 @@ class Config:
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
+        yield "lora_variant", self.lora_variant in LORA_VARIANTS, one_of(*LORA_VARIANTS)
         yield "promote_at", 0 <= self.promote_at <= 1, "give a score from 0 to 1"
         yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
@@ -172,8 +176,8 @@ class Config:
     @property
     def loading(self) -> dict[str, Any]:
         """How the policy is loaded: keywords of `grpo.policy.load_policy`, beside the model's name."""
-        return {"device": self.device, "dtype": self.dtype, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha, "seed": self.seed,
-                "keep_reference": self.beta > 0}
+        return {"device": self.device, "dtype": self.dtype, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha,
+                "lora_variant": self.lora_variant, "seed": self.seed, "keep_reference": self.beta > 0}
 
     @property
     def mark(self) -> dict[str, str]:

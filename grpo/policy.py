@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,6 +28,7 @@ from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
 STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's files are data: none of them is executed or unpickled
+LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
 
@@ -184,15 +186,16 @@ def _target_length(tokenizer, target: str) -> int:
     return len(tokenizer(target, add_special_tokens=False).input_ids) + 1
 
 
-def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0,
+def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0, lora_variant: str = "lora",
                 weights: Path | None = None, keep_reference: bool = False, seed: int = 0) -> Policy:
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
     `dtype` auto is float32, with gradients by bfloat16 products where the CPU has units for them, but bfloat16 for a LoRA base on
-    a GPU. Raises UserError when it cannot be loaded.
+    a GPU. `lora_variant` is one of LORA_VARIANTS. Raises UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -209,7 +212,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         model = PeftModel.from_pretrained(model, weights, is_trainable=True, use_safetensors=True)
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
-        adapter = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        adapter = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM", **LORA_VARIANTS[lora_variant])
         try:
             model = get_peft_model(model, adapter)
         except ValueError as error:
@@ -272,6 +275,9 @@ def _loading(source: str):
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
+        if "gated repo" in str(error):
+            raise UserError(f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
+                            "or give a directory that holds the model") from error
         raise UserError(f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
                         "in Hugging Face layout, or a hub id that can be reached") from error
 

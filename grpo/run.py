@@ -126,7 +126,7 @@ class Run:
         rungs = self.trainer.curriculum.rungs
         size = sum(p.numel() for p in policy.model.parameters())
         trained = sum(p.numel() for p in policy.parameters)
-        tuning = f"LoRA rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
+        tuning = f"{ {'lora': 'LoRA', 'rslora': 'rsLoRA', 'dora': 'DoRA'}[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
         credit = ", a token's own by alignment" if config.credit == "alignment" else ""
         by = "held-out" if config.promote_by == "heldout" else "running"
         climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")

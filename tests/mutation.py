@@ -57,7 +57,12 @@ TABLE = {
         ("first pass remembered with its gradient", "batch, logp_RT.detach())\n", "batch, logp_RT)\n"),
         ("importance not truncated", ".clamp(max=importance_limit)", "")],
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
-        ("loss normalised over the micro-batch", "[weight for _, _, weight, _ in rows]", "[1 / int(mask.sum()) for _ in rows]")],
+        ("loss normalised over the micro-batch", "[weight for _, _, weight, _ in rows]", "[1 / int(mask.sum()) for _ in rows]"),
+        ("every rank learns from all", "return [parts[number] for number in sorted(loads[rank])]", "return parts")],
+    ("grpo/learn/update.py", "test_ranks.py"): [
+        ("gradients of other ranks left out", "ranks.add([p.grad for p in policy.parameters])", "pass")],
+    ("grpo/ranks.py", "test_ranks.py"): [
+        ("every rank samples everything", "items[self.rank::self.size]", "items")],
     ("grpo/learn/packing.py", "grpo/test_packing.py"): [
         ("log-sum-exps joined by the larger", "torch.logaddexp(one_lse, other_lse)", "torch.maximum(one_lse, other_lse)"),
         ("completion sees its own future", "Segments(after, after, True", "Segments(after, after, False"),

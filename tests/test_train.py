@@ -81,6 +81,7 @@ CLIMBS = {  # each decides something after the checkpoint of step 2, by what it 
 
 
 @pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
+                                    ["--lora-rank", "4", "--lora-variant", "dora", "--beta", "0.1"],
                                     ["--credit", "alignment", "--epochs", "2"], *CLIMBS.values()])
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
     run("--name", "whole", *tuning)

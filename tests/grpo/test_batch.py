@@ -19,8 +19,8 @@ def group_of(index, prompt_length, lengths, temperature=1.0):
                  advantages=[float(100 * index + 10 * i) for i in range(len(lengths))])
 
 
-def cut(groups, micro_tokens, kind="dapo"):
-    return list(micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=30, device=CPU))
+def cut(groups, micro_tokens, kind="dapo", **ranks):
+    return list(micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=30, device=CPU, **ranks))
 
 
 def test_tensors_by_hand():
@@ -69,3 +69,22 @@ def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shap
         size = sum(map(len, batch.prompts)) + int(batch.mask_RT.sum())
         assert micro_tokens == 0 or size <= micro_tokens or len(batch.tokens_RT) == 1
     assert rows == [(group.prompt, completion.tokens) for group in groups for completion in group.completions]
+
+
+@given(GROUPS, st.integers(0, 60), st.integers(1, 5))
+def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens, ranks):
+    groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
+
+    def rows_of(batches):
+        return sorted((name, float(weight)) for batch in batches for name, weight in zip(batch.names, batch.weights_R))
+
+    parts = [cut(groups, micro_tokens, "grpo", rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert sorted(row for part in parts for row in rows_of(part)) == rows_of(cut(groups, micro_tokens, "grpo"))
+
+
+def test_ranks_have_about_as_much_to_do():
+    loads = [[sum(map(len, batch.prompts)) + int(batch.mask_RT.sum()) for batch in cut([group_of(i, 2, [n] * 2) for i, n in enumerate([9, 1, 8, 2, 7])],
+                                                                                       0, rank=rank, ranks=2)] for rank in range(2)]
+    assert loads == [[20 + 4 + 6], [18 + 16]]  # groups of 20, 4, 18, 6 and 16 tokens: the largest first, each to who has least
+    alone = [cut([group_of(0, 2, [3] * 8)], 0, rank=rank, ranks=4) for rank in range(4)]
+    assert [[len(batch.tokens_RT) for batch in part] for part in alone] == [[2]] * 4  # one group, four ranks: nobody idles

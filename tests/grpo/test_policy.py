@@ -61,6 +61,16 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage,
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
+    def refused(*_, **__):
+        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.")
+
+    monkeypatch.setattr("grpo.policy.AutoModelForCausalLM.from_pretrained", refused)
+    with pytest.raises(UserError, match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory") as caught:
+        load_policy("a/b", device="cpu")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; give --device cpu$"):
@@ -109,8 +119,11 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
         assert torch.equal(hidden(reference), start)
 
 
-def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
-    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4)
+@pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
+def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
+    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4, lora_variant=variant)
+    assert any("magnitude" in name for name, _ in policy.model.named_parameters()) == (variant == "dora")
+    assert {module.scaling["default"] for module in policy.model.modules() if hasattr(module, "lora_A")} == {16 if variant == "rslora" else 8}
     start = hidden(policy)
     disturb(policy)
     policy.save(tmp_path)
