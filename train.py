@@ -63,7 +63,7 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
         try:
             report = trainer.step()
         except FloatingPointError as error:
-            raise FloatingPointError(f"{error}; its batch is saved in {run.save_failed()}") from error
+            raise FloatingPointError(f"{error}{run.save_failed()}") from error
         run.record(report)
         console.step(report)
         run.promote_if_due()

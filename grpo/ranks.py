@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tasks.base import UserError
+
 
 class Ranks:
     """One of `size` processes, number `rank`. Every method but `share` is called by all of them, in the same order."""
@@ -33,7 +35,8 @@ class Ranks:
         if self.size == 1:
             return mine
         every: list[list[Any]] = [[]] * self.size
-        dist.all_gather_object(every, mine)
+        with _together():
+            dist.all_gather_object(every, mine)
         return [every[i % self.size][i // self.size] for i in range(sum(map(len, every)))]
 
     def first(self, make: Callable[[], Any]) -> Any:
@@ -47,12 +50,22 @@ class Ranks:
     def add(self, tensors: Sequence[Tensor]):
         """Add up each of the `tensors` over the ranks, in place."""
         if self.size > 1:
-            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-                work.wait()
+            with _together():
+                for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                    work.wait()
 
 
 ALONE = Ranks()
 RANK, SIZE = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))  # by torchrun
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Say in one line that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError("another rank has ended, and its own line says why; go on with --resume") from error
 
 
 @contextmanager

@@ -196,20 +196,19 @@ class Run:
         for decision in decisions if self.ranks.is_first else ():
             self.decisions.append({**decision.to_json(), **self.config.mark})
 
-    def save_failed(self) -> Path:
-        """Write the batch of a step that could not be finished, for inspection."""
-        return self._keep("failed", self.trainer.done + 1, self.trainer.current)
+    def save_failed(self) -> str:
+        """Write the batch of a step that could not be finished, for inspection; return where it is, in words."""
+        self._keep("failed", self.trainer.done + 1, self.trainer.current)
+        return f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}" if self.ranks.is_first else ""
 
-    def _keep(self, name: str, step: int, groups: list[Group]) -> Path:
-        """Write groups with all their texts to rollouts/; return the file."""
-        path = file_of(self.folder, name, step)
+    def _keep(self, name: str, step: int, groups: list[Group]):
+        """Write groups with all their texts to rollouts/."""
         if not self.ranks.is_first:
-            return path
+            return
         try:
-            write_rollouts(path, groups, step=step)
+            write_rollouts(file_of(self.folder, name, step), groups, step=step)
         except UserError as error:
             raise UserError(f"{error}; go on with --resume {self.folder}") from error
-        return path
 
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""

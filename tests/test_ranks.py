@@ -90,8 +90,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch
 @pytest.mark.parametrize("sent", ["SIGKILL to one rank", "SIGTERM to all"])
 def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(alone, tmp_path, monkeypatch, sent):
     monkeypatch.chdir(tmp_path)
-    job = subprocess.Popen(launched(2, *FLAGS, "--name", "run"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                           env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TRAIN.parent)})
+    with open("said", "w") as said:
+        job = subprocess.Popen(launched(2, *FLAGS, "--name", "run"), stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+                               env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TRAIN.parent)})
     while not (Path("runs/run/metrics.jsonl").exists() and read_metrics(Path("runs/run/metrics.jsonl"))):
         assert job.poll() is None
         time.sleep(0.05)
@@ -99,6 +100,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(alone, tmp_path, monk
     assert len(ranks) == 2
     os.kill(ranks[1] if "one" in sent else job.pid, signal.SIGKILL if "one" in sent else signal.SIGTERM)
     assert job.wait(timeout=120) != 0
+    assert ("train.py: another rank has ended" if "one" in sent else "SIGTERM: the step under way is finished") in Path("said").read_text()
     done = checkpoints(Path("runs/run"))[0]
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4
     with_ranks(2, "--resume", "runs/run")
