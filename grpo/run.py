@@ -39,6 +39,7 @@ from grpo.trainer import Trainer
 from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
 from tasks.supply import held_out
 
+ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}  # as they are written
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 PROMOTION_SEED = 2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 
@@ -126,7 +127,7 @@ class Run:
         rungs = self.trainer.curriculum.rungs
         size = sum(p.numel() for p in policy.model.parameters())
         trained = sum(p.numel() for p in policy.parameters)
-        tuning = f"{ {'lora': 'LoRA', 'rslora': 'rsLoRA', 'dora': 'DoRA'}[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
+        tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
         credit = ", a token's own by alignment" if config.credit == "alignment" else ""
         by = "held-out" if config.promote_by == "heldout" else "running"
         climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")
@@ -220,7 +221,7 @@ class Run:
 
     def leave(self, signal: str):
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
-        if self.ranks.is_first and not self._checkpoint_path(self.trainer.done).exists():
+        if not self._checkpoint_path(self.trainer.done).exists():
             self._save([signal])
         self.console.say(f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}")
 
@@ -289,7 +290,7 @@ class Run:
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        if self.ranks.first(lambda: not self.reports or self.reports[-1]["step"] < self.trainer.done):
+        if self.ranks.first(lambda: max((line["step"] for line in self.reports), default=-1)) < self.trainer.done:
             self.evaluate()
         if not self.ranks.is_first:
             return

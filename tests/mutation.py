@@ -40,12 +40,12 @@ TABLE = {
     ("grpo/learn/loss.py", "grpo/test_loss.py"): [
         ("clip bounds change sides", "clamp(1 - clip_low, 1 + clip_high)", "clamp(1 - clip_high, 1 + clip_low)"),
         ("sign of the loss", "loss_RT = -torch.minimum", "loss_RT = torch.minimum"),
-        ("KL dropped from the loss", "beta * ratio_RT * terms", "0 * ratio_RT * terms"),
+        ("KL dropped from the loss", "beta * _log_ratio", "0 * _log_ratio"),
         ("KL the other way round", "difference_RT = ref_RT - logp_RT", "difference_RT = logp_RT - ref_RT"),
         ("cispo's ratio keeps its gradient", "-clipped_RT.detach()", "-clipped_RT"),
         ("mask multiplied", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
-        ("importance weighs the KL as well", 'ratio_RT * terms["kl"]', 'ratio_RT * terms["kl"] * (1 if importance_RT is None else importance_RT)'),
-        ("the KL's gradient the other way round", "ratio_RT * terms", "ratio_RT.detach() * terms")],
+        ("importance weighs the KL as well", '.exp() * terms["kl"]', '.exp() * terms["kl"] * (1 if importance_RT is None else importance_RT)'),
+        ("the KL's gradient the other way round", "mask_RT).exp() * terms", "mask_RT).exp().detach() * terms")],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
         ("temperature ignored", "logits_nV.to(wide).div_(temperature_n[:, None])", "logits_nV.to(wide)"),
         ("gradient ignores the temperature", "scale_n = d_n / temperature_n", "scale_n = d_n"),
@@ -58,7 +58,7 @@ TABLE = {
         ("importance not truncated", ".clamp(max=importance_limit)", "")],
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
         ("loss normalised over the micro-batch", "[weight for _, _, weight, _ in rows]", "[1 / int(mask.sum()) for _ in rows]"),
-        ("every rank learns from all", "return [parts[number] for number in sorted(loads[rank])]", "return parts")],
+        ("every rank learns from all", "return [parts[number] for number in sorted(mine)]", "return parts")],
     ("grpo/learn/update.py", "test_ranks.py"): [
         ("gradients of other ranks left out", "ranks.add([p.grad for p in policy.parameters])", "pass")],
     ("grpo/ranks.py", "test_ranks.py"): [

@@ -63,10 +63,13 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
 
 def _share(parts: list, rank: int, ranks: int) -> list:
     """Return the parts that are this rank's, in order: the largest first, each goes to who has least so far."""
-    loads = [[] for _ in range(ranks)]
-    for number in sorted(range(len(parts)), key=lambda i: -_tokens([parts[i]])):
-        min(loads, key=lambda load: _tokens(parts[i] for i in load)).append(number)
-    return [parts[number] for number in sorted(loads[rank])]
+    sizes, loads, mine = [_tokens([part]) for part in parts], [0] * ranks, []
+    for number in sorted(range(len(parts)), key=lambda i: -sizes[i]):
+        least = loads.index(min(loads))
+        loads[least] += sizes[number]
+        if least == rank:
+            mine.append(number)
+    return [parts[number] for number in sorted(mine)]
 
 
 def _tokens(bundle) -> int:

@@ -55,16 +55,15 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, 
     """
     assert kind in LOSSES and (advantages.dim() == 1 or kind != "gspo")
     advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
-    logp_RT = _zero_padding(logp_RT, mask_RT)
-    log_ratio_RT = logp_RT - _zero_padding(old_RT, mask_RT)
+    log_ratio_RT = _log_ratio(logp_RT, old_RT, mask_RT)
     if kind == "gspo":
         # An empty row is 0 / 0 here, and padding all over.
-        log_ratio_RT = (log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)).expand_as(logp_RT)
+        log_ratio_RT = (log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)).expand_as(log_ratio_RT)
     ratio_RT = log_ratio_RT.exp()
     clipped_RT = ratio_RT.clamp(1 - clip_low, 1 + clip_high)
     low_RT, high_RT = ratio_RT < 1 - clip_low, ratio_RT > 1 + clip_high
     if kind == "cispo":
-        loss_RT = -clipped_RT.detach() * advantages_RT * logp_RT
+        loss_RT = -clipped_RT.detach() * advantages_RT * _zero_padding(logp_RT, mask_RT)
     else:
         loss_RT = -torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)
         low_RT, high_RT = low_RT & (advantages_RT < 0), high_RT & (advantages_RT > 0)
@@ -102,10 +101,13 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, ma
     if entropy_RT is not None:
         terms["entropy"] = _zero_padding(entropy_RT, mask_RT)
     if beta:
-        ratio_RT = (_zero_padding(logp_RT, mask_RT) - _zero_padding(old_RT, mask_RT)).exp()
-        loss_RT = loss_RT + beta * ratio_RT * terms["kl"]
+        loss_RT = loss_RT + beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms["kl"]
     loss = (weights_R[:, None] * loss_RT).sum()
     return loss, {name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()}
+
+
+def _log_ratio(logp_RT: Tensor, old_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    return _zero_padding(logp_RT, mask_RT) - _zero_padding(old_RT, mask_RT)
 
 
 def _zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
             sums[name] += value.item()
         difference_RT = (batch.old_RT - logp_RT.detach()) * batch.mask_RT
         parity = max(parity, difference_RT.abs().max().item())
-        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_difference)[:3]
+        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
         sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
     if ranks.size > 1:
         total, sums, parity, worst = _of_all(ranks, policy, total, sums, parity, worst)
@@ -100,10 +100,10 @@ def _of_all(ranks: Ranks, policy: Policy, *mine: Any) -> tuple[float, dict[str, 
     totals, sums, parities, worst = zip(*ranks.gather([mine]))
     names = {name for each in sums for name in each}
     return (sum(totals), {name: sum(each.get(name, 0.0) for each in sums) for name in names}, max(parities),
-            sorted((token for each in worst for token in each), key=_difference)[:3])
+            sorted((token for each in worst for token in each), key=_by_difference)[:3])
 
 
-def _difference(token: dict[str, Any]) -> float:
+def _by_difference(token: dict[str, Any]) -> float:
     return -abs(token["sampler"] - token["trainer"])
 
 
