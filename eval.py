@@ -84,7 +84,7 @@ def load(model: str, device: str) -> tuple[Policy, set[str], dict[str, str]]:
         print(f"eval.py: {warning}", file=sys.stderr)
     config = load_config(checkpoint.parent.parent / "config.yaml")
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
-    return load_policy(config.model, device=device, dtype=config.dtype, weights=checkpoint), set(seen), config.mark
+    return load_policy(config.model, device=device, dtype=config.dtype, quantise=config.quantise, weights=checkpoint), set(seen), config.mark
 
 
 def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace) -> dict:

@@ -16,7 +16,8 @@ from grpo.curriculum import LADDER, is_auto, parse_rungs, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
-from grpo.policy import LORA_VARIANTS
+from grpo.learn.optimizer import OPTIMIZERS
+from grpo.policy import LORA_VARIANTS, QUANTISED
 from grpo.rollout.drafting import parse_mode
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
@@ -62,12 +63,13 @@ class Config:
     # model
     model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
     device: str = flag("auto", "cpu, cuda, or auto")
-    dtype: str = flag("auto", "float32, bfloat16, or auto: float32, with gradients by bfloat16 products on a CPU that has AMX, but bfloat16 "
-                              "under LoRA on a GPU")
+    dtype: str = flag("auto", "float32, bfloat16 (what is trained has float32 masters), or auto: float32 on a CPU, with gradients by bfloat16 "
+                              "products where it has AMX, and bfloat16 on a GPU, but for builtin without LoRA")
     lora_rank: int = flag(-1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models")
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     lora_variant: str = flag("lora", "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained apart; by the "
                                      "model's own forward pass, slower)")
+    quantise: str = flag("none", "the base under LoRA in fewer bits: nf4 (4 bits), int8, or none (needs bitsandbytes: the extra bits; slower)")
     # rollout
     prompts: int = flag(16, "prompts a step")
     group_size: int = flag(16, "completions of each prompt: the group")
@@ -96,6 +98,8 @@ class Config:
     learning_rate: float = flag(0.0, "0: 2e-4 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA")
     schedule: str = flag("cosine", "learning rate: cosine to zero, or constant; both after warm-up")
     warmup: int = flag(5, "steps of linear warm-up")
+    optimizer: str = flag("adamw", "adamw, or adamw8bit: its moments in a quarter of the memory (needs bitsandbytes: the extra bits)")
+    shard: bool = flag(False, "several ranks: each holds its part of the optimizer's state alone (full fine-tuning)")
     weight_decay: float = flag(0.0, "of AdamW")
     max_grad_norm: float = flag(1.0, "gradients are clipped to this norm (0: not)")
     micro_tokens: int = flag(0, "most tokens of a micro-batch, which changes no gradient (0: 4,096 on cpu, by its memory on a GPU)")
@@ -151,6 +155,11 @@ class Config:
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
         yield "lora_variant", self.lora_variant in LORA_VARIANTS, one_of(*LORA_VARIANTS)
+        yield "quantise", self.quantise in QUANTISED, one_of(*QUANTISED)
+        yield "quantise", self.quantise == "none" or self.lora_rank != 0, "give --lora-rank 16 too: what is quantised cannot be trained"
+        yield "optimizer", self.optimizer in OPTIMIZERS, one_of(*OPTIMIZERS)
+        yield "shard", not (self.shard and self.lora_rank > 0), "give --lora-rank 0 too; an adapter is small, and each rank holds it whole"
+        yield "shard", not (self.shard and self.optimizer == "adamw8bit"), "give one of --shard and --optimizer adamw8bit"
         yield "promote_at", 0 <= self.promote_at <= 1, "give a score from 0 to 1"
         yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
@@ -177,7 +186,7 @@ class Config:
     def loading(self) -> dict[str, Any]:
         """How the policy is loaded: keywords of `grpo.policy.load_policy`, beside the model's name."""
         return {"device": self.device, "dtype": self.dtype, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha,
-                "lora_variant": self.lora_variant, "seed": self.seed, "keep_reference": self.beta > 0}
+                "lora_variant": self.lora_variant, "quantise": self.quantise, "seed": self.seed, "keep_reference": self.beta > 0}
 
     @property
     def mark(self) -> dict[str, str]:

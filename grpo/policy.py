@@ -16,7 +16,8 @@ import torch
 from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
 from grpo.learn.lean import LeanModel, agrees, checkpoint_layers, lean_model, relative_difference
@@ -28,6 +29,8 @@ from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 
 STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's files are data: none of them is executed or unpickled
+QUANTISED = {"none": None, "int8": dict(load_in_8bit=True),
+             "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)}  # as bitsandbytes is asked for them
 LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
@@ -187,12 +190,12 @@ def _target_length(tokenizer, target: str) -> int:
 
 
 def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0, lora_variant: str = "lora",
-                weights: Path | None = None, keep_reference: bool = False, seed: int = 0) -> Policy:
+                quantise: str = "none", weights: Path | None = None, keep_reference: bool = False, seed: int = 0) -> Policy:
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
-    `dtype` auto is float32, with gradients by bfloat16 products where the CPU has units for them, but bfloat16 for a LoRA base on
-    a GPU. `lora_variant` is one of LORA_VARIANTS. Raises UserError when it cannot be loaded.
+    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has units for them, and bfloat16 on a GPU, but for
+    "builtin" without LoRA. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
@@ -201,11 +204,14 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
-    wanted = "bfloat16" if (lora_rank or has_adapter) and device.startswith("cuda") else "float32"
+    is_large = lora_rank or has_adapter or spec != "builtin"
+    wanted = "bfloat16" if is_large and device.startswith("cuda") else "float32"
     torch_dtype = getattr(torch, wanted if dtype == "auto" else dtype)
     source = str(weights) if weights is not None and not has_adapter else _resolve(spec)
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
-    model = _load_model(source, device, torch_dtype)
+    if quantise != "none" and not device.startswith("cuda"):
+        raise UserError(f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)")
+    model = _load_model(source, device, torch_dtype, quantise)
     _check_head(model, spec)
     tokenizer = _load_tokenizer(source)
     if has_adapter:
@@ -282,18 +288,28 @@ def _loading(source: str):
                         "in Hugging Face layout, or a hub id that can be reached") from error
 
 
-def _load_model(source: str, device: str, dtype: torch.dtype):
+def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
+    load = partial(AutoModelForCausalLM.from_pretrained, source, dtype=dtype, device_map={"": device}, **STRANGERS, **_quantisation(quantise, dtype))
     with _loading(source):
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=NAME, **STRANGERS).to(device).eval()
+            model = load(attn_implementation=NAME).eval()
             fit = _shares_prompts(model)
         except ValueError as error:  # how transformers refuses an attention that an architecture does not support
             if NAME not in str(error):
                 raise
             fit = False
         if not fit:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **STRANGERS).to(device).eval()
+            model = load().eval()
     return model
+
+
+def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig]:
+    """Return what `from_pretrained` is told of it. Raises UserError where bitsandbytes is missing."""
+    if name == "none":
+        return {}
+    if not is_bitsandbytes_available():
+        raise UserError(f"--quantise {name}: bitsandbytes is not installed; pip install -c constraints.txt -e '.[bits]'")
+    return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **QUANTISED[name])}
 
 
 def _load_tokenizer(source: str):

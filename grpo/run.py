@@ -13,6 +13,7 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,11 @@ class Run:
         size = sum(p.numel() for p in policy.model.parameters())
         trained = sum(p.numel() for p in policy.parameters)
         tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
+        moments = {"adamw": "AdamW", "adamw8bit": "AdamW with moments of 8 bits"}[config.optimizer]
+        masters = ", float32 masters" if policy.parameters[0].dtype == torch.bfloat16 else ""
+        shared = ", shared out over the ranks" if config.shard else ""
+        quantised = f", base in {config.quantise}" if config.quantise != "none" else ""
+        micro = "as --micro-tokens says" if config.micro_tokens else f"by the memory of the {'GPU' if policy.device.type == 'cuda' else 'CPU'}"
         credit = ", a token's own by alignment" if config.credit == "alignment" else ""
         by = "held-out" if config.promote_by == "heldout" else "running"
         climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")
@@ -147,8 +153,11 @@ class Run:
             "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
                      + f" on {policy.device}, {torch.get_num_threads()} threads"
                      + (f", {self.ranks.size} ranks" if self.ranks.size > 1 else ""),
-            "tuning": f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
-            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions, temperature {config.temperature:g}",
+            "tuning": f"{tuning}{quantised}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
+            "update": f"{moments}{masters}{shared}, micro-batches of {self.trainer.micro_tokens:,} tokens ({micro})",
+            "sampling": f"temperature {config.temperature:g}, " + ("no drafts" if config.draft == "off" else f"the task's drafts verified ({config.draft})"
+                                                                     if self.trainer.draft else "no drafts: the task has none"),
+            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions",
                                 *(text for text, limit in limits.items() if limit > 0)]),
             "loss": f"{config.loss}, advantages by {config.scale}{credit}{kl}; groups without variance: {config.on_degenerate}"
                     + (", alarms stop the run" if config.on_alarm == "stop" else ""),
@@ -230,9 +239,10 @@ class Run:
         path = self._checkpoint_path(self.trainer.done)
         if any("best" in reason for reason in reasons):
             self.best = path.name
+        optimizer = self.trainer.optimizer.state_dict()  # of all ranks
         if not self.ranks.is_first:
             return
-        checkpoints.save_checkpoint(self.folder, self.trainer.done, self._write_state, note={"reasons": reasons})
+        checkpoints.save_checkpoint(self.folder, self.trainer.done, partial(self._write_state, optimizer), note={"reasons": reasons})
         self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
         keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
         for line in checkpoints.prune(self.folder, keep_best=keep):
@@ -241,9 +251,9 @@ class Run:
     def _checkpoint_path(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:06d}"
 
-    def _write_state(self, folder: Path):
+    def _write_state(self, optimizer: dict[str, Any], folder: Path):
         self.trainer.policy.save(folder)
-        save_optimizer(folder, self.trainer.optimizer)
+        save_optimizer(folder, optimizer)
         save_rng(folder)
         state = {"trainer": self.trainer.state(), "rules": self.rules.state_dict(), "best": self.best}
         (folder / "trainer.json").write_text(json.dumps(state))

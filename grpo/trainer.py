@@ -24,6 +24,7 @@ from grpo.config import Config
 from grpo.curriculum import PROMOTE_AT, Curriculum
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
+from grpo.learn.optimizer import Optimizer, maker
 from grpo.learn.update import update
 from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
@@ -48,8 +49,8 @@ class Trainer:
         self.truncate = truncation(config.top_k, config.top_p)
         if policy.device.type == "cpu":
             keep_freed_memory()
-        self.optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, betas=(0.9, 0.99),
-                                           weight_decay=config.weight_decay, fused=True)
+        self.optimizer = Optimizer(policy.parameters, maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay),
+                                   ranks=ranks, shard=config.shard)
         self.curriculum = curriculum_of(config)
         self.monitor = VarianceMonitor(
             config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
@@ -192,7 +193,7 @@ class Trainer:
         passes = [self.within_memory(partial(
             update, self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low, clip_high=high,
             max_length=longest, max_grad_norm=config.max_grad_norm, truncate=self.truncate, before=before,
-            importance_limit=config.importance_limit, parity_limit=config.parity_limit, ranks=self.ranks)) for _ in range(config.epochs)]
+            importance_limit=config.importance_limit, parity_limit=config.parity_limit)) for _ in range(config.epochs)]
         parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
         return passes[-1] | parity
 
@@ -209,7 +210,7 @@ class Trainer:
                 if self.micro_tokens <= longest and self.policy.is_forgetful:
                     raise UserError(f"out of memory in the update of a single completion of {longest} tokens; give a smaller model, fewer "
                                     "--words, or --lora-rank 16") from error
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.clear()
             torch.cuda.empty_cache()
             if self.micro_tokens > longest:
                 self.micro_tokens = max(longest, self.micro_tokens // 2)

@@ -51,7 +51,7 @@ TABLE = {
         ("gradient ignores the temperature", "scale_n = d_n / temperature_n", "scale_n = d_n"),
         ("entropy keeps its gradient", "all_nV.detach().exp()", "all_nV.exp()")],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
-        ("gradients of the step before stay", "optimizer.zero_grad(set_to_none=True)", "pass"),
+        ("gradients of the step before stay", "optimizer.clear()", "pass"),
         ("truncation not seen by the loss", "batch.tokens_RT[mask], heat_RT[mask], truncate=truncate", "batch.tokens_RT[mask], heat_RT[mask]"),
         ("reference is the policy", "completion_logprobs(reference, batch", "completion_logprobs(policy, batch"),
         ("first pass remembered with its gradient", "batch, logp_RT.detach())\n", "batch, logp_RT)\n"),

@@ -64,9 +64,10 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints(run)[0][-1] / "model.safetensors")
 
 
-def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shared", [[], ["--shard"]])
+def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(3, *FLAGS, "--name", "three")
+    done = with_ranks(3, *FLAGS, *shared, "--name", "three")
     run = Path("runs/three")
     assert_alike(alone, run)
     assert "3 ranks" in done.stdout and done.stdout.count("step 4/4") == 1  # the first rank speaks for all
@@ -80,7 +81,7 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch):
 
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with_ranks(2, *FLAGS, "--steps", "2", "--name", "run")
+    with_ranks(2, *FLAGS, "--shard", "--steps", "2", "--name", "run")
     assert train.main(["--resume", "runs/run", "--steps", "3"]) == 0
     with_ranks(2, "--resume", "runs/run", "--steps", "4")
     assert_alike(alone, Path("runs/run"))

@@ -20,7 +20,7 @@ def refresh(products: Sequence["Joined"]):
 
 def is_plain_lora(module: nn.Module) -> bool:
     """Tell whether `module` is a linear layer with one adapter, W x + s B A x, and nothing else (no dropout, DoRA or bias)."""
-    if not hasattr(module, "lora_A") or len(module.active_adapters) != 1 or not isinstance(module.base_layer, nn.Linear):
+    if not hasattr(module, "lora_A") or len(module.active_adapters) != 1 or type(module.base_layer) is not nn.Linear:  # a quantised one is another
         return False
     name = module.active_adapters[0]
     return not (module.use_dora.get(name) or module.lora_bias.get(name) or type(module.lora_dropout[name]) is not nn.Identity)

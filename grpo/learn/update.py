@@ -12,9 +12,10 @@ from torch import Tensor
 from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
+from grpo.learn.optimizer import Optimizer
 from grpo.learn.precision import rough_gradients
 from grpo.policy import Policy
-from grpo.ranks import ALONE, Ranks
+from grpo.ranks import Ranks
 from grpo.records import Group
 
 
@@ -33,10 +34,10 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
     return zeros_RT.masked_scatter(mask, logp_M), zeros_RT.masked_scatter(mask, entropy_M)
 
 
-def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
+def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
            clip_low: float, clip_high: float, max_length: int, micro_tokens: int, max_grad_norm: float,
            truncate: Callable | None = None, importance_limit: float = 0.0, parity_limit: float = 0.0,
-           before: dict[tuple[int, int], Tensor] | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
+           before: dict[tuple[int, int], Tensor] | None = None) -> dict[str, Any]:
     """Take one optimizer step on `groups` (advantages filled in); return means over the step's tokens.
 
     Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`), "entropy" (nats),
@@ -46,11 +47,12 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in the first pass, and its tokens are
     weighed by the truncated ratio of that to the sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl); `before`
     then holds the first pass's log-probabilities by completion: an empty one is filled, and used by later passes.
-    Of several `ranks` each takes a part of the completions; the gradients and the figures are those of all.
+    Of several ranks (the optimizer's) each takes a part of the completions; the gradients and the figures are those of all.
 
     Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`.
     """
-    optimizer.zero_grad(set_to_none=True)
+    ranks = optimizer.ranks
+    optimizer.clear()
     total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
     for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device,
                                rank=ranks.rank, ranks=ranks.size):
@@ -76,8 +78,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
         sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
     if ranks.size > 1:
-        total, sums, parity, worst = _of_all(ranks, policy, total, sums, parity, worst)
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters, max_grad_norm or float("inf")))
+        total, sums, parity, worst = _of_all(ranks, total, sums, parity, worst)
+    grad_norm = optimizer.collect(max_grad_norm)
     for name, value in (("loss", total), ("gradient norm", grad_norm)):
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(f"the {name} is {value}")
@@ -92,11 +94,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     return metrics | ({"kl": mean["kl"]} if beta else {})
 
 
-def _of_all(ranks: Ranks, policy: Policy, *mine: Any) -> tuple[float, dict[str, float], float, list]:
-    """Add up the gradients over the ranks; return the loss, the sums, the largest difference and the worst tokens of them all."""
-    for p in policy.parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    ranks.add([p.grad for p in policy.parameters])
+def _of_all(ranks: Ranks, *mine: Any) -> tuple[float, dict[str, float], float, list]:
+    """Return the loss, the sums, the largest difference and the worst tokens of all ranks."""
     totals, sums, parities, worst = zip(*ranks.gather([mine]))
     names = {name for each in sums for name in each}
     return (sum(totals), {name: sum(each.get(name, 0.0) for each in sums) for name in names}, max(parities),

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from data.files import read_json, sync
 from tasks.base import UserError
@@ -174,23 +175,35 @@ class CheckpointRules:
         self.best, self.passed = state["best"], state["passed"]
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer):
-    """Write the optimizer's tensors to optimizer.safetensors and all the rest to optimizer.json."""
-    state = optimizer.state_dict()
+def save_optimizer(folder: Path, state: dict[str, Any]):
+    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors and all the rest to optimizer.json."""
     tensors, rest = {}, {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
             target = tensors if isinstance(value, torch.Tensor) else rest
-            target[f"{index}/{name}"] = value.contiguous() if isinstance(value, torch.Tensor) else value
-    save_file(tensors, folder / "optimizer.safetensors")
+            target[f"{index}/{name}"] = value
+    save_file(_apart(tensors), folder / "optimizer.safetensors")
     (folder / "optimizer.json").write_text(json.dumps({"rest": rest, "param_groups": state["param_groups"]}))
 
 
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer):
-    """Restore what `save_optimizer` wrote, bit for bit."""
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors as safetensors takes them: contiguous, none in another's memory."""
+    seen: set[int] = set()
+    return {name: value.clone() if (place := value.data_ptr()) in seen or seen.add(place) else value.contiguous() for name, value in tensors.items()}
+
+
+def load_optimizer(folder: Path, optimizer):
+    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each weight's state only the rows that it holds are read."""
     saved = json.loads((folder / "optimizer.json").read_text())
     state: dict[int, dict[str, Any]] = {}
-    for key, value in [*load_file(folder / "optimizer.safetensors").items(), *saved["rest"].items()]:
+    with safe_open(folder / "optimizer.safetensors", "pt") as file:
+        for key in file.keys():
+            index, name = key.split("/", 1)
+            part = file.get_slice(key)
+            weight = optimizer.weights[int(index)]
+            is_cut = list(weight.shape) == part.get_shape()
+            state.setdefault(int(index), {})[name] = part[optimizer.rows(int(index))] if is_cut else file.get_tensor(key)
+    for key, value in saved["rest"].items():
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value
     groups = [{**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})} for group in saved["param_groups"]]

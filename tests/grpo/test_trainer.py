@@ -180,7 +180,7 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     monkeypatch.setattr(trainer_module, "update", watched)
     trainer = trainer_for(tiny_policy, epochs=2)
     metrics = trainer.step().metrics
-    assert {int(entry["step"]) for entry in trainer.optimizer.state.values()} == {2}
+    assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
     on_policy, off_policy = (one["parity/max_abs_logprob_diff"] for one in passes)
     assert on_policy < 1e-5 and off_policy > 1e-3  # the log of the ratio
     assert metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]

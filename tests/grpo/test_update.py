@@ -2,6 +2,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
+from grpo.learn.optimizer import Optimizer
 from grpo.learn.loss import LOSSES, step_loss, token_weights
 from grpo.learn.update import completion_logprobs, update
 from grpo.learn.precision import has_fast_products
@@ -49,8 +51,12 @@ def float64(tiny_policy, monkeypatch):
     tiny_policy.model.double()
 
 
+def sgd(policy, rate):
+    return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate))
+
+
 def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
-    metrics = update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, kind=kind, micro_tokens=micro_tokens,
+    metrics = update(policy, sgd(policy, 0.0), groups, kind=kind, micro_tokens=micro_tokens,
                      **SETTINGS | settings)
     return metrics["loss"], [p.grad.clone() for p in policy.parameters]
 
@@ -186,9 +192,9 @@ def test_padding_does_not_matter(tiny_policy, groups):
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
     policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
-    first = update(policy, torch.optim.SGD(policy.parameters, lr=0.05), groups, **step)
+    first = update(policy, sgd(policy, 0.05), groups, **step)
     assert first["kl"] == pytest.approx(0, abs=1e-9)
-    assert update(policy, torch.optim.SGD(policy.parameters, lr=0.0), groups, **step)["kl"] > 1e-6
+    assert update(policy, sgd(policy, 0.0), groups, **step)["kl"] > 1e-6
 
 
 def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
@@ -197,8 +203,8 @@ def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model,
     assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
     batch, = micro_batches(groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu"))
     base, _ = completion_logprobs(policy, batch)  # a fresh adapter changes nothing
-    update(policy, torch.optim.SGD(policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
-    update(policy, torch.optim.SGD(policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
     changed, _ = completion_logprobs(policy, batch)
     with policy.reference():
         reference, _ = completion_logprobs(policy, batch)
@@ -210,7 +216,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tiny_policy, 
     groups[0].advantages[0] = float("nan")
     before = [p.clone() for p in tiny_policy.parameters]
     with pytest.raises(FloatingPointError, match="the loss is nan"):
-        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0,
+        update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", micro_tokens=0,
                **SETTINGS)
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
@@ -219,7 +225,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tiny_poli
     tiny_policy.parameters[3].register_hook(lambda gradient: gradient * float("inf"))
     before = [p.clone() for p in tiny_policy.parameters]
     with pytest.raises(FloatingPointError, match="the gradient norm is (nan|inf)"):
-        update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=1.0), groups, kind="dapo", micro_tokens=0,
+        update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", micro_tokens=0,
                **SETTINGS)
     assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
@@ -238,7 +244,7 @@ def test_the_worst_tokens_are_told(tiny_policy, groups):
     wrong = [*completion.logprobs]
     wrong[place] -= 2.5
     groups[1].completions[sample] = replace(completion, logprobs=tuple(wrong))
-    metrics = update(tiny_policy, torch.optim.SGD(tiny_policy.parameters, lr=0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
+    metrics = update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
     worst, second, _ = metrics["parity/worst"]
     assert (worst["group"], worst["sample"], worst["position"], worst["token"]) == (1, sample, place, completion.tokens[place])
     assert worst["trainer"] - worst["sampler"] == pytest.approx(2.5, abs=1e-4)
@@ -249,7 +255,7 @@ def test_the_worst_tokens_are_told(tiny_policy, groups):
 def test_parity_beyond_its_limit_stops_before_anything_changes(tiny_policy, groups):
     before = [p.clone() for p in tiny_policy.parameters]
     groups[0].completions[0] = replace(groups[0].completions[0], logprobs=tuple(x - 0.5 for x in groups[0].completions[0].logprobs))
-    optimizer = torch.optim.SGD(tiny_policy.parameters, lr=1.0)
+    optimizer = sgd(tiny_policy, 1.0)
     with pytest.raises(FloatingPointError, match="sampler and trainer differ by 0.5 in a log-probability .*--parity-limit is 0.1"):
         update(tiny_policy, optimizer, groups, kind="dapo", micro_tokens=0, parity_limit=0.1, **SETTINGS)
     assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))

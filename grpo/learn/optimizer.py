@@ -1,0 +1,154 @@
+"""The optimizer and what it holds: float32 masters of the weights, their moments, the sums of the gradients; all of it on each rank, or shared out.
+
+A weight in bfloat16 has three digits, and a step of a hundred-thousandth is lost on it. So each weight that is trained in bfloat16 has a master in
+float32, on which the steps are taken, and its gradients are added up over the micro-batches in float32 (arXiv:1710.03740). A float32 weight is its own
+master. That is 4 bytes a weight for the master, 8 for the moments (2 by `adamw8bit`, arXiv:2110.02861) and, in the update, 4 for the sum.
+
+With `shard` each rank holds masters and moments of its part of each weight's rows alone, as DTensor's Shard(0) and FSDP2 cut them, and steps on these; its
+part of the gradients' sum comes by reduce-scatter, the new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every
+token that is sampled reads them all.
+"""
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+from grpo.ranks import ALONE, Ranks
+from tasks.base import UserError
+
+OPTIMIZERS = ("adamw", "adamw8bit")
+
+
+def maker(kind: str, *, rate: float, weight_decay: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """Return what makes the optimizer that is called `kind`. Raises UserError where its package is missing."""
+    settings = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
+    if kind == "adamw":
+        return partial(torch.optim.AdamW, fused=True, **settings)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError("--optimizer adamw8bit: bitsandbytes is not installed; pip install -c constraints.txt -e '.[bits]'") from error
+    return partial(AdamW8bit, **settings)
+
+
+class Optimizer:
+    """Steps on `weights` by the optimizer that `make` returns for their masters. Of several `ranks` all do the same, or with `shard` each its part."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, ranks: Ranks = ALONE,
+                 shard: bool = False):
+        self.weights, self.ranks = list(weights), ranks
+        self.mesh = DeviceMesh(self.weights[0].device.type, range(ranks.size)) if shard and ranks.size > 1 else None
+        self.masters = [weight if self._is_master(weight) else nn.Parameter(self._mine(weight.detach()).to(_wide(weight), copy=True))
+                        for weight in self.weights]
+        self.inner = make(self.masters)
+        self.sums: dict[int, Tensor] = {}  # of the gradients of bfloat16 weights in the update under way, by number of the weight
+        for number, weight in enumerate(self.weights):
+            if weight.dtype != _wide(weight):
+                weight.register_post_accumulate_grad_hook(partial(self._sum, number))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    def clear(self):
+        """Forget all gradients, before the first backward pass of an update."""
+        self.inner.zero_grad(set_to_none=True)
+        self.sums.clear()
+        for weight in self.weights:
+            weight.grad = None
+
+    def collect(self, max_norm: float) -> float:
+        """Bring the gradients of all backward passes and ranks to the masters, clipped to `max_norm` (0: not); return their norm before that."""
+        for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
+            total = self.sums.pop(number, weight.grad)
+            if total is None and self.ranks.size > 1:
+                total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
+            weight.grad = None
+            master.grad = self._sum_of_mine(total) if self.mesh else total
+        gradients = [master.grad for master in self.masters if master.grad is not None]
+        if not self.mesh:
+            self.ranks.add(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.mesh:
+            square = norm**2
+            self.ranks.add([square])
+            norm = square.sqrt()
+        if max_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
+        return float(norm)
+
+    def step(self):
+        """Take a step on the masters, and round them to the weights."""
+        self.inner.step()
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self):
+        for weight, master in zip(self.weights, self.masters):
+            if master is not weight:
+                master.grad = None
+                part = master.to(weight.dtype)
+                weight.copy_(self._whole(part, weight) if self.mesh else part)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return "state" (by number of the weight, whole tensors, "master" among them where the weight is none) and "param_groups".
+
+        Every rank calls it; with `shard` only the first is told the tensors.
+        """
+        state = {number: dict(self.inner.state[master]) for number, master in enumerate(self.masters) if master in self.inner.state}
+        for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
+            if weight.dtype != master.dtype:
+                state.setdefault(number, {})["master"] = master.detach()
+            for name, value in state.get(number, {}).items() if self.mesh else ():
+                if isinstance(value, Tensor) and value.shape == master.shape:
+                    whole = self._whole(value, weight)
+                    state[number][name] = whole.cpu() if self.ranks.is_first else None
+        return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: dict[str, Any]):
+        """Go on from what `state_dict` returned, of each tensor with rows only `rows` of its weight."""
+        state = {number: dict(entry) for number, entry in saved["state"].items()}
+        for number, master in enumerate(self.masters):
+            if number in state and "master" in state[number]:
+                master.copy_(state[number].pop("master"))
+        self.inner.load_state_dict(saved | {"state": {number: entry for number, entry in state.items() if entry}})
+        self._publish()
+
+    def rows(self, number: int) -> slice:
+        """Return which rows of a weight's master and moments are held here."""
+        rows = len(self.weights[number])
+        if not self.mesh:
+            return slice(0, rows)
+        size = -(-rows // self.ranks.size)  # as Shard(0) cuts
+        return slice(min(rows, self.ranks.rank * size), min(rows, (self.ranks.rank + 1) * size))
+
+    def _is_master(self, weight: Tensor) -> bool:
+        return not self.mesh and weight.dtype == _wide(weight)
+
+    def _mine(self, whole: Tensor) -> Tensor:
+        if not self.mesh:
+            return whole
+        return DTensor.from_local(whole, self.mesh, run_check=False).redistribute(placements=[Shard(0)]).to_local()
+
+    def _sum_of_mine(self, total: Tensor) -> Tensor:
+        return DTensor.from_local(total, self.mesh, [Partial()], run_check=False).redistribute(placements=[Shard(0)]).to_local()
+
+    def _whole(self, part: Tensor, weight: Tensor) -> Tensor:
+        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=weight.shape, stride=weight.stride()).full_tensor()
+
+    def _sum(self, number: int, weight: Tensor):
+        """Add a gradient that a backward pass has left to the sum, and give its memory back at once."""
+        if number in self.sums:
+            self.sums[number].add_(weight.grad)
+        else:
+            self.sums[number] = weight.grad.to(_wide(weight))
+        weight.grad = None
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)

@@ -1,0 +1,151 @@
+"""Masters, sums of gradients, parts of the state: against plain AdamW, and against each other."""
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from grpo.learn.optimizer import Optimizer, maker
+from grpo.ranks import Ranks
+from grpo.store.checkpoint import load_optimizer, save_optimizer
+from tasks.base import UserError
+
+RATE = 1e-4
+
+
+def made(dtype, kind="adamw", seed=0, **shared):
+    torch.manual_seed(seed)
+    layers = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 5)).to(dtype)
+    return layers, Optimizer(layers.parameters(), maker(kind, rate=RATE, weight_decay=0.01), **shared)
+
+
+def take(layers, optimizer, seed, parts=1, max_norm=0.0):
+    """A step from the gradients of `parts` backward passes; return their norm."""
+    optimizer.clear()
+    inputs = torch.randn(24, 70, generator=torch.Generator().manual_seed(seed)).to(layers[0].weight.dtype)
+    for part in inputs.chunk(parts):
+        layers(part).float().square().sum().backward()
+    norm = optimizer.collect(max_norm)
+    optimizer.step()
+    return norm
+
+
+def test_float32_weights_are_their_own_masters_and_step_as_by_adamw():
+    layers, optimizer = made(torch.float32)
+    theirs = copy.deepcopy(layers)
+    plain = torch.optim.AdamW(theirs.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    assert all(master is weight for master, weight in zip(optimizer.masters, layers.parameters(), strict=True))
+    for seed in range(3):
+        norm = take(layers, optimizer, seed, max_norm=0.5)
+        plain.zero_grad()
+        theirs(torch.randn(24, 70, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))) and norm > 1
+        plain.step()
+    for mine, other in zip(layers.parameters(), theirs.parameters()):
+        torch.testing.assert_close(mine, other, atol=1e-7, rtol=0)
+
+
+def test_steps_too_small_for_bfloat16_add_up_on_the_masters():
+    layers, optimizer = made(torch.bfloat16)
+    before = [weight.detach().clone() for weight in layers.parameters()]
+    assert all(torch.equal(master, weight.float()) for master, weight in zip(optimizer.masters, before))
+    take(layers, optimizer, 0)
+    first = [(weight.float() - old.float()).abs() for weight, old in zip(layers.parameters(), before)]
+    assert torch.cat([change.flatten() for change in first]).eq(0).float().mean() > 0.5  # a single step is lost on most of the weights
+    for seed in range(1, 40):
+        take(layers, optimizer, seed % 3)
+    moved = (layers[0].weight.float() - before[0].float()).abs()
+    assert moved.max() > 20 * RATE and moved.gt(0).float().mean() > 0.9
+    for weight, master in zip(layers.parameters(), optimizer.masters):
+        assert master.dtype == torch.float32 and torch.equal(weight, master.bfloat16())
+
+
+def test_gradients_of_bfloat16_weights_are_added_up_in_float32():
+    layers, optimizer = made(torch.bfloat16)
+    optimizer.clear()
+    weight, share = layers[1].bias, 1 / 512  # which a sum of 1 in bfloat16 no longer notices
+    for gradient in [1.0] + [share] * 512:
+        (weight * gradient).sum().backward()
+        assert weight.grad is None  # given back at once
+    assert optimizer.collect(0.0) == pytest.approx(2 * math.sqrt(5))
+    assert torch.equal(optimizer.masters[3].grad, torch.full((5,), 2.0)) and optimizer.masters[0].grad is None
+    optimizer.clear()
+    (weight * 3).sum().backward()
+    optimizer.collect(1.0)
+    torch.testing.assert_close(optimizer.masters[3].grad, torch.full((5,), 1 / math.sqrt(5)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, kind):
+    if kind == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
+    one, two = made(dtype, kind), made(dtype, kind, seed=1)
+    for seed in range(3):
+        take(*one, seed)
+    save_optimizer(tmp_path, one[1].state_dict())
+    two[0].load_state_dict(one[0].state_dict())
+    load_optimizer(tmp_path, two[1])
+    for seed in range(3, 6):
+        assert take(*one, seed) == take(*two, seed)
+    assert all(torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True))
+
+
+def test_moments_of_eight_bits_learn_as_those_of_32():
+    pytest.importorskip("bitsandbytes")
+    (layers, optimizer), (other, exact) = made(torch.float32, "adamw8bit"), made(torch.float32)
+    assert take(layers, optimizer, 0, parts=3) == pytest.approx(take(other, exact, 0, parts=3))
+    state = optimizer.inner.state[layers[0].weight]
+    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
+    for seed in range(1, 60):
+        start, end = take(layers, optimizer, seed % 3), take(other, exact, seed % 3)
+    assert start == pytest.approx(end, rel=0.05)
+
+
+def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.optim", None)
+    with pytest.raises(UserError, match="--optimizer adamw8bit: bitsandbytes is not installed; pip install"):
+        maker("adamw8bit", rate=RATE, weight_decay=0.0)
+
+
+def a_rank(rank, folder):
+    """Three of these make the steps of one process, each from a third of the inputs; the second half of them after all has been read from disk."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3)
+    for half in (0, 1):
+        layers, optimizer = made(torch.bfloat16, seed=half, ranks=Ranks(rank, 3), shard=True)
+        if half:
+            load_optimizer(folder, optimizer)
+        norms = [take_third(layers, optimizer, 3 * half + seed, rank) for seed in range(3)]
+        state = optimizer.state_dict()
+        if rank == 0:
+            save_optimizer(folder, state)
+        torch.distributed.barrier()
+    assert sum(master.numel() for master in optimizer.masters) < 0.4 * sum(weight.numel() for weight in layers.parameters())
+    torch.save((norms, [weight.detach() for weight in layers.parameters()]), folder / f"rank-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def take_third(layers, optimizer, seed, rank):
+    optimizer.clear()
+    inputs = torch.randn(24, 70, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    if rank < 2:  # the last one has nothing
+        layers(inputs.chunk(2)[rank]).float().square().sum().backward()
+    norm = optimizer.collect(0.5)
+    optimizer.step()
+    return norm
+
+
+def test_three_ranks_that_share_the_masters_step_as_one_that_has_them_all(tmp_path):
+    layers, optimizer = made(torch.bfloat16)
+    norms = [take(layers, optimizer, seed, parts=2, max_norm=0.5) for seed in range(6)]
+    torch.multiprocessing.spawn(a_rank, (tmp_path,), nprocs=3)
+    for rank in range(3):
+        theirs, weights = torch.load(tmp_path / f"rank-{rank}.pt")
+        assert theirs == pytest.approx(norms[3:], rel=1e-5)
+        assert all(torch.equal(mine, other) for mine, other in zip(layers.parameters(), weights, strict=True))
+    again, alone = made(torch.bfloat16, seed=1)
+    load_optimizer(tmp_path, alone)  # what three have written, for one
+    for mine, other in zip(optimizer.masters, alone.masters):
+        torch.testing.assert_close(mine, other, atol=1e-8, rtol=1e-6)
+    assert all(torch.equal(mine, other) for mine, other in zip(layers.parameters(), again.parameters(), strict=True))
