@@ -14,6 +14,7 @@ from grpo.policy import load_policy
 from grpo.ranks import RANK, Ranks, meeting
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
+from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from tasks.base import exit_status, load_task
 from tasks.dataset import read_problems
@@ -55,7 +56,7 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
     trainer = Trainer(config, task, policy, supply, run.ranks)
     check_fit(trainer)
     run.attach(trainer, console)
-    console.settings(run.describe())
+    console.settings(settings(run.folder, config, trainer))
     run.restore()
     if run.ranks.first(lambda: not run.reports):
         run.evaluate()
@@ -64,7 +65,7 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
             report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
-        run.record(report)
+        run.files.step(report)
         console.step(report)
         run.promote_if_due()
         if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:

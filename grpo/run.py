@@ -26,21 +26,21 @@ from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum import PROMOTE_AT
 from grpo.evaluate import evaluate, summarise
 from grpo.ranks import ALONE, Ranks
-from grpo.records import Decision, Group, StepReport
+from grpo.records import Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
+from grpo.store.files import NoFiles, RunFiles
 from grpo.store.lock import locked
-from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
-from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
+from grpo.store.metrics import read_metrics
+from grpo.store.rollouts import file_of
 from grpo.store.run_data import load_run
-from grpo.store.trackers import Trackers, check_installed
+from grpo.store.trackers import check_installed
 from grpo.trainer import Trainer
 from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
 from tasks.supply import held_out
 
-ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}  # as they are written
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 PROMOTION_SEED = 2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 
@@ -99,19 +99,16 @@ class Run:
         self.trainer, self.console, config = trainer, console, self.config
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
+        self.files = NoFiles()
         if not self.ranks.is_first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.checkpoint:
             self.locks.enter_context(locked(self.folder))
-        self.metrics, self.evals = MetricsLog(self.folder), MetricsLog(self.folder, "eval.jsonl")
-        self.seen, self.decisions = MetricsLog(self.folder, "seen.jsonl"), MetricsLog(self.folder, "curriculum.jsonl")
-        self.groups = MetricsLog(self.folder, "groups.jsonl")
-        self.samples = SamplesLog(self.folder, every=config.samples_every)
         self.about = self.facts()
         config.save(self.folder / "config.yaml", **self.about)
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
-        self.trackers = Trackers(config.track, self.folder, dataclasses.asdict(config), done, console.warn)
+        self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, console.warn)
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device and commit, for the record."""
@@ -121,47 +118,6 @@ class Run:
         return {"started": datetime.now(UTC).isoformat(timespec="seconds"), "python": platform.python_version(),
                 "torch": str(torch.__version__), "transformers": transformers.__version__, "peft": peft.__version__,
                 "device": device, "ranks": self.ranks.size, "threads": torch.get_num_threads(), "commit": git.stdout.strip() or None}
-
-    def describe(self) -> dict[str, str]:
-        """Return what the run does, defaults included, for the console."""
-        config, policy = self.config, self.trainer.policy
-        rungs = self.trainer.curriculum.rungs
-        size = sum(p.numel() for p in policy.model.parameters())
-        trained = sum(p.numel() for p in policy.parameters)
-        tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
-        moments = {"adamw": "AdamW", "adamw8bit": "AdamW with moments of 8 bits"}[config.optimizer]
-        masters = ", float32 masters" if policy.parameters[0].dtype == torch.bfloat16 else ""
-        shared = ", shared out over the ranks" if config.shard else ""
-        quantised = f", base in {config.quantise}" if config.quantise != "none" else ""
-        micro = "as --micro-tokens says" if config.micro_tokens else f"by the memory of the {'GPU' if policy.device.type == 'cuda' else 'CPU'}"
-        credit = ", a token's own by alignment" if config.credit == "alignment" else ""
-        by = "held-out" if config.promote_by == "heldout" else "running"
-        climb = (f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})" if len(rungs) > 1 else "")
-        if config.auto:
-            climb = f" (levels {', '.join(map(str, rungs))}, by the spread within groups)"
-        limits = {f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
-                  f"{config.rung_minutes:g} minutes a rung": config.rung_minutes, f"{config.rung_tokens:,} tokens a rung": config.rung_tokens,
-                  f"at most {config.step_tokens:,} tokens a step": config.step_tokens}
-        kl = f", KL weight {config.beta:g}" if config.beta else ", no KL"
-        return {
-            "run": str(self.folder),
-            **{name: f"{control}: NOT A REAL RUN, the rewards carry no information" for name, control in config.mark.items()},
-            "task": f"{config.task}, level {config.level}{climb}"
-                    + "".join(f", {name} {value}" for name, value in config.task_options.items()),
-            "problems": config.dataset or config.problems,
-            "reward": config.reward or "the task's own",
-            "model": f"{config.model}, {size / 1e6:.1f} M parameters, {policy.model.dtype}".replace("torch.", "")
-                     + f" on {policy.device}, {torch.get_num_threads()} threads"
-                     + (f", {self.ranks.size} ranks" if self.ranks.size > 1 else ""),
-            "tuning": f"{tuning}{quantised}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}",
-            "update": f"{moments}{masters}{shared}, micro-batches of {self.trainer.micro_tokens:,} tokens ({micro})",
-            "sampling": f"temperature {config.temperature:g}, " + ("no drafts" if config.draft == "off" else f"the task's drafts verified ({config.draft})"
-                                                                     if self.trainer.draft else "no drafts: the task has none"),
-            "batch": ", ".join([f"{config.prompts} prompts × {config.group_size} completions",
-                                *(text for text, limit in limits.items() if limit > 0)]),
-            "loss": f"{config.loss}, advantages by {config.scale}{credit}{kl}; groups without variance: {config.on_degenerate}"
-                    + (", alarms stop the run" if config.on_alarm == "stop" else ""),
-        }
 
     def restore(self):
         """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
@@ -178,47 +134,15 @@ class Run:
         self.best = state["best"]
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         load_rng(self.checkpoint)
-        if not self.ranks.is_first:
-            return
         done = self.trainer.done
-        checkpoints.remove_partial(self.folder)
-        for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
-            log.truncate_after(done)
-        remove_after(self.folder, done)
-        checkpoints.remove_after(self.folder, done)
+        self.files.rewind(done)
         ended = self.trainer.curriculum.ended
         self.console.say(f"resumed {self.folder} after step {done}" + (f", which was its end: {ended}" if ended else ""))
 
-    def record(self, report: StepReport):
-        """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
-        if not self.ranks.is_first:
-            return
-        self._keep("step", report.step, report.groups)
-        self.metrics.append(report.metrics)
-        self.trackers.log(report.metrics)
-        keys = dict.fromkeys(group.problem.key for group in report.groups)
-        self.seen.append({"step": report.step, "keys": list(keys)})
-        self.groups.append({"step": report.step, "groups": summaries(report.groups)})
-        self._record_decisions(report.decisions)
-        self.samples.append(report.step, report.groups)
-
-    def _record_decisions(self, decisions: list[Decision]):
-        for decision in decisions if self.ranks.is_first else ():
-            self.decisions.append({**decision.to_json(), **self.config.mark})
-
     def save_failed(self) -> str:
         """Write the batch of a step that could not be finished, for inspection; return where it is, in words."""
-        self._keep("failed", self.trainer.done + 1, self.trainer.current)
+        self.files.keep("failed", self.trainer.done + 1, self.trainer.current)
         return f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}" if self.ranks.is_first else ""
-
-    def _keep(self, name: str, step: int, groups: list[Group]):
-        """Write groups with all their texts to rollouts/."""
-        if not self.ranks.is_first:
-            return
-        try:
-            write_rollouts(file_of(self.folder, name, step), groups, step=step)
-        except UserError as error:
-            raise UserError(f"{error}; go on with --resume {self.folder}") from error
 
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
@@ -266,7 +190,7 @@ class Run:
         config, curriculum = self.config, self.trainer.curriculum
         levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
         every = [group for level in sorted(levels) for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]]
-        self._keep("eval", self.trainer.done, every)
+        self.files.keep("eval", self.trainer.done, every)
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
@@ -274,9 +198,9 @@ class Run:
         if not curriculum.wants_look(step):
             return
         line, groups = self._evaluate(curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion")
-        self._keep("promotion", step, groups)
+        self.files.keep("promotion", step, groups)
         decisions = curriculum.judge(step, line)
-        self._record_decisions(decisions)
+        self.files.decided(decisions)
         for decision in decisions:
             self.console.say(decision.line)
 
@@ -292,9 +216,7 @@ class Run:
         line = {"step": trainer.done, "purpose": purpose, **config.mark, "task": config.task, "level": level,
                 "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
                 "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
-        if self.ranks.is_first:
-            self.evals.append(line)
-            self.trackers.log(line)
+        self.files.evaluated(line)
         self.console.evaluation(line)
         return line, groups
 
@@ -316,7 +238,7 @@ class Run:
             f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
             f"python -m grpo.report {self.folder}",
             f"python -m tasks.audit {self.folder}" + (f" --task {self.config.task}" if self.config.task not in REGISTRY else "")])
-        self.trackers.finish()
+        self.files.finish()
 
     def stop(self, reason: str):
         """Say by which alarm the run was ended, and keep that in config.yaml."""

@@ -1,7 +1,6 @@
 """Masters, sums of gradients, parts of the state: against plain AdamW, and against each other."""
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
