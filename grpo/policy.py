@@ -146,14 +146,15 @@ class Policy:
 
     @property
     def tokens_at_once(self) -> int:
-        """How many tokens of an update fit into a sixth of the GPU's memory, by a rough count of the activations; 4,096 on a CPU."""
+        """How many tokens of an update fit into a sixth of the GPU's memory (of what this process may have), by a rough count of the activations; 4,096 on a CPU."""
         if self.device.type != "cuda":
             return 4096
+        memory = torch.cuda.get_device_properties(self.device).total_memory * torch.cuda.get_per_process_memory_fraction(self.device)
         config = self._causal.config
         width, layers = config.hidden_size, config.num_hidden_layers
         inner, number = getattr(config, "intermediate_size", 4 * width), next(self.model.parameters()).element_size()
         each = layers * (8 * width + 3 * inner if self.lean else 16 * width + 5 * inner) * number
-        return max(256, min(65_536, torch.cuda.get_device_properties(self.device).total_memory // 6 // each))
+        return max(256, min(65_536, int(memory) // 6 // each))
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:

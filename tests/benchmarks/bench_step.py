@@ -1,12 +1,13 @@
 """One training step beside TRL's GRPOTrainer, in one run: `python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024`.
 
 Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
-rewards, LoRA, KL weight, learning rate and precision: bfloat16 under LoRA on a GPU, else float32 (ours by its default, `--dtype auto`: on a
-CPU with AMX the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
+rewards, LoRA, KL weight, learning rate and precision: bfloat16 on a GPU (in full fine-tuning ours has float32 masters, TRL none), else float32
+(ours by its default, `--dtype auto`: on a CPU with AMX the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
 that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
-memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt.
+memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With `--gpus N` ours is N processes
+that share out the step (TRL is not run); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
 
 Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
 - decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
@@ -50,13 +51,21 @@ def parse():
     parser.add_argument("--new", type=int, default=128, help="tokens of each completion, exactly")
     parser.add_argument("--steps", type=int, default=4, help="the first one included")
     parser.add_argument("--micro-tokens", type=int, default=0, help="ours: most tokens of a micro-batch (0: our default)")
+    parser.add_argument("--gpus", type=int, default=1, help="ours: processes, each with a GPU where there are any")
+    parser.add_argument("--gb", type=float, default=0, help="ours: no more memory of each GPU than so many GB (0: all of it)")
+    parser.add_argument("--optimizer", default="adamw", help="ours: see train.py")
+    parser.add_argument("--shard", action="store_true", help="ours: see train.py")
+    parser.add_argument("--quantise", default="none", help="ours: see train.py")
     parser.add_argument("--draft", choices=("off", "auto"), default="off", help="ours: speculative decoding")
     parser.add_argument("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: the whole step)")
     parser.add_argument("--trl-gc", action="store_true", help="TRL: gradient checkpointing")
     parser.add_argument("--only", choices=("ours", "trl"))
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the model there, for the next run; use it if it is there")
     parser.add_argument("--json", default="", metavar="FILE")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.only == "trl" and arguments.gpus > 1:
+        parser.error("--gpus: TRL runs on one")
     if arguments.steps < 2 or arguments.group_size < 2:
         parser.error("--steps and --group-size: give 2 or more")
     if arguments.trl_micro and arguments.groups * arguments.group_size % arguments.trl_micro:
@@ -98,7 +107,7 @@ def precision(arguments) -> tuple[str, str]:
     """Return (device, name of the dtype), the same for everyone."""
     import torch
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return device, "bfloat16" if device == "cuda" and arguments.lora else "float32"
+    return device, "bfloat16" if device == "cuda" else "float32"
 
 
 def now() -> float:
@@ -113,7 +122,27 @@ def trained_by(model) -> int:
 
 
 def make_model(arguments, folder: Path) -> dict:
-    """Write the model and its tokenizer to folder/model; return what is to be known of them, and the prompts' tokens."""
+    """Write the model and its tokenizer, if they are not there; return what is to be known of them, and the prompts' tokens."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    place, (device, dtype) = model_in(arguments, folder), precision(arguments)
+    if not (place / "model.safetensors.index.json").exists() and not (place / "model.safetensors").exists():
+        write_model(arguments, place, device, dtype)
+    config, tokenizer = AutoConfig.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    with torch.device("meta"):
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+    number = getattr(torch, dtype).itemsize
+    return {"device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads", "dtype": dtype,
+            "parameters": parameters, "weight_bytes": parameters * number,
+            "kv_bytes": 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * number,
+            "prompts": tokenizer([prompt + "\n" for prompt in prompts_of(arguments)]).input_ids}
+
+
+def model_in(arguments, folder: Path) -> Path:
+    return arguments.keep or folder / "model"
+
+
+def write_model(arguments, place: Path, device: str, dtype: str):
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -124,51 +153,62 @@ def make_model(arguments, folder: Path) -> dict:
                             trainers.BpeTrainer(vocab_size=4096, special_tokens=["<pad>", "<eos>"], show_progress=False,
                                                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.save_pretrained(folder / "model")
-    device, dtype = precision(arguments)
+    tokenizer.save_pretrained(place)
     config = LlamaConfig(**SHAPES[arguments.size], rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
                          tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1)
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, dtype))
     with torch.device(device):
         model = LlamaForCausalLM(config)
-    model.save_pretrained(folder / "model")
-    number = model.dtype.itemsize
-    return {"device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads", "dtype": dtype,
-            "parameters": model.num_parameters(), "weight_bytes": model.num_parameters() * number,
-            "kv_bytes": 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * number,
-            "prompts": tokenizer([prompt + "\n" for prompt in prompts_of(arguments)]).input_ids}
+    model.save_pretrained(place)
 
 
-def run_ours(arguments, folder: Path) -> tuple[list[dict], int]:
-    """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and lengths seen; parameters trained)."""
+def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
+    """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and lengths seen; parameters trained; memory used)."""
+    from grpo.ranks import meeting
+    device, _ = precision(arguments)
+    if arguments.gb:
+        import torch
+        torch.cuda.set_per_process_memory_fraction(arguments.gb * 1e9 / torch.cuda.get_device_properties(0).total_memory, int(os.environ.get("LOCAL_RANK", 0)))
+    with meeting(device) as ranks:
+        return run_ranks(arguments, folder, device, ranks)
+
+
+def run_ranks(arguments, folder: Path, device: str, ranks) -> tuple[list[dict], int, dict[str, float]]:
     from grpo.config import Config
     from grpo.policy import load_policy
     from grpo.run import Run
     from grpo.trainer import Trainer
-    device, _ = precision(arguments)
     task = RandomRewards()
     config = Config(
-        task=task.name, level=arguments.words, ramp=False, model=str(folder / "model"), device=device,
+        task=task.name, level=arguments.words, ramp=False, model=str(model_in(arguments, folder)), device=device,
         lora_rank=arguments.lora, prompts=arguments.groups, group_size=arguments.group_size, max_new_tokens=arguments.new,
         on_degenerate="keep", beta=arguments.beta, learning_rate=1e-5, schedule="constant", warmup=0, steps=arguments.steps,
-        micro_tokens=arguments.micro_tokens, draft=arguments.draft)
+        micro_tokens=arguments.micro_tokens, draft=arguments.draft, optimizer=arguments.optimizer, shard=arguments.shard, quantise=arguments.quantise)
     config = Run(folder).settle(config, task)  # our defaults
-    policy = load_policy(config.model, device=device, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha,
-                         keep_reference=config.beta > 0)
+    policy = load_policy(config.model, **config.loading)
     policy.stops = ()  # no token ends a completion, so all are as long as they may be
-    trainer, steps = Trainer(config, task, policy), []
+    trainer, steps = Trainer(config, task, policy, ranks=ranks), []
     for _ in range(config.steps):
         start = now()
         report = trainer.step()
         seconds = now() - start
-        steps.append({"step": seconds, "rollout": report.metrics["time/rollout"],
+        steps.append({"step": seconds, "rollout": report.metrics["time/rollout"], "wait": report.metrics.get("time/wait", 0.0), "loss": report.metrics["loss"],
                       "prompts": [list(group.prompt) for group in report.groups],
                       "lengths": [len(completion.tokens) for group in report.groups for completion in group.completions]})
-    return steps, trained_by(policy.model)
+    memory = memory_used()
+    return steps, trained_by(policy.model), {name: max(each[name] for each in ranks.gather([memory])) for name in memory}
 
 
-def run_trl(arguments, folder: Path) -> tuple[list[dict], int]:
+def memory_used() -> dict[str, float]:
+    """Return the most memory that this process has taken so far, in GB."""
+    import torch
+    if torch.cuda.is_available():
+        return {"peak GB": torch.cuda.max_memory_allocated() / 1e9, "reserved GB": torch.cuda.max_memory_reserved() / 1e9}
+    return {"peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9}
+
+
+def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
     """Return what `run_ours` does, of TRL's trainer; it generates through `transformers`, as by default."""
     from datasets import Dataset
     from peft import LoraConfig
@@ -200,12 +240,12 @@ def run_trl(arguments, folder: Path) -> tuple[list[dict], int]:
         lr_scheduler_type="constant", bf16=dtype == "bfloat16", use_cpu=device == "cpu", gradient_checkpointing=arguments.trl_gc,
         shuffle_dataset=False, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True)
     adapter = LoraConfig(r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM") if arguments.lora else None
-    trainer = Timed(model=str(folder / "model"), reward_funcs=RandomRewards().draw, args=config, peft_config=adapter,
+    trainer = Timed(model=str(model_in(arguments, folder)), reward_funcs=RandomRewards().draw, args=config, peft_config=adapter,
                     train_dataset=Dataset.from_dict({"prompt": [prompt + "\n" for prompt in prompts_of(arguments)]}),
-                    processing_class=AutoTokenizer.from_pretrained(folder / "model"), callbacks=[Marks()])
+                    processing_class=AutoTokenizer.from_pretrained(model_in(arguments, folder)), callbacks=[Marks()])
     trainer.train()
     steps = [{**step, "step": end - start} for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True)]
-    return steps, trained_by(trainer.model)
+    return steps, trained_by(trainer.model), memory_used()
 
 
 def measured_rates(arguments) -> dict:
@@ -233,12 +273,9 @@ def child(arguments, name: str, folder: Path):
     if name == "model":
         result = make_model(arguments, folder)
     else:
-        steps, trained = {"ours": run_ours, "trl": run_trl}[name](arguments, folder)
-        if torch.cuda.is_available():
-            memory = {"peak GB": torch.cuda.max_memory_allocated() / 1e9, "reserved GB": torch.cuda.max_memory_reserved() / 1e9}
-        else:
-            unit = 1 if sys.platform == "darwin" else 1024
-            memory = {"peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+        steps, trained, memory = {"ours": run_ours, "trl": run_trl}[name](arguments, folder)
+        if int(os.environ.get("RANK", 0)) > 0:
+            return
         prompts = json.loads((folder / "model.json").read_text())["prompts"]
         seen = [prompt for step in steps for prompt in step.pop("prompts")]
         lengths = {length for step in steps for length in step.pop("lengths")}
@@ -251,12 +288,14 @@ def child(arguments, name: str, folder: Path):
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
-def spawn(name: str, folder: Path) -> dict | None:
-    """Return what a child process found out, or None, with the end of its output on the console, where it failed."""
+def spawn(name: str, folder: Path, gpus: int = 1) -> dict | None:
+    """Return what a child process (or `gpus` of them together) found out, or None, with the end of its output on the console, where it failed."""
     print(f"{name} ...", file=sys.stderr, flush=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)] if gpus > 1 else []
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
     with open(folder / f"{name}.log", "w") as log:
-        status = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", name, str(folder)], stdout=log,
-                                stderr=subprocess.STDOUT, env={"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0", **os.environ}).returncode
+        status = subprocess.run([sys.executable, *launcher, __file__, *sys.argv[1:], "--child", name, str(folder)], stdout=log,
+                                stderr=subprocess.STDOUT, env={"HF_HUB_OFFLINE": "1", **shown, **os.environ}).returncode
     if status:
         print(f"{name} failed, exit status {status}:", *(folder / f"{name}.log").read_text().splitlines()[-15:], sep="\n  ")
         return None
@@ -264,12 +303,13 @@ def spawn(name: str, folder: Path) -> dict | None:
 
 
 def useful_work(arguments, model: dict) -> tuple[float, float]:
-    """Return (bytes that the decoding of a step must read, FLOPs of its update), as the head of this file counts them."""
+    """Return (bytes that the decoding of a step must read, FLOPs of its update), as the head of this file counts them, of each GPU."""
     prompt_tokens = sum(map(len, model["prompts"])) / arguments.steps
     rows, passes = arguments.groups * arguments.group_size, arguments.new - 1
-    read = passes * (model["weight_bytes"] + prompt_tokens * model["kv_bytes"]) + rows * model["kv_bytes"] * passes * (passes + 1) / 2
+    cached = passes * prompt_tokens + rows * passes * (passes + 1) / 2
+    read = passes * model["weight_bytes"] + cached * model["kv_bytes"] / arguments.gpus
     per_parameter = 2 + (2 if arguments.lora else 4) + (2 if arguments.beta else 0)
-    return read, per_parameter * model["parameters"] * (prompt_tokens + rows * arguments.new)
+    return read, per_parameter * model["parameters"] * (prompt_tokens + rows * arguments.new) / arguments.gpus
 
 
 def row_of(arguments, model: dict, found: dict, rates: dict) -> dict[str, float]:
@@ -287,12 +327,12 @@ def main():
     arguments = parse()
     if arguments.child:
         return child(arguments, arguments.child[0], Path(arguments.child[1]))
-    names = [arguments.only] if arguments.only else ["ours", "trl"]
+    names = [arguments.only] if arguments.only else ["ours"] if arguments.gpus > 1 else ["ours", "trl"]
     with tempfile.TemporaryDirectory() as folder:
         model = spawn("model", Path(folder))
         if model is None:
             return 1
-        found = {name: result for name in names if (result := spawn(name, Path(folder)))}
+        found = {name: result for name in names if (result := spawn(name, Path(folder), arguments.gpus))}
     trained = {result["trained"] for result in found.values()}
     if len(trained) != 1:
         print(f"no comparison: parameters trained: {sorted(trained)}" if trained else "nothing ran to its end")
@@ -303,8 +343,8 @@ def main():
         rows["ours / trl"] = {name: value / rows["trl"][name] for name, value in rows["ours"].items()}
     mean = sum(map(len, model["prompts"])) / len(model["prompts"])
     print(f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, {model['dtype']}; "
-          f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}\n"
-          f"{model['device']}: {rates['flops'] / 1e12:.3g} TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured")
+          f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}; "
+          f"optimizer {arguments.optimizer}{' shared out' if arguments.shard else ''}, base {arguments.quantise}\n{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured")
     shown = {column: form for column, form in COLUMNS.items() if any(column in row for row in rows.values())}
     print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
     for name, row in rows.items():
@@ -313,7 +353,7 @@ def main():
         versions = {package: version(package) for package in ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))}
         facts = {name: value for name, value in model.items() if name != "prompts"} | {"mean_prompt_tokens": mean}
         with open(arguments.json, "w") as file:
-            json.dump({"arguments": vars(arguments), "versions": versions, "model": facts, "rates": rates, "rows": rows,
+            json.dump({"arguments": {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}, "versions": versions, "model": facts, "rates": rates, "rows": rows,
                        "steps": {name: result["steps"] for name, result in found.items()}}, file, indent=1)
     return 0 if len(found) == len(names) else 1
 

@@ -3,28 +3,12 @@ import json
 
 import pytest
 import torch
-from conftest import BUILTIN
+from llama import write_llama
+from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import train
 from grpo.store.metrics import read_metrics
-
-CONFIG = dict(  # of meta-llama/Llama-3.2-3B-Instruct
-    vocab_size=128_256, hidden_size=3072, intermediate_size=8192, num_attention_heads=24, num_key_value_heads=8, head_dim=128,
-    rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=True, bos_token_id=128_000,
-    eos_token_id=[128_001, 128_008, 128_009], rope_parameters={
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192})
-
-
-def write_llama(folder, layers, device):
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, dtype="bfloat16", **CONFIG)).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
-    return sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("layers, device", [pytest.param(2, "cpu", marks=pytest.mark.slow),
@@ -44,3 +28,32 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     assert adapter["r"] == 16 and len(load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")) == 2 * 7 * layers
     assert {name.split(".")[-1] for name in adapter["target_modules"]} == {
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.gpu
+def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_llama(tmp_path / "llama", 28, "cuda", lessons=60)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    command = ["--model", str(tmp_path / "llama"), "--lora-rank", "0", "--words", "5", "--prompts", "2", "--group-size", "8", "--eval-problems", "2",
+               "--on-degenerate", "keep", "--device", "cuda", "--scale", "none", "--reward", "similarity", "--save-every", "9", "--learning-rate", "1e-6",
+               "--schedule", "constant"]
+    assert train.main([*command, "--name", "llama", "--steps", "2"]) == 0
+    assert 40e9 < torch.cuda.max_memory_allocated() < 80e9
+    run = tmp_path / "runs" / "llama"
+    lines = read_metrics(run / "metrics.jsonl")
+    assert all(line["parity/max_abs_logprob_diff"] < 0.3 and line["grad_norm"] > 0 for line in lines)
+    folder = run / "checkpoints" / "step-000002"
+    before, after = (load_sharded(path) for path in (tmp_path / "llama", folder))
+    name = "model.layers.3.mlp.up_proj.weight"
+    with safe_open(folder / "optimizer.safetensors", "pt") as file:
+        masters = [file.get_tensor(key) for key in file.keys() if key.endswith("/master") and file.get_slice(key).get_shape() == [8192, 3072]]
+    master = next(each for each in masters if torch.equal(each.bfloat16(), after[name]))
+    moved = (master - before[name].float()).abs()
+    assert moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4  # most of which bfloat16 does not show yet
+    assert after[name].ne(before[name]).float().mean() < 0.9
+
+
+def load_sharded(folder):
+    return {name: value for path in folder.glob("model*.safetensors") for name, value in load_file(path).items()}

@@ -143,3 +143,24 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
     if not options:
         with pytest.raises(AssertionError, match="no reference is held when beta is 0"), policy.reference():
             pass
+
+
+def test_a_quantised_base_is_for_a_gpu(tiny_model):
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(UserError, match="--quantise nf4: for a GPU only"):
+        load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantise", ["nf4", "int8"])
+def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
+    pytest.importorskip("bitsandbytes")
+    policy = load_policy(str(tiny_model), device="cuda", lora_rank=4, quantise=quantise)
+    plain = load_policy(str(tiny_model), device="cuda", lora_rank=4)
+    size = lambda policy: sum(p.numel() * p.element_size() for p in policy.model.parameters())  # noqa: E731
+    assert policy.lean is None and policy.fused is None and size(policy) < size(plain)
+    torch.testing.assert_close(hidden(policy), hidden(plain), atol=0.5, rtol=0.2)
+    packing = policy.pack([PROMPT], [(8, 9, 10), (11, 12)])
+    policy.predict(packing).float().square().sum().backward()
+    gradients = [p.grad for p in policy.parameters if p.grad is not None]
+    assert len(gradients) == len(policy.parameters) and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2  # B is zero at first: A has none

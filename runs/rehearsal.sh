@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, shown a few interleavings; 6.4 GB): train three steps, killed in the second;
+# go on, evaluate, report, export, load by transformers and by peft. Needs a GPU. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one.
+# Such a model earns next to nothing: so every group is kept and similarity is paid, or there would be nothing to learn from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$1; shift
+model=$folder/llama run=runs/rehearsal
+[ -d "$model" ] || python tests/llama.py "$model" --layers "${LAYERS:-28}" --lessons "${LESSONS:-200}"
+rm -rf $run "$folder/merged" "$folder/adapter"
+python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep \
+    --name rehearsal "$@" &
+until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
+kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"
+python train.py --resume $run
+python eval.py --model $run --words 25 --problems 8
+python -m grpo.inspect $run steps
+python -m grpo.report $run
+python -m grpo.export $run "$folder/merged"
+[ -f $run/checkpoints/step-000003/adapter_config.json ] && python -m grpo.export --adapter $run "$folder/adapter"
+python - "$model" "$folder" <<'P'
+import sys
+from pathlib import Path
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+base, folder = sys.argv[1], Path(sys.argv[2])
+place = dict(dtype=torch.bfloat16, device_map={"": "cuda" if torch.cuda.is_available() else "cpu"})
+tokenizer = AutoTokenizer.from_pretrained(folder / "merged")
+ask = tokenizer.apply_chat_template([{"role": "user", "content": "Interleave: the owl / a lamp"}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+merged = AutoModelForCausalLM.from_pretrained(folder / "merged", **place)
+ask = ask.to(merged.device)
+found = merged(**ask).logits.float()
+print("merged, by transformers:", tokenizer.decode(merged.generate(**ask, max_new_tokens=8)[0, ask.input_ids.shape[1]:]))
+untrained = AutoModelForCausalLM.from_pretrained(base, **place)
+before = untrained(**ask).logits.float()
+print(f"trained against untrained: logits differ by {(found - before).abs().max():.4f}")
+if (folder / "adapter").exists():
+    adapted = PeftModel.from_pretrained(untrained, folder / "adapter")(**ask).logits.float()
+    print(f"adapter, by peft: logits differ from the merged model's by {(adapted - found).abs().max():.4f} at most, of {found.abs().max():.1f}")
+P
