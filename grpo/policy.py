@@ -204,6 +204,8 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
+    if device == "cuda":
+        device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
     is_large = lora_rank or has_adapter or spec != "builtin"
     wanted = "bfloat16" if is_large and device.startswith("cuda") else "float32"

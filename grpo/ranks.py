@@ -48,11 +48,55 @@ class Ranks:
         return max(self.gather([number]))
 
     def add(self, tensors: Sequence[Tensor]):
-        """Add up each of the `tensors` over the ranks, in place."""
-        if self.size > 1:
-            with _together():
-                for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-                    work.wait()
+        """Add up each of the `tensors`, which are of one kind, over the ranks, in place."""
+        if self.size == 1:
+            return
+        with _together():
+            for bundle in _bundles(tensors):
+                if len(bundle) == 1:
+                    dist.all_reduce(bundle[0])
+                    continue
+                flat = torch.cat([tensor.flatten() for tensor in bundle])
+                dist.all_reduce(flat)
+                torch._foreach_copy_(bundle, [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in bundle]), bundle)])
+
+    def part(self, rows: int) -> slice:
+        """Return which of so many rows are this rank's, where they are cut into equal parts, the last one shorter."""
+        size = -(-rows // self.size)
+        return slice(min(rows, self.rank * size), min(rows, (self.rank + 1) * size))
+
+    def add_to_parts(self, tensor: Tensor) -> Tensor:
+        """Return this rank's part of the rows of `tensor`, added up over the ranks."""
+        rows, size = len(tensor), -(-len(tensor) // self.size)
+        mine = tensor.new_empty(size, *tensor.shape[1:])
+        with _together():
+            dist.reduce_scatter_tensor(mine, _padded(tensor.contiguous(), size * self.size))
+        part = self.part(rows)
+        return mine[:part.stop - part.start]
+
+    def whole(self, mine: Tensor, rows: int) -> Tensor:
+        """Return all `rows` of a tensor of which each rank has its part."""
+        size = -(-rows // self.size)
+        whole = mine.new_empty(size * self.size, *mine.shape[1:])
+        with _together():
+            dist.all_gather_into_tensor(whole, _padded(mine.contiguous(), size))
+        return whole[:rows]
+
+
+def _bundles(tensors: Sequence[Tensor], most: int = 1 << 24) -> Iterator[list[Tensor]]:
+    """Yield the tensors in bundles of up to `most` numbers: hundreds of small ones would take as many times the latency."""
+    bundle: list[Tensor] = []
+    for tensor in tensors:
+        if bundle and sum(each.numel() for each in bundle) + tensor.numel() > most:
+            yield bundle
+            bundle = []
+        bundle.append(tensor)
+    if bundle:
+        yield bundle
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
 
 ALONE = Ranks()

@@ -17,7 +17,7 @@ from grpo.store.checkpoint import checkpoints
 from grpo.store.metrics import read_metrics
 
 TRAIN = Path(train.__file__)
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TRAIN.parent)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TRAIN.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
 FLAGS = ["--words", "4", "--prompts", "4", "--group-size", "4", "--steps", "4", "--eval-problems", "5", "--eval-every", "2", "--save-every", "1",
          "--schedule", "constant", "--on-degenerate", "resample", "--beta", "0.1", "--importance-limit", "2", "--micro-tokens", "300",
          "--device", "cpu", "--dtype", "float32",

@@ -4,9 +4,9 @@ A weight in bfloat16 has three digits, and a step of a hundred-thousandth is los
 float32, on which the steps are taken, and its gradients are added up over the micro-batches in float32 (arXiv:1710.03740). A float32 weight is its own
 master. That is 4 bytes a weight for the master, 8 for the moments (2 by `adamw8bit`, arXiv:2110.02861) and, in the update, 4 for the sum.
 
-With `shard` each rank holds masters and moments of its part of each weight's rows alone, as DTensor's Shard(0) and FSDP2 cut them, and steps on these; its
-part of the gradients' sum comes by reduce-scatter, the new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every
-token that is sampled reads them all.
+With `shard` each rank holds masters and moments of its part of each weight's rows alone, cut as FSDP2 cuts them, and steps on these; its part of the
+gradients' sum comes by reduce-scatter, the new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every token that is
+sampled reads them all.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Shard
 
 from grpo.ranks import ALONE, Ranks
 from tasks.base import UserError
@@ -41,9 +39,9 @@ class Optimizer:
     def __init__(self, weights: Sequence[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, ranks: Ranks = ALONE,
                  shard: bool = False):
         self.weights, self.ranks = list(weights), ranks
-        self.mesh = DeviceMesh(self.weights[0].device.type, range(ranks.size)) if shard and ranks.size > 1 else None
-        self.masters = [weight if self._is_master(weight) else nn.Parameter(self._mine(weight.detach()).to(_wide(weight), copy=True))
-                        for weight in self.weights]
+        self.is_shared = shard and ranks.size > 1
+        self.masters = [weight if self._is_master(weight) else nn.Parameter(weight.detach()[self.rows(number)].to(_wide(weight), copy=True))
+                        for number, weight in enumerate(self.weights)]
         self.inner = make(self.masters)
         self.sums: dict[int, Tensor] = {}  # of the gradients of bfloat16 weights in the update under way, by number of the weight
         for number, weight in enumerate(self.weights):
@@ -68,12 +66,12 @@ class Optimizer:
             if total is None and self.ranks.size > 1:
                 total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
             weight.grad = None
-            master.grad = self._sum_of_mine(total) if self.mesh else total
+            master.grad = self.ranks.add_to_parts(total) if self.is_shared else total
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        if not self.mesh:
+        if not self.is_shared:
             self.ranks.add(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.mesh:
+        if self.is_shared:
             square = norm**2
             self.ranks.add([square])
             norm = square.sqrt()
@@ -92,7 +90,7 @@ class Optimizer:
             if master is not weight:
                 master.grad = None
                 part = master.to(weight.dtype)
-                weight.copy_(self._whole(part, weight) if self.mesh else part)
+                weight.copy_(self.ranks.whole(part, len(weight)) if self.is_shared else part)
 
     def state_dict(self) -> dict[str, Any]:
         """Return "state" (by number of the weight, whole tensors, "master" among them where the weight is none) and "param_groups".
@@ -103,9 +101,9 @@ class Optimizer:
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
-            for name, value in state.get(number, {}).items() if self.mesh else ():
+            for name, value in state.get(number, {}).items() if self.is_shared else ():
                 if isinstance(value, Tensor) and value.shape == master.shape:
-                    whole = self._whole(value, weight)
+                    whole = self.ranks.whole(value, len(weight))
                     state[number][name] = whole.cpu() if self.ranks.is_first else None
         return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
 
@@ -122,24 +120,10 @@ class Optimizer:
     def rows(self, number: int) -> slice:
         """Return which rows of a weight's master and moments are held here."""
         rows = len(self.weights[number])
-        if not self.mesh:
-            return slice(0, rows)
-        size = -(-rows // self.ranks.size)  # as Shard(0) cuts
-        return slice(min(rows, self.ranks.rank * size), min(rows, (self.ranks.rank + 1) * size))
+        return self.ranks.part(rows) if self.is_shared else slice(0, rows)
 
     def _is_master(self, weight: Tensor) -> bool:
-        return not self.mesh and weight.dtype == _wide(weight)
-
-    def _mine(self, whole: Tensor) -> Tensor:
-        if not self.mesh:
-            return whole
-        return DTensor.from_local(whole, self.mesh, run_check=False).redistribute(placements=[Shard(0)]).to_local()
-
-    def _sum_of_mine(self, total: Tensor) -> Tensor:
-        return DTensor.from_local(total, self.mesh, [Partial()], run_check=False).redistribute(placements=[Shard(0)]).to_local()
-
-    def _whole(self, part: Tensor, weight: Tensor) -> Tensor:
-        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=weight.shape, stride=weight.stride()).full_tensor()
+        return not self.is_shared and weight.dtype == _wide(weight)
 
     def _sum(self, number: int, weight: Tensor):
         """Add a gradient that a backward pass has left to the sum, and give its memory back at once."""
