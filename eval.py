@@ -13,7 +13,8 @@ from rich.table import Table
 
 from grpo.config import load_config
 from grpo.evaluate import evaluate, summarise
-from grpo.policy import Policy, load_policy
+from grpo.load import load_policy
+from grpo.policy import Policy
 from grpo.rollout.engine import fitting
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo.config import Config, parse
 from grpo.interrupt import Interrupt
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.ranks import RANK, Ranks, meeting
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console

@@ -17,7 +17,7 @@ from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.learn.optimizer import OPTIMIZERS
-from grpo.policy import LORA_VARIANTS, QUANTISED
+from grpo.load import LORA_VARIANTS, QUANTISED
 from grpo.rollout.drafting import parse_mode
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
@@ -184,7 +184,7 @@ class Config:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the policy is loaded: keywords of `grpo.policy.load_policy`, beside the model's name."""
+        """How the policy is loaded: keywords of `grpo.load.load_policy`, beside the model's name."""
         return {"device": self.device, "dtype": self.dtype, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha,
                 "lora_variant": self.lora_variant, "quantise": self.quantise, "seed": self.seed, "keep_reference": self.beta > 0}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from grpo.config import load_config
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.show.console import interval
 from grpo.store.checkpoint import find_resume, step_of
 from grpo.store.run_data import RunData, load_run

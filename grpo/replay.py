@@ -12,7 +12,7 @@ import torch
 from grpo.config import Config, load_config
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.records import Group
 from grpo.store.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.store.run_data import RunData

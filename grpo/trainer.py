@@ -26,6 +26,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.optimizer import Optimizer, maker
 from grpo.learn.update import update
+from grpo.memory import optimizer_bytes
 from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, Outcome, StepReport
@@ -61,6 +62,8 @@ class Trainer:
         self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
+        policy.held = policy.weight_bytes + optimizer_bytes(sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size(),
+                                                            config.optimizer, ranks.size if config.shard else 1)
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
         if config.forget_activations:
             policy.forget_activations()

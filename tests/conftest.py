@@ -4,7 +4,7 @@ import torch
 from hypothesis import Phase, settings
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo.policy import BUILTIN, load_policy
+from grpo.load import BUILTIN, load_policy
 
 
 settings.register_profile("house", deadline=None)  # shared machines are slow at times; that is no failure

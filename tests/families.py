@@ -1,7 +1,7 @@
 """Small models of several families, and a rollout that any of them can do."""
 from transformers import AutoConfig, GemmaConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
-from grpo.policy import BUILTIN
+from grpo.load import BUILTIN
 from grpo.rollout.engine import generate
 from grpo.rollout.sampling import sample_key
 

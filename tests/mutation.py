@@ -103,7 +103,8 @@ TABLE = {
         ("policy in training mode", "model.eval(), tokenizer", "model.train(), tokenizer")],
     ("grpo/policy.py", "grpo/test_policy.py"): [
         ("reference keeps the adapter", "self.lean.is_adapted = False", "self.lean.is_adapted = True"),
-        ("adapter stays off behind the reference", "finally:\n                    self.lean.is_adapted = True", "finally:\n                    pass"),
+        ("adapter stays off behind the reference", "finally:\n                    self.lean.is_adapted = True", "finally:\n                    pass")],
+    ("grpo/load.py", "grpo/test_policy.py"): [
         ("reference shares the policy's weights", "copy.deepcopy(model) if weights", "copy.copy(model) if weights")],
     ("grpo/variance.py", "grpo/test_variance.py"): [
         ("solved counts as collapsed", '= ("identical", "failed", "tied")', '= ("identical", "failed", "tied", "solved")'),

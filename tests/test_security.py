@@ -14,7 +14,7 @@ from conftest import make_tiny_model
 import eval as evaluation
 import train
 from grpo import inspect
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from tasks import audit
 from tasks.base import UserError
 

@@ -49,6 +49,7 @@ def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_
         longest = max(len(completion.tokens) for completion in group.completions)
         fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
         fit = min(fit, -(-size * len(groups) // ranks))  # fewer groups than ranks: nobody idles
+        fit = -(-size // -(-size // fit))  # parts of about the same size
         parts += [(group, rows[start:start + fit]) for start in range(0, size, fit)]
     parts = _share(parts, rank, ranks)
     bundle: list = []

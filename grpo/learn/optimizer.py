@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo.memory import STATE
 from grpo.ranks import ALONE, Ranks
 from tasks.base import UserError
 
-OPTIMIZERS = ("adamw", "adamw8bit")
+OPTIMIZERS = tuple(STATE)
 
 
 def maker(kind: str, *, rate: float, weight_decay: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

@@ -56,7 +56,6 @@ def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int 
     return min(asked or math.ceil(1.25 * needed), room)
 
 
-@torch.no_grad()
 def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequence[Sequence[int]], temperatures: Sequence[float],
              budgets: Sequence[int], truncate: Callable | None = None, guesses: Sequence[Guess] | None = None,
              drafting: Drafting | None = None) -> list[list[Completion]]:
@@ -64,9 +63,23 @@ def generate(policy: Policy, prompts: Sequence[tuple[int, ...]], *, keys: Sequen
 
     `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); `temperatures` and `budgets` (most new tokens)
     count for all completions of a prompt; temperature 0 is greedy. Log-probs are those of the distribution drawn from.
-    `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date.
-    Raises FloatingPointError where a token was drawn from a distribution that is not finite.
+    `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date. Prompts for which a GPU has no memory
+    at once are answered one lot after the other.
+    Raises FloatingPointError where a token was drawn from a distribution that is not finite, UserError where memory runs out.
     """
+    answers: list[list[Completion]] = []
+    lot = policy.prompts_at_once(len(keys[0]), max(map(len, prompts)), max(budgets) + SHORT + 1)
+    for some in (slice(start, start + lot) for start in range(0, len(prompts), lot)):
+        try:
+            answers += _generate(policy, prompts[some], keys[some], temperatures[some], budgets[some], truncate, guesses[some] if guesses else None, drafting)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"out of memory in the rollout of {len(keys[some]) * len(keys[0])} completions of up to {max(budgets[some])} tokens; give a smaller "
+                            "--group-size, fewer --words, or a smaller model") from error
+    return answers
+
+
+@torch.no_grad()
+def _generate(policy: Policy, prompts, keys, temperatures, budgets, truncate, guesses, drafting) -> list[list[Completion]]:
     P, G, room = len(prompts), len(keys[0]), max(budgets)
     kind, source = (FusedDecoder, policy.fused) if policy.fused else (EagerDecoder, policy)
     is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0

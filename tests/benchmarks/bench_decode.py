@@ -17,7 +17,9 @@ import bench_step
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo.policy import BUILTIN, NAME, Policy
+from grpo.load import BUILTIN
+from grpo.policy import Policy
+from grpo.rollout.cache import NAME
 from grpo.rollout import engine, fused
 from grpo.rollout.drafting import Drafting, Plans
 from tasks.base import problem_at

@@ -10,7 +10,7 @@ import time
 import torch
 
 from data.corpus import documents_of, load_corpus
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import generate
 from grpo.rollout.sampling import sample_key

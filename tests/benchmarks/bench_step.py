@@ -7,7 +7,7 @@ that memory is its own, one after the other, ours first, on one device, which sh
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
 memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With `--gpus N` ours is N processes
-that share out the step (TRL is not run); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
+that share out the step (TRL is not run; "plan" is what `grpo.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
 
 Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
 - decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -174,18 +175,42 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
         return run_ranks(arguments, folder, device, ranks)
 
 
-def run_ranks(arguments, folder: Path, device: str, ranks) -> tuple[list[dict], int, dict[str, float]]:
+def config_of(arguments, folder: Path):
+    """Return our configuration, defaults filled in."""
     from grpo.config import Config
-    from grpo.policy import load_policy
     from grpo.run import Run
-    from grpo.trainer import Trainer
     task = RandomRewards()
     config = Config(
-        task=task.name, level=arguments.words, ramp=False, model=str(model_in(arguments, folder)), device=device,
+        task=task.name, level=arguments.words, ramp=False, model=str(model_in(arguments, folder)), device=precision(arguments)[0],
         lora_rank=arguments.lora, prompts=arguments.groups, group_size=arguments.group_size, max_new_tokens=arguments.new,
         on_degenerate="keep", beta=arguments.beta, learning_rate=1e-5, schedule="constant", warmup=0, steps=arguments.steps,
         micro_tokens=arguments.micro_tokens, draft=arguments.draft, optimizer=arguments.optimizer, shard=arguments.shard, quantise=arguments.quantise)
-    config = Run(folder).settle(config, task)  # our defaults
+    return Run(folder).settle(config, task)
+
+
+def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
+    """Return the row that `grpo.plan` would have foretold for a GPU that it knows, or None."""
+    import torch
+
+    from grpo import plan
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    known = next((gpu for called, gpu in plan.GPUS.items() if called in name), None)
+    if known is None or arguments.quantise != "none":
+        return None
+    config = config_of(arguments, folder)
+    gpu = replace(known, memory=arguments.gb * 1e9) if arguments.gb else known
+    work = plan.Work(arguments.groups, sum(map(len, prompts)) / len(prompts), arguments.group_size, arguments.new, arguments.new)
+    memory, seconds = plan.forecast(config, plan.model_of(config), work, gpu, arguments.gpus)
+    step = sum(seconds.values())
+    rollout = seconds["prefill"] + seconds["decoding"]
+    return {"step s": step, "rollout s": rollout, "update s": step - rollout, "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
+            "peak GB": sum(memory.values()) / 1e9}
+
+
+def run_ranks(arguments, folder: Path, device: str, ranks) -> tuple[list[dict], int, dict[str, float]]:
+    from grpo.load import load_policy
+    from grpo.trainer import Trainer
+    task, config = RandomRewards(), config_of(arguments, folder)
     policy = load_policy(config.model, **config.loading)
     policy.stops = ()  # no token ends a completion, so all are as long as they may be
     trainer, steps = Trainer(config, task, policy, ranks=ranks), []
@@ -284,7 +309,8 @@ def child(arguments, name: str, folder: Path):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        result = {"steps": steps, "trained": trained, "memory": memory, "rates": measured_rates(arguments)}
+        result = {"steps": steps, "trained": trained, "memory": memory, "rates": measured_rates(arguments),
+                  "plan": forecast_of(arguments, folder, prompts) if name == "ours" else None}
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
@@ -339,7 +365,9 @@ def main():
         return 1
     rates = {what: max(result["rates"][what] for result in found.values()) for what in ("flops", "bandwidth")}
     rows = {name: row_of(arguments, model, result, rates) for name, result in found.items()}
-    if len(rows) == 2:
+    if foretold := found.get("ours", {}).get("plan"):
+        rows["plan"] = foretold
+    if {"ours", "trl"} <= rows.keys():
         rows["ours / trl"] = {name: value / rows["trl"][name] for name, value in rows["ours"].items()}
     mean = sum(map(len, model["prompts"])) / len(model["prompts"])
     print(f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, {model['dtype']}; "
@@ -348,7 +376,7 @@ def main():
     shown = {column: form for column, form in COLUMNS.items() if any(column in row for row in rows.values())}
     print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
     for name, row in rows.items():
-        print(f"{name:<11}" + "".join(f"{row[column]:>13{'.3f' if '/' in name else form}}" for column, form in shown.items()))
+        print(f"{name:<11}" + "".join(f"{row[column]:>13{'.3f' if '/' in name else form}}" if column in row else " " * 13 for column, form in shown.items()))
     if arguments.json:
         versions = {package: version(package) for package in ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))}
         facts = {name: value for name, value in model.items() if name != "prompts"} | {"mean_prompt_tokens": mean}

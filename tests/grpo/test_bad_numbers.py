@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import train
 from grpo.config import Config
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import engine
 from grpo.trainer import Trainer

@@ -13,7 +13,7 @@ from grpo.learn.advantages import SCALES, advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.credit import token_advantages, token_ends, token_states
 from grpo.learn.loss import step_loss
-from grpo.policy import BUILTIN
+from grpo.load import BUILTIN
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave

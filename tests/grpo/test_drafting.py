@@ -7,7 +7,7 @@ from conftest import make_tiny_model
 from families import FAMILIES, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.policy import BUILTIN, load_policy
+from grpo.load import BUILTIN, load_policy
 from grpo.rollout.drafting import LENGTHS, NONE, Drafting, Plans
 from grpo.rollout.eager import EagerDecoder
 from grpo.rollout.fused import FusedDecoder

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, Grani
 
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
-from grpo.policy import BUILTIN, load_policy
+from grpo.load import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.eager import EagerDecoder, accepted
 from grpo.rollout.engine import budget_for, fitting, generate

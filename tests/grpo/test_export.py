@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from grpo import export
-from grpo.policy import BUILTIN
+from grpo.load import BUILTIN
 
 FLAGS = ["--words", "10", "--steps", "2", "--prompts", "2", "--group-size", "4", "--eval-problems", "2", "--device", "cpu"]
 TEXT = "Copy text A.\nA: the owl saw"

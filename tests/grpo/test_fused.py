@@ -6,7 +6,7 @@ import torch
 from families import FAMILIES, PROMPTS, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.policy import BUILTIN, load_policy
+from grpo.load import BUILTIN, load_policy
 from grpo.rollout import engine
 from grpo.rollout.drafting import Drafting, Plans
 from grpo.rollout.fused import disagreement

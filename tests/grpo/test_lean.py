@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 from grpo.learn import operations
 from grpo.learn.lean import checkpoint_layers, lean_model
 from grpo.learn.logprobs import token_logprobs
-from grpo.policy import BUILTIN, Policy, load_policy
+from grpo.load import BUILTIN, load_policy
+from grpo.policy import Policy
 
 LEAN = ["llama-3 rotary scaling", "mistral", "qwen2", "qwen3"]
 PROMPTS, COMPLETIONS = [(5, 6, 7), (8, 9)], [(1, 2, 3), (4, 5), (6,), (7, 8, 9)]

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from tasks.base import UserError
 
 PROMPT = (5, 6, 7)
@@ -65,7 +65,7 @@ def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
     def refused(*_, **__):
         raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.")
 
-    monkeypatch.setattr("grpo.policy.AutoModelForCausalLM.from_pretrained", refused)
+    monkeypatch.setattr("grpo.load.AutoModelForCausalLM.from_pretrained", refused)
     with pytest.raises(UserError, match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory") as caught:
         load_policy("a/b", device="cpu")
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import torch
 from grpo import trainer as trainer_module
 from grpo.config import Config
 from grpo.learn.loss import LOSSES
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.records import Outcome
 from grpo.rollout.engine import budget_for
 from grpo.trainer import Trainer, _Clock, outcome_of

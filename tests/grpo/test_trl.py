@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import LOSSES, step_loss, token_weights
-from grpo.policy import BUILTIN
+from grpo.load import BUILTIN
 
 pytest.importorskip("trl", reason="needs the extra bench")
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and datasets' own

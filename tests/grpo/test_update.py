@@ -16,7 +16,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.learn.loss import LOSSES, step_loss, token_weights
 from grpo.learn.update import completion_logprobs, update
 from grpo.learn.precision import has_fast_products
-from grpo.policy import load_policy
+from grpo.load import load_policy
 from grpo.records import Group
 from grpo.rollout.engine import generate
 from grpo.rollout.sampling import sample_key, truncation

@@ -1,0 +1,60 @@
+"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes its micro-batches by it, `grpo.plan` its forecasts.
+
+Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b bytes a number.
+"""
+from dataclasses import dataclass
+
+SHARE, CACHES = 6, 0.45  # activations take a sixth of the memory at most, keys and values 0.45 of what is left beside weights and optimizer
+STATE = {"adamw": 8, "adamw8bit": 2}  # bytes of an optimizer's moments for a number that is trained
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes, as far as memory depends on them."""
+
+    layers: int
+    width: int
+    inner: int
+    keys: int  # numbers of a token's keys in a layer, and as many of its values
+    number: int  # bytes
+    is_lean: bool = True
+
+    @property
+    def cache(self) -> int:
+        """Bytes of a token's keys and values."""
+        return 2 * self.layers * self.keys * self.number
+
+    @property
+    def activations(self) -> int:
+        """Bytes of a token's activations until the backward pass: of the lean forward pass what `learn.operations` saves, else a rough count."""
+        lean = 6 * self.width + 2 * self.keys + 2 * self.inner
+        return self.layers * (lean if self.is_lean else 16 * self.width + 5 * self.inner) * self.number
+
+
+def shape_of(config, number: int, is_lean: bool = True) -> Shape:
+    """Return the shape that a `transformers` configuration tells, with rough ones for sizes that it does not name."""
+    width, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
+    head = getattr(config, "head_dim", None) or width // heads
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * head
+    return Shape(config.num_hidden_layers, width, getattr(config, "intermediate_size", None) or 4 * width, keys, number, is_lean)
+
+
+def update_tokens(shape: Shape, memory: float, held: float) -> int:
+    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's `memory`, or a third of what is left beside `held`."""
+    room = min(memory / SHARE, max(0.0, memory - held) / 3)
+    return max(256, min(65_536, int(room / shape.activations)))
+
+
+def prompts_at_once(shape: Shape, memory: float, held: float, *, completions: int, prompt: int, room: int) -> int:
+    """Return for how many prompts of so many tokens there is place in the caches of a rollout, with `completions` of up to `room` tokens each."""
+    each = shape.cache * (prompt + completions * room)
+    return max(1, int(CACHES * max(0.0, memory - held) / each))
+
+
+def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int = 1) -> int:
+    """Return what masters, moments and sums of gradients take for so many `trained` numbers of `number` bytes, shared out among `parts` ranks.
+
+    Each rank holds its own part of masters and moments, but all the sums.
+    """
+    masters = 4 * trained // parts if number < 4 or parts > 1 else 0
+    return masters + STATE[kind] * trained // parts + 4 * trained

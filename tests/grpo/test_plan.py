@@ -1,0 +1,78 @@
+"""The forecast: figures measured once on an H200, what must follow from what, and mistakes in one line."""
+import json
+
+import pytest
+from llama import CONFIG, tokenizer
+
+from grpo import plan
+
+H200 = plan.GPUS["H200"]
+MEASURED = [  # flags, GPUs, (prompts, prompt, group, tokens, room), seconds of a step, GB: bench_step.py on 2026-11-22, see runs/LOG.md
+    ("--lora-rank 16", 1, (4, 107, 16, 128, 128), 0.75, 26.6),
+    ("--lora-rank 16", 1, (1, 2000, 16, 1400, 1400), 6.26, None),
+    ("--lora-rank 0 --shard", 2, (8, 104, 16, 128, 128), 1.06, 47.0),
+]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """The directory of Llama-3.2-3B without its weights, which are not needed."""
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 28,
+                                                    "hidden_act": "silu", **CONFIG}))
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def foretold(llama, flags, gpus, work, gpu=H200):
+    config, _ = plan.parse(["--model", llama, *flags.split()])
+    return plan.forecast(config, plan.model_of(config), plan.Work(*work), gpu, gpus)
+
+
+@pytest.mark.parametrize(("flags", "gpus", "work", "seconds", "gigabytes"), MEASURED)
+def test_what_was_measured_is_foretold_within_a_fifth(llama, flags, gpus, work, seconds, gigabytes):
+    memory, time = foretold(llama, flags, gpus, work)
+    assert sum(time.values()) == pytest.approx(seconds, rel=0.2)
+    assert gigabytes is None or sum(memory.values()) / 1e9 == pytest.approx(gigabytes, rel=0.2)
+
+
+def test_the_model_is_counted_without_its_weights(llama):
+    config, _ = plan.parse(["--model", llama])
+    model = plan.model_of(config)
+    assert (model.size, model.trained, model.context) == (3_212_749_824, 24_313_856, 131_072)
+    assert model.head == 128_256 * 3072
+
+
+def test_more_work_takes_longer_and_more_gpus_less(llama):
+    work = (8, 500, 16, 500, 600)
+    memory, time = foretold(llama, "--lora-rank 0", 1, work)
+    shared, faster = foretold(llama, "--lora-rank 0 --shard", 4, work)
+    assert sum(faster.values()) < 0.5 * sum(time.values()) and faster["communication"] > 0 == time["communication"]
+    assert shared["optimizer"] == pytest.approx(memory["optimizer"] / 4, rel=1e-6)
+    longer = foretold(llama, "--lora-rank 0", 1, (8, 500, 16, 1000, 1200))[1]
+    assert longer["decoding"] > 2 * time["decoding"] and longer["update"] > 2 * time["update"]
+    referred, slower = foretold(llama, "--lora-rank 0 --beta 0.1", 1, work)
+    assert slower["update"] > 1.2 * time["update"] and referred["weights"] == 2 * memory["weights"]
+    eight = foretold(llama, "--lora-rank 0 --optimizer adamw8bit", 1, work)[0]
+    assert memory["optimizer"] - eight["optimizer"] == 6 * 3_212_749_824
+    small = foretold(llama, "--lora-rank 16", 1, work, plan.GPUS["RTX4090"])
+    assert sum(small[0].values()) < 25e9 and sum(small[1].values()) > 3 * sum(foretold(llama, "--lora-rank 16", 1, work)[1].values())
+
+
+def test_the_command(llama, capsys):
+    assert plan.start(["--model", llama, "--words", "25", "--gpus", "2xH100", "--steps", "30"]) == 0
+    said = capsys.readouterr().out
+    assert "3,213 M parameters, LoRA rank 16, 24.3 M trained; interleave, level 25" in said and "on 2xH100" in said and "30 steps" in said
+    assert plan.start(["--model", llama, "--words", "25", "--gpus", "1xRTX4090", "--lora-rank", "0"]) == 1
+    assert "does not fit: give --optimizer adamw8bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--gpus", "H200"], "--gpus H200: give a number and one of H200, H100"), (["--gpus", "0xH200"], "--gpus 0xH200: give a number"),
+    (["--gpus", "2xTPU"], "one of H200"), (["--model", "builtin", "--words", "900", "--no-ramp"], "its context of 4096 tokens is too short"),
+    (["--model", "/nowhere"], "/nowhere"), (["--words", "many"], "--words"), (["--nonsense"], "--nonsense: no such flag"),
+    (["--quantise", "nf4", "--lora-rank", "4"], "there is no forecast for it")])
+def test_a_mistake_is_one_line(flags, said, capsys):
+    assert plan.main(flags) == 2
+    line, = capsys.readouterr().err.strip().splitlines()
+    assert said in line
