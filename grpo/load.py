@@ -29,8 +29,8 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
-    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has units for them, and bfloat16 on a GPU, but for
-    "builtin" without LoRA. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises UserError when it cannot be loaded.
+    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has units for them, and bfloat16 on a GPU
+    under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
@@ -41,10 +41,9 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     if device == "cuda":
         device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
-    is_large = lora_rank or has_adapter or spec != "builtin"
-    wanted = "bfloat16" if is_large and device.startswith("cuda") else "float32"
-    torch_dtype = getattr(torch, wanted if dtype == "auto" else dtype)
     source = str(weights) if weights is not None and not has_adapter else resolve(spec)
+    is_large = lora_rank or has_adapter or spec != "builtin" and load_shape(source).dtype == torch.bfloat16
+    torch_dtype = getattr(torch, dtype) if dtype != "auto" else torch.bfloat16 if is_large and device.startswith("cuda") else torch.float32
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     if quantise != "none" and not device.startswith("cuda"):
         raise UserError(f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)")

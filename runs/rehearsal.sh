@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, shown a few interleavings; 6.4 GB): train three steps, killed in the second;
+# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, common words likely; 6.4 GB): train three steps, killed in the second;
 # go on, evaluate, report, export, load by transformers and by peft. Needs a GPU. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one.
 # Such a model earns next to nothing: so every group is kept and similarity is paid, or there would be nothing to learn from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1; shift
 model=$folder/llama run=runs/rehearsal
-[ -d "$model" ] || python tests/llama.py "$model" --layers "${LAYERS:-28}" --lessons "${LESSONS:-200}"
+[ -d "$model" ] || python tests/llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
 python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep \
     --name rehearsal "$@" &

@@ -31,16 +31,18 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
 
 
 @pytest.mark.gpu
-def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, monkeypatch):
+def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
-    write_llama(tmp_path / "llama", 28, "cuda", lessons=60)
+    write_llama(tmp_path / "llama", 28, "cuda")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    request.addfinalizer(lambda: torch.cuda.set_per_process_memory_fraction(1.0))
+    torch.cuda.set_per_process_memory_fraction(80e9 / torch.cuda.get_device_properties(0).total_memory)
     command = ["--model", str(tmp_path / "llama"), "--lora-rank", "0", "--words", "5", "--prompts", "2", "--group-size", "8", "--eval-problems", "2",
                "--on-degenerate", "keep", "--device", "cuda", "--scale", "none", "--reward", "similarity", "--save-every", "9", "--learning-rate", "1e-6",
                "--schedule", "constant"]
     assert train.main([*command, "--name", "llama", "--steps", "2"]) == 0
-    assert 40e9 < torch.cuda.max_memory_allocated() < 80e9
+    assert torch.cuda.max_memory_allocated() > 50e9
     run = tmp_path / "runs" / "llama"
     lines = read_metrics(run / "metrics.jsonl")
     assert all(line["parity/max_abs_logprob_diff"] < 0.3 and line["grad_norm"] > 0 for line in lines)

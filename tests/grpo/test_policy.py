@@ -152,6 +152,7 @@ def test_a_quantised_base_is_for_a_gpu(tiny_model):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:inner dimension")  # this model is smaller than bitsandbytes likes
 @pytest.mark.parametrize("quantise", ["nf4", "int8"])
 def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     pytest.importorskip("bitsandbytes")
