@@ -30,7 +30,8 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
     `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has units for them, and bfloat16 on a GPU
-    under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises UserError when it cannot be loaded.
+    under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA).
+    Raises UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
@@ -42,11 +43,10 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
     source = str(weights) if weights is not None and not has_adapter else resolve(spec)
-    is_large = lora_rank or has_adapter or spec != "builtin" and load_shape(source).dtype == torch.bfloat16
-    torch_dtype = getattr(torch, dtype) if dtype != "auto" else torch.bfloat16 if is_large and device.startswith("cuda") else torch.float32
-    # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
+    torch_dtype = getattr(torch, dtype) if dtype != "auto" else _dtype_on(device, spec, source, bool(lora_rank or has_adapter))
     if quantise != "none" and not device.startswith("cuda"):
         raise UserError(f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)")
+    # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     model = _load_model(source, device, torch_dtype, quantise)
     _check_head(model, spec)
     tokenizer = load_tokenizer(source)
@@ -63,6 +63,12 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     if keep_reference and not (lora_rank or has_adapter):
         frozen = copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)
     return Policy(model, tokenizer, name=spec, frozen=frozen, has_rough_gradients=dtype == "auto" and has_fast_products())
+
+
+def _dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
+    if not device.startswith("cuda"):
+        return torch.float32
+    return torch.bfloat16 if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16 else torch.float32
 
 
 @torch.no_grad()

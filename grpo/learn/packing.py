@@ -139,7 +139,8 @@ def _joined(one, other, one_lse, other_lse) -> tuple[Tensor, Tensor]:
                            BLOCK_H=1 << (H - 1).bit_length(), BLOCK_D=1 << (D - 1).bit_length())
         return both, lse
     lse = torch.logaddexp(one_lse, other_lse)
-    return one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None], lse
+    both = one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]  # in the precision of the sums
+    return both.to(one.dtype), lse
 
 
 def _attend(query, key, value, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
