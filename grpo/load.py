@@ -1,10 +1,16 @@
 """A policy from what it is called: the embedded model, a directory in Hugging Face layout, or a hub id; and from a checkpoint on."""
 import copy
+import re
+import socket
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
@@ -21,6 +27,7 @@ STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's f
 QUANTISED = {"none": None, "int8": dict(load_in_8bit=True),
              "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)}  # as bitsandbytes is asked for them
 LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 
 
@@ -95,12 +102,32 @@ def _check_head(model, spec: str):
 
 
 def resolve(spec: str) -> str:
+    """Return the directory that `spec` means, or the hub id that it is. Raises UserError where there is nothing to be had."""
     if spec == "builtin":
         return str(BUILTIN)
     if Path(spec).exists() and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); give builtin, a directory in Hugging Face "
                         "layout, or a hub id")
-    return spec
+    if not Path(spec).exists() and not HUB_ID.fullmatch(spec):
+        raise UserError(f"--model {spec}: no such directory; give builtin, a directory in Hugging Face layout, or a hub id")
+    if Path(spec).exists() or _hub_answers():
+        return spec
+    try:
+        return snapshot_download(spec, local_files_only=True)  # as it was fetched once
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {spec}: no such directory, and the hub cannot be reached; give a directory in Hugging Face layout that holds the model, "
+                        "or builtin") from error
+
+
+def _hub_answers() -> bool:
+    """Tell at once what the hub's own library finds out by trying again and again, a minute and more."""
+    if getproxies():
+        return True  # it may, through a proxy
+    try:
+        socket.create_connection((urlparse(ENDPOINT).hostname, 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

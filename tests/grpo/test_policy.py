@@ -1,11 +1,14 @@
 """The policy: what it refuses to load, its end tokens, its prompt, and which model its reference is."""
 import json
 import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import snapshot_download
 
-from grpo.load import load_policy
+from grpo.load import load_policy, resolve
 from tasks.base import UserError
 
 PROMPT = (5, 6, 7)
@@ -49,7 +52,7 @@ def no_tokenizer(folder):
 
 
 @pytest.mark.parametrize("damage, message", [
-    (no_directory, "cannot be loaded"), (no_config, r"no model there \(no config.json\)"),
+    (no_directory, "no such directory"), (no_config, r"no model there \(no config.json\)"),
     (damaged_config, "cannot be loaded"), (no_weights, "cannot be loaded"), (pointer_for_weights, "cannot be loaded"),
     (no_tokenizer, "cannot be loaded"),
 ])
@@ -66,9 +69,23 @@ def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
         raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.")
 
     monkeypatch.setattr("grpo.load.AutoModelForCausalLM.from_pretrained", refused)
+    monkeypatch.setattr("grpo.load._hub_answers", lambda: True)
     with pytest.raises(UserError, match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory") as caught:
         load_policy("a/b", device="cpu")
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("grpo.load.getproxies", dict)
+    monkeypatch.setattr("grpo.load.ENDPOINT", "https://localhost")  # nobody answers there
+    monkeypatch.setattr("grpo.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path))
+    with pytest.raises(UserError, match="^--model a/b: no such directory, and the hub cannot be reached; give a directory"):
+        load_policy("a/b", device="cpu")
+    fetched = tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
+    fetched.mkdir(parents=True)
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    (tmp_path / "models--a--b" / "refs" / "main").write_text("0" * 40)
+    assert Path(resolve("a/b")) == fetched
 
 
 def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
