@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, common words likely; 6.4 GB): train three steps, killed in the second;
-# go on, evaluate, report, export, load by transformers and by peft. Needs a GPU. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one.
-# Such a model earns next to nothing: so every group is kept and similarity is paid, or there would be nothing to learn from.
+# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, common words likely; 6.4 GB): train three steps,
+# killed in the second; go on, evaluate, report, export, load by transformers and by peft. On a GPU two minutes; on two cores a quarter of an hour with
+# `--dtype bfloat16 --prompts 1 --group-size 4 --eval-problems 2 --draft off` and 20 GB of memory. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one.
+# Such a model earns next to nothing: so every group is kept and similarity is paid, or there would be nothing to learn from; and its steps are large, or three
+# of them would not show beside bfloat16's rounding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1; shift
@@ -9,7 +11,7 @@ model=$folder/llama run=runs/rehearsal
 [ -d "$model" ] || python tests/llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
 python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep \
-    --name rehearsal "$@" &
+    --learning-rate 3e-3 --warmup 0 --schedule constant --name rehearsal "$@" &
 until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
 kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"
 python train.py --resume $run
@@ -34,8 +36,9 @@ found = merged(**ask).logits.float()
 print("merged, by transformers:", tokenizer.decode(merged.generate(**ask, max_new_tokens=8)[0, ask.input_ids.shape[1]:]))
 untrained = AutoModelForCausalLM.from_pretrained(base, **place)
 before = untrained(**ask).logits.float()
-print(f"trained against untrained: logits differ by {(found - before).abs().max():.4f}")
+moved = (found - before).square().mean().sqrt()
+print(f"trained against untrained: logits differ by {moved:.3f} (root mean square)")
 if (folder / "adapter").exists():
     adapted = PeftModel.from_pretrained(untrained, folder / "adapter")(**ask).logits.float()
-    print(f"adapter, by peft: logits differ from the merged model's by {(adapted - found).abs().max():.4f} at most, of {found.abs().max():.1f}")
+    print(f"adapter, by peft, against merged: {(adapted - found).square().mean().sqrt():.3f}")
 P

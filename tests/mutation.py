@@ -59,8 +59,22 @@ TABLE = {
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
         ("loss normalised over the micro-batch", "[weight for _, _, weight, _ in rows]", "[1 / int(mask.sum()) for _ in rows]"),
         ("every rank learns from all", "return [parts[number] for number in sorted(mine)]", "return parts")],
-    ("grpo/learn/update.py", "test_ranks.py"): [
-        ("gradients of other ranks left out", "ranks.add([p.grad for p in policy.parameters])", "pass")],
+    ("grpo/learn/optimizer.py", "test_ranks.py"): [
+        ("gradients of other ranks left out", "self.ranks.add(gradients)", "pass")],
+    ("grpo/learn/optimizer.py", "grpo/test_optimizer.py"): [
+        ("gradients added up in bfloat16", "weight.grad.to(_wide(weight))", "weight.grad.clone()"),
+        ("weights stay behind their masters", "self.inner.step()\n        self._publish()", "self.inner.step()"),
+        ("masters not saved", 'state.setdefault(number, {})["master"] = master.detach()', "pass"),
+        ("norm of one rank's part", "self.ranks.add([square])", "pass"),
+        ("gradients not clipped", "if max_norm:", "if False:")],
+    ("grpo/memory.py", "grpo/test_memory.py"): [
+        ("values of the cache forgotten", "return 2 * self.layers * self.keys", "return self.layers * self.keys"),
+        ("sums shared out as well", "parts + 4 * trained", "parts + 4 * trained // parts")],
+    ("grpo/rollout/engine.py", "grpo/test_memory.py"): [
+        ("every lot at the first one's temperatures", "keys[some], temperatures[some]", "keys[some], temperatures[:lot]")],
+    ("grpo/plan.py", "grpo/test_plan.py"): [
+        ("every GPU has all prompts", "mine = model.shape, -(-work.prompts // gpus)", "mine = model.shape, work.prompts"),
+        ("masters forgotten", '"optimizer": optimizer - gradients', '"optimizer": optimizer - 2 * gradients')],
     ("grpo/ranks.py", "test_ranks.py"): [
         ("every rank samples everything", "items[self.rank::self.size]", "items")],
     ("grpo/learn/packing.py", "grpo/test_packing.py"): [
