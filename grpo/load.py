@@ -50,7 +50,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
     source = str(weights) if weights is not None and not has_adapter else resolve(spec)
-    torch_dtype = getattr(torch, dtype) if dtype != "auto" else _dtype_on(device, spec, source, bool(lora_rank or has_adapter))
+    torch_dtype = getattr(torch, dtype) if dtype != "auto" else dtype_on(device, spec, source, bool(lora_rank or has_adapter))
     if quantise != "none" and not device.startswith("cuda"):
         raise UserError(f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)")
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
@@ -72,7 +72,8 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     return Policy(model, tokenizer, name=spec, frozen=frozen, has_rough_gradients=dtype == "auto" and has_fast_products())
 
 
-def _dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
+def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
+    """Return the precision in which `source`, called `spec`, is loaded there if nothing is said."""
     if not device.startswith("cuda"):
         return torch.float32
     return torch.bfloat16 if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16 else torch.float32

@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config import Config
 from grpo.config import parse as parse_training
-from grpo.load import load_shape, load_tokenizer
+from grpo.learn.lean import FAMILIES
+from grpo.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
 from grpo.policy import prompt_tokens, target_length
 from grpo.rollout.fused import bucket
@@ -49,7 +50,7 @@ class Gpu:
     link: float
 
 
-GPUS = {  # measured: H200, H100; the others nine tenths of what their makers' data sheets say
+GPUS = {  # H200: measured, but for the link; H100: the same chip, its memory and that of all others at nine tenths of their makers' data sheets, as are their rates
     "H200": Gpu(150.7e9, 4.2e12, 780e12, 300e9),
     "H100": Gpu(85.5e9, 3.0e12, 780e12, 300e9),
     "A100-80GB": Gpu(85.0e9, 1.83e12, 281e12, 200e9),
@@ -94,13 +95,16 @@ class Work:
 def model_of(config: Config) -> Model:
     """Return the model by its configuration, made without memory."""
     loaded = load_shape(config.model)
+    if loaded.model_type not in FAMILIES:
+        raise UserError(f"--model {config.model}: there is no forecast for {loaded.model_type}, only for {', '.join(FAMILIES)}")
+    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else dtype_on("cuda", config.model, resolve(config.model), bool(config.lora_rank))
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(loaded, trust_remote_code=False)
         size = trained = causal.num_parameters()
         if config.lora_rank:
             adapted = get_peft_model(causal, LoraConfig(r=config.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"))
             trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    return Model(shape_of(loaded, 2), loaded.max_position_embeddings, loaded.vocab_size, size, trained, bool(config.lora_rank))
+    return Model(shape_of(loaded, dtype.itemsize), loaded.max_position_embeddings, loaded.vocab_size, size, trained, bool(config.lora_rank))
 
 
 def work_of(config: Config, model: Model, tokens: int = 0) -> Work:

@@ -3,8 +3,10 @@ import json
 
 import pytest
 from llama import CONFIG, tokenizer
+from transformers import GPT2Config
 
 from grpo import plan
+from tasks.base import UserError
 
 H200 = plan.GPUS["H200"]
 MEASURED = [  # flags, GPUs, (prompts, prompt, group, tokens, room), seconds of a step, GB: bench_step.py on 2026-11-22, see runs/LOG.md
@@ -18,7 +20,7 @@ MEASURED = [  # flags, GPUs, (prompts, prompt, group, tokens, room), seconds of 
 def llama(tmp_path_factory):
     """The directory of Llama-3.2-3B without its weights, which are not needed."""
     folder = tmp_path_factory.mktemp("llama")
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 28,
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 28, "dtype": "bfloat16",
                                                     "hidden_act": "silu", **CONFIG}))
     tokenizer().save_pretrained(folder)
     return str(folder)
@@ -41,6 +43,21 @@ def test_the_model_is_counted_without_its_weights(llama):
     model = plan.model_of(config)
     assert (model.size, model.trained, model.context) == (3_212_749_824, 24_313_856, 131_072)
     assert model.head == 128_256 * 3072
+
+
+def test_precision_is_that_in_which_the_model_would_be_loaded(llama):
+    for flags, number in (("--lora-rank 0", 2), ("--lora-rank 0 --dtype float32", 4), ("--lora-rank 16", 2)):
+        config, _ = plan.parse(["--model", llama, *flags.split()])
+        assert plan.model_of(config).shape.number == number
+    config, _ = plan.parse([])  # the embedded model
+    assert plan.model_of(config).shape.number == 4
+
+
+def test_a_model_of_another_family_is_refused(tmp_path):
+    GPT2Config(n_layer=1, n_embd=8, n_head=2).save_pretrained(tmp_path)
+    config, _ = plan.parse(["--model", str(tmp_path)])
+    with pytest.raises(UserError, match="there is no forecast for gpt2, only for llama"):
+        plan.model_of(config)
 
 
 def test_more_work_takes_longer_and_more_gpus_less(llama):
