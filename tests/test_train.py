@@ -1,5 +1,6 @@
 """Whole runs on the embedded model, small: from the command line to the files, killed, resumed, and given bad input."""
 import errno
+import gc
 import json
 import os
 import signal
@@ -185,6 +186,16 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys):
     assert train.main(["--resume", "runs/a"]) == 0
 
 
+def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(tmp_path, monkeypatch):
+    spared, step = [], train.Trainer.step
+    monkeypatch.setattr(train.Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer))
+    assert train.main([*SMALL, "--steps", "1"]) == 0
+    monkeypatch.setattr(train.Trainer, "step", lambda trainer: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train.main([*SMALL, "--steps", "1", "--name", "other"])
+    assert spared[0] > 50_000 > 10 * gc.get_freeze_count()
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("grpo.trainer.advantages", lambda rewards, **_: [[float("nan")] * len(row) for row in rewards])
     line = fails(capsys, *SMALL, "--name", "a", status=1)
@@ -215,7 +226,7 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--max-new-tokens 3: the right answer takes" in said("--words", "6", "--max-new-tokens", "3")
     (tmp_path / "empty").mkdir()
     assert "--model empty: no model there" in said("--model", "empty")
-    assert "--model no/such/model: cannot be loaded" in said("--model", "no/such/model")
+    assert "--model no/such/model: no such directory" in said("--model", "no/such/model")
     make_tiny_model(tmp_path / "short", context=100)
     assert "its context of 100 tokens is too short" in said("--model", "short", "--lora-rank", "0")
     assert "--resume nowhere: does not exist" in said("--resume", "nowhere")
