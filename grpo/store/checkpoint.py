@@ -9,7 +9,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +176,15 @@ class CheckpointRules:
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]):
-    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors and all the rest to optimizer.json."""
+    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1 and so on: a file passes through the host's memory
+    whole), and all the rest to optimizer.json."""
     tensors, rest = {}, {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
             target = tensors if isinstance(value, torch.Tensor) else rest
             target[f"{index}/{name}"] = value
-    save_file(_apart(tensors), folder / "optimizer.safetensors")
+    for number, part in enumerate(_parts(_apart(tensors))):
+        save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
     (folder / "optimizer.json").write_text(json.dumps({"rest": rest, "param_groups": state["param_groups"]}))
 
 
@@ -192,17 +194,29 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.clone() if (place := value.data_ptr()) in seen or seen.add(place) else value.contiguous() for name, value in tensors.items()}
 
 
+def _parts(tensors: dict[str, torch.Tensor], most: int = 1 << 32) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors in dictionaries of up to `most` bytes, or of one tensor; one of none where there are none."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, value in tensors.items():
+        if part and size + value.nbytes > most:
+            yield part
+            part, size = {}, 0
+        part[name], size = value, size + value.nbytes
+    yield part
+
+
 def load_optimizer(folder: Path, optimizer):
     """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each weight's state only the rows that it holds are read."""
     saved = json.loads((folder / "optimizer.json").read_text())
     state: dict[int, dict[str, Any]] = {}
-    with safe_open(folder / "optimizer.safetensors", "pt") as file:
-        for key in file.keys():
-            index, name = key.split("/", 1)
-            part = file.get_slice(key)
-            weight = optimizer.weights[int(index)]
-            is_cut = list(weight.shape) == part.get_shape()
-            state.setdefault(int(index), {})[name] = part[optimizer.rows(int(index))] if is_cut else file.get_tensor(key)
+    for path in folder.glob("optimizer*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():
+                index, name = key.split("/", 1)
+                value, rows = file.get_slice(key), optimizer.rows(int(index))
+                is_cut = list(optimizer.weights[int(index)].shape) == value.get_shape()
+                state.setdefault(int(index), {})[name] = value[rows] if is_cut else file.get_tensor(key)
     for key, value in saved["rest"].items():
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value

@@ -1,12 +1,14 @@
 """Masters, sums of gradients, parts of the state: against plain AdamW, and against each other."""
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from grpo.learn.optimizer import Optimizer, maker
 from grpo.ranks import Ranks
+from grpo.store import checkpoint
 from grpo.store.checkpoint import load_optimizer, save_optimizer
 from tasks.base import UserError
 
@@ -88,6 +90,18 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, kind):
     load_optimizer(tmp_path, two[1])
     for seed in range(3, 6):
         assert take(*one, seed) == take(*two, seed)
+    assert all(torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True))
+
+
+def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
+    one, two = made(torch.bfloat16), made(torch.bfloat16, seed=1)
+    take(*one, 0)
+    monkeypatch.setattr(checkpoint, "_parts", partial(checkpoint._parts, most=30_000))
+    save_optimizer(tmp_path, one[1].state_dict())
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
+    assert {"optimizer.safetensors", "optimizer-1.safetensors", "optimizer-2.safetensors"} <= sizes.keys() and max(sizes.values()) < 31_000
+    load_optimizer(tmp_path, two[1])
+    assert take(*one, 1) == take(*two, 1)
     assert all(torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True))
 
 
