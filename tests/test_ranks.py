@@ -64,7 +64,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints(run)[0][-1] / "model.safetensors")
 
 
-@pytest.mark.parametrize("shared", [[], ["--shard"]])
+@pytest.mark.parametrize("shared", [pytest.param([], marks=pytest.mark.slow), ["--shard"]])
 def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
     done = with_ranks(3, *FLAGS, *shared, "--name", "three")
@@ -81,7 +81,7 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
 
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with_ranks(2, *FLAGS, "--shard", "--steps", "2", "--name", "run")
+    with_ranks(2, *FLAGS, "--steps", "2", "--name", "run")
     assert train.main(["--resume", "runs/run", "--steps", "3"]) == 0
     with_ranks(2, "--resume", "runs/run", "--steps", "4")
     assert_alike(alone, Path("runs/run"))
