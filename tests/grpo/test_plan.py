@@ -2,10 +2,11 @@
 import json
 
 import pytest
-from llama import CONFIG, tokenizer
-from transformers import GPT2Config
+from llama import CONFIG
+from transformers import AutoTokenizer, GPT2Config
 
 from grpo import plan
+from grpo.load import BUILTIN
 from tasks.base import UserError
 
 H200 = plan.GPUS["H200"]
@@ -18,11 +19,11 @@ MEASURED = [  # flags, GPUs, (prompts, prompt, group, tokens, room), seconds of 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """The directory of Llama-3.2-3B without its weights, which are not needed."""
+    """The directory of Llama-3.2-3B without its weights, which are not needed, and with a smaller tokenizer."""
     folder = tmp_path_factory.mktemp("llama")
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 28, "dtype": "bfloat16",
                                                     "hidden_act": "silu", **CONFIG}))
-    tokenizer().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
     return str(folder)
 
 
