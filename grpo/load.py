@@ -61,15 +61,19 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         model = PeftModel.from_pretrained(model, weights, is_trainable=True, use_safetensors=True)
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
-        adapter = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM", **LORA_VARIANTS[lora_variant])
         try:
-            model = get_peft_model(model, adapter)
+            model = get_peft_model(model, adapter_of(lora_rank, lora_alpha, lora_variant))
         except ValueError as error:
             raise UserError(f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0") from error
     frozen = None
     if keep_reference and not (lora_rank or has_adapter):
         frozen = copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)
     return Policy(model, tokenizer, name=spec, frozen=frozen, has_rough_gradients=dtype == "auto" and has_fast_products())
+
+
+def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
+    """Return the adapter as `peft` is asked for it: on all linear layers but the head."""
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM", **LORA_VARIANTS[variant])
 
 
 def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:

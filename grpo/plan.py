@@ -19,15 +19,16 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo.config import Config
 from grpo.config import parse as parse_training
 from grpo.learn.lean import FAMILIES
-from grpo.load import dtype_on, load_shape, load_tokenizer, resolve
+from grpo.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
 from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
 from grpo.policy import prompt_tokens, target_length
+from grpo.rollout.engine import budget
 from grpo.rollout.fused import bucket
 from grpo.run import Run
 from tasks.base import Parser, UserError, exit_status, load_task, problem_at
@@ -102,7 +103,7 @@ def model_of(config: Config) -> Model:
         causal = AutoModelForCausalLM.from_config(loaded, trust_remote_code=False)
         size = trained = causal.num_parameters()
         if config.lora_rank:
-            adapted = get_peft_model(causal, LoraConfig(r=config.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+            adapted = get_peft_model(causal, adapter_of(config.lora_rank, config.lora_alpha, config.lora_variant))
             trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     return Model(shape_of(loaded, dtype.itemsize), loaded.max_position_embeddings, loaded.vocab_size, size, trained, bool(config.lora_rank))
 
@@ -113,10 +114,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     problems = [problem_at(task, seed=config.seed, split="train", level=config.level, index=i) for i in range(PROBES)]
     prompts = [len(prompt_tokens(tokenizer, problem.prompt, tokenizer.chat_template)) for problem in problems]
     targets = [target_length(tokenizer, problem.target) for problem in problems]
-    room = config.max_new_tokens or math.ceil(1.25 * max(targets))
-    if max(prompts) + max(targets) > model.context:
-        raise UserError(f"--model {config.model}: its context of {model.context} tokens is too short for level {config.level}, whose problems take "
-                        f"{max(prompts) + max(targets)}; give a smaller one")
+    room = max(budget(target, prompt, model.context, config.max_new_tokens, config.model) for target, prompt in zip(targets, prompts))
     return Work(config.prompts, fmean(prompts), config.group_size, tokens or fmean(targets), max(room, tokens))
 
 

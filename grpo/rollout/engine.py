@@ -45,14 +45,18 @@ def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int 
 
     Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
-    needed = policy.target_length(target)
+    return budget(policy.target_length(target), len(prompt), policy.context, asked, policy.name)
+
+
+def budget(needed: int, prompt: int, context: int, asked: int, name: str) -> int:
+    """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model called `name` has such a `context`."""
     if asked and asked < needed:
         raise UserError(f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least that, or "
                         "leave it out")
-    room = policy.context - len(prompt)
+    room = context - prompt
     if room < needed:
-        raise UserError(f"--model {policy.name}: its context of {policy.context} tokens is too short for this level: "
-                        f"{len(prompt)} tokens of prompt and {needed} of the right answer; give fewer --words")
+        raise UserError(f"--model {name}: its context of {context} tokens is too short for this level: "
+                        f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words")
     return min(asked or math.ceil(1.25 * needed), room)
 
 
