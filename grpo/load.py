@@ -43,6 +43,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for 50 ms at each new length of the prompts
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")

@@ -4,7 +4,7 @@ The weight of every token is fixed from the whole step (`loss.token_weights`) be
 gradients of the micro-batches add up to those of the step. The prompt of a group is run once a micro-batch, not
 once a completion.
 
-Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens.
+Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens, M tokens of all rows without padding.
 """
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
+from grpo.learn.packing import sent
 from grpo.records import Group
 
 
@@ -25,6 +26,7 @@ class MicroBatch:
     completions: list[tuple[int, ...]]  # the tokens of each row, without padding
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
+    places_M: Tensor  # of the tokens, row after row, in the grid of R * T
     old_RT: Tensor  # log-probabilities under the policy that sampled
     advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
     temperatures_R: Tensor
@@ -91,10 +93,10 @@ def _tensors(bundle, device) -> MicroBatch:
         prompts=[group.prompt for group, _ in bundle],
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
-        tokens_RT=tokens.to(device), mask_RT=mask.to(device), old_RT=old.to(device),
-        advantages=_padded([advantage for _, advantage, *_ in rows], T).to(device),
-        temperatures_R=torch.tensor(temperatures, device=device),
-        weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64, device=device))
+        **{name: sent(tensor, device) for name, tensor in dict(
+            tokens_RT=tokens, mask_RT=mask, places_M=mask.flatten().nonzero()[:, 0], old_RT=old,
+            advantages=_padded([advantage for _, advantage, *_ in rows], T), temperatures_R=torch.tensor(temperatures),
+            weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64)).items()})
 
 
 def _padded(advantages: list[float] | list[list[float]], T: int) -> Tensor:

@@ -18,6 +18,11 @@ aten = torch.ops.aten
 TO_THE_TOP_LEFT = 1  # the name of causal masks in aten._efficient_attention_forward
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on the device. A GPU fetches it when it comes to it, from memory that cannot be paged; the host does not wait for that."""
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor.to(device)
+
+
 class Segments:
     """Which queries attend to which keys: the i-th run of queries to the i-th run of keys, all of them or (`causal`) up to its own."""
 
@@ -40,15 +45,15 @@ class Segments:
 
     @cached_property
     def key_lengths(self) -> Tensor:
-        return torch.tensor(self.keys).to(self.device)
+        return sent(torch.tensor(self.keys), self.device)
 
 
 def _bounds(lengths, device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+    return sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
 def _places(lengths, longest: int, device) -> Tensor:
-    return (torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0].to(device)
+    return sent((torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0], device)
 
 
 class Packing:
@@ -70,7 +75,7 @@ class Packing:
             positions.append(torch.arange(before[r // rows], before[r // rows] + after[r]))
             tokens.append(torch.tensor(completion[:-1], dtype=torch.long))
             place, self.longest = place + after[r], max(self.longest, before[r // rows] + after[r])
-        self.tokens_N, self.positions_N, self.predictors_M = (torch.cat(parts).to(device) for parts in (tokens, positions, predictors))
+        self.tokens_N, self.positions_N, self.predictors_M = (sent(torch.cat(parts), device) for parts in (tokens, positions, predictors))
         self.prompts = Segments(before, before, True, device)
         self.own = Segments(after, after, True, device)
         self.on_prompt = Segments([sum(after[i:i + rows]) for i in range(0, len(after), rows)], before, False, device)
@@ -90,9 +95,9 @@ class PlainPacking:
 
     def __init__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device):
         self.prompts = prompts
-        self.tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True).to(device)
+        tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True)
         lengths = torch.tensor([len(completion) for completion in completions])
-        self.mask_RT = (torch.arange(self.tokens_RT.shape[1]) < lengths[:, None]).to(device)
+        self.tokens_RT, self.mask_RT = sent(tokens_RT, device), sent(torch.arange(tokens_RT.shape[1]) < lengths[:, None], device)
 
 
 class _SharedPrefixAttention(torch.autograd.Function):

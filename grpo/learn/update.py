@@ -26,12 +26,11 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
 
     The last token of the prompt predicts the first of the completion; the completion's last predicts nothing.
     """
-    mask = batch.mask_RT
-    heat_RT = batch.temperatures_R[:, None].expand_as(batch.tokens_RT)
+    (R, T), places_M = batch.tokens_RT.shape, batch.places_M
     hidden_MH = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
-    logp_M, entropy_M = token_logprobs(hidden_MH, policy.head, batch.tokens_RT[mask], heat_RT[mask], truncate=truncate)
-    zeros_RT = torch.zeros(mask.shape, device=mask.device, dtype=logp_M.dtype)
-    return zeros_RT.masked_scatter(mask, logp_M), zeros_RT.masked_scatter(mask, entropy_M)
+    logp_M, entropy_M = token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T], truncate=truncate)
+    zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
+    return zeros.scatter(0, places_M, logp_M).view(R, T), zeros.scatter(0, places_M, entropy_M).view(R, T)
 
 
 def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
@@ -53,7 +52,7 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
     """
     ranks = optimizer.ranks
     optimizer.clear()
-    total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
+    seen = []  # what each micro-batch came to, on the device: the host has them all under way before it waits for the first
     for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device,
                                rank=ranks.rank, ranks=ranks.size):
         packing, reference_RT = policy.pack(batch.prompts, batch.completions), None
@@ -70,13 +69,8 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
             clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT, importance_RT=importance_RT)
         with rough_gradients(policy.has_rough_gradients):
             loss.backward()
-        total += loss.item()
-        for name, value in parts.items():
-            sums[name] += value.item()
-        difference_RT = (batch.old_RT - logp_RT.detach()) * batch.mask_RT
-        parity = max(parity, difference_RT.abs().max().item())
-        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
-        sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
+        seen.append((batch, loss.detach(), parts, logp_RT.detach()))
+    total, sums, parity, worst = _figures(seen)
     if ranks.size > 1:
         total, sums, parity, worst = _of_all(ranks, total, sums, parity, worst)
     grad_norm = optimizer.collect(max_grad_norm)
@@ -92,6 +86,20 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
                "clip_ratio/low": mean["clipped_low"], "clip_ratio/high": mean["clipped_high"],
                "parity/max_abs_logprob_diff": parity, "parity/kl": mean["parity"], "parity/worst": worst}
     return metrics | ({"kl": mean["kl"]} if beta else {})
+
+
+def _figures(seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]]) -> tuple[float, dict[str, float], float, list]:
+    """Return the loss, the sums over tokens, the largest difference between sampler and trainer, and the worst tokens of all micro-batches."""
+    total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
+    for batch, loss, parts, logp_RT in seen:
+        total += loss.item()
+        for name, value in parts.items():
+            sums[name] += value.item()
+        difference_RT = (batch.old_RT - logp_RT) * batch.mask_RT
+        parity = max(parity, difference_RT.abs().max().item())
+        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
+        sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
+    return total, sums, parity, worst
 
 
 def _of_all(ranks: Ranks, *mine: Any) -> tuple[float, dict[str, float], float, list]:

@@ -213,8 +213,9 @@ class FusedDecoder:
             self.last_PN = None
         else:
             tiles = self._lay_out(T)
-            model.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(model.feed.device)
-            if T == 1:
+            if T > 1:
+                model.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(model.feed.device)
+            else:
                 new = min(BURST, int((self.budget - self.written)[self.live].max()))
             for _ in range(new):
                 model.run(bucket(R), T, tiles, self.truncate)

@@ -10,6 +10,10 @@ from safetensors.torch import load_file
 import train
 from grpo.store.metrics import read_metrics
 
+# Nats a token that bfloat16's rounding may put between sampler and trainer. Of this model's 28 random layers, with logits five times as large as theirs
+# would be, it makes much: transformers in bfloat16 is 0.013 from itself in float32, 0.86 at the worst of 192 tokens.
+ROUNDING = 0.05
+
 
 @pytest.mark.parametrize("layers, device", [pytest.param(2, "cpu", marks=pytest.mark.slow),
                                             pytest.param(28, "cuda", marks=pytest.mark.gpu)])
@@ -18,12 +22,13 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     parameters = write_llama(tmp_path / "llama", layers, device)
     if layers == 28:
         assert parameters == 3_212_749_824
-    assert train.main(["--model", str(tmp_path / "llama"), "--words", "5", "--prompts", "2", "--group-size", "4", "--steps", "2",
+    assert train.main(["--model", str(tmp_path / "llama"), "--words", "25", "--prompts", "2", "--group-size", "4", "--steps", "2",
                        "--eval-problems", "2", "--on-degenerate", "keep", "--beta", "0.04", "--device", device,
                        "--name", "llama", "--scale", "none", "--reward", "similarity"]) == 0
     lines = read_metrics(tmp_path / "runs" / "llama" / "metrics.jsonl")
-    # bfloat16 on a GPU, float32 on a CPU: the sampler and the trainer see the same distribution to its rounding
-    assert [line["parity/max_abs_logprob_diff"] < (0.2 if device == "cuda" else 1e-3) for line in lines] == [True, True]
+    if device == "cpu":  # in float32
+        assert all(line["parity/max_abs_logprob_diff"] < 1e-3 for line in lines)
+    assert all(line["parity/kl"] < ROUNDING for line in lines)
     adapter = json.loads((tmp_path / "runs/llama/checkpoints/step-000002/adapter_config.json").read_text())
     assert adapter["r"] == 16 and len(load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")) == 2 * 7 * layers
     assert {name.split(".")[-1] for name in adapter["target_modules"]} == {
@@ -38,14 +43,14 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
     torch.cuda.reset_peak_memory_stats()
     request.addfinalizer(lambda: torch.cuda.set_per_process_memory_fraction(1.0))
     torch.cuda.set_per_process_memory_fraction(80e9 / torch.cuda.get_device_properties(0).total_memory)
-    command = ["--model", str(tmp_path / "llama"), "--lora-rank", "0", "--words", "5", "--prompts", "2", "--group-size", "8", "--eval-problems", "2",
+    command = ["--model", str(tmp_path / "llama"), "--lora-rank", "0", "--words", "25", "--prompts", "2", "--group-size", "8", "--eval-problems", "2",
                "--on-degenerate", "keep", "--device", "cuda", "--scale", "none", "--reward", "similarity", "--save-every", "9", "--learning-rate", "1e-6",
                "--schedule", "constant"]
     assert train.main([*command, "--name", "llama", "--steps", "2"]) == 0
     assert torch.cuda.max_memory_allocated() > 50e9
     run = tmp_path / "runs" / "llama"
     lines = read_metrics(run / "metrics.jsonl")
-    assert all(line["parity/max_abs_logprob_diff"] < 0.3 and line["grad_norm"] > 0 for line in lines)
+    assert all(line["parity/kl"] < ROUNDING and line["grad_norm"] > 0 for line in lines)
     folder = run / "checkpoints" / "step-000002"
     before, after = (load_sharded(path) for path in (tmp_path / "llama", folder))
     name = "model.layers.3.mlp.up_proj.weight"
