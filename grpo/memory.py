@@ -4,7 +4,8 @@ Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's 
 """
 from dataclasses import dataclass
 
-SHARE, CACHES = 6, 0.45  # activations take a sixth of the memory at most, keys and values 0.45 of what is left beside weights and optimizer
+SHARE, CACHES = 6, 0.45  # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is left beside weights and optimizer
+BUSY = 4096  # tokens that keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s)
 STATE = {"adamw": 8, "adamw8bit": 2}  # bytes of an optimizer's moments for a number that is trained
 
 
@@ -40,8 +41,10 @@ def shape_of(config, number: int, is_lean: bool = True) -> Shape:
 
 
 def update_tokens(shape: Shape, memory: float, held: float) -> int:
-    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's `memory`, or a third of what is left beside `held`."""
-    room = min(memory / SHARE, max(0.0, memory - held) / 3)
+    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's `memory`, or a third of what is left beside `held`,
+    but for `BUSY` tokens as much of it as keys and values may take."""
+    left = max(0.0, memory - held)
+    room = max(min(memory / SHARE, left / 3), min(CACHES * left, BUSY * shape.activations))
     return max(256, min(65_536, int(room / shape.activations)))
 
 

@@ -168,6 +168,13 @@ def test_a_quantised_base_is_for_a_gpu(tiny_model):
         load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
 
 
+def test_cudnns_attention_is_not_asked(tiny_model):
+    """It would be the first choice on an H100, and plan anew, for 50 ms, at each length of the prompts."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_policy(str(tiny_model), device="cpu")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:inner dimension")  # this model is smaller than bitsandbytes likes
 @pytest.mark.parametrize("quantise", ["nf4", "int8"])

@@ -10,6 +10,7 @@ from families import VOCABULARY
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+import grpo.learn.update as update_module
 from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
@@ -326,3 +327,24 @@ def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy,
     assert moved.ne(0).float().mean() > 0.5 > shown.float().mean()
     joined = policy.lean.blocks[0].qkv  # what the decoder reads is what was stepped on
     assert torch.equal(joined.weight[:joined.outputs], torch.cat([layer.weight for layer in joined.layers]))
+
+
+@pytest.mark.gpu
+def test_micro_batches_are_all_under_way_before_the_host_waits(tiny_model, groups, monkeypatch):
+    policy = load_policy(str(tiny_model), device="cuda", lora_rank=4)
+    work = lambda: update(policy, sgd(policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)  # noqa: E731
+    expected = work()["loss"]  # kernels are compiled
+    figures, batches = update_module._figures, []
+
+    def waited(seen):
+        torch.cuda.set_sync_debug_mode("default")
+        batches.extend(seen)
+        return figures(seen)
+
+    monkeypatch.setattr(update_module, "_figures", waited)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert work()["loss"] == pytest.approx(expected, rel=1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(batches) > 3
