@@ -52,7 +52,9 @@ TABLE = {
         ("entropy keeps its gradient", "all_nV.detach().exp()", "all_nV.exp()")],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
         ("gradients of the step before stay", "optimizer.clear()", "pass"),
-        ("truncation not seen by the loss", "batch.tokens_RT[mask], heat_RT[mask], truncate=truncate", "batch.tokens_RT[mask], heat_RT[mask]"),
+        ("truncation not seen by the loss", "[places_M // T], truncate=truncate", "[places_M // T]"),
+        ("temperature of the first row", "batch.temperatures_R[places_M // T]", "batch.temperatures_R[0 * places_M]"),
+        ("the host waits for each micro-batch", "seen.append((batch, loss.detach()", "seen.append((batch, torch.tensor(loss.item())"),
         ("reference is the policy", "completion_logprobs(reference, batch", "completion_logprobs(policy, batch"),
         ("first pass remembered with its gradient", "batch, logp_RT.detach())\n", "batch, logp_RT)\n"),
         ("importance not truncated", ".clamp(max=importance_limit)", "")],
@@ -69,6 +71,7 @@ TABLE = {
         ("gradients not clipped", "if max_norm:", "if False:")],
     ("grpo/memory.py", "grpo/test_memory.py"): [
         ("values of the cache forgotten", "return 2 * self.layers * self.keys", "return self.layers * self.keys"),
+        ("activations and caches may take more than there is", "min(CACHES * left, BUSY * shape.activations)", "BUSY * shape.activations"),
         ("sums shared out as well", "parts + 4 * trained", "parts + 4 * trained // parts")],
     ("grpo/rollout/engine.py", "grpo/test_memory.py"): [
         ("every lot at the first one's temperatures", "keys[some], temperatures[some]", "keys[some], temperatures[:lot]")],
@@ -119,6 +122,7 @@ TABLE = {
         ("reference keeps the adapter", "self.lean.is_adapted = False", "self.lean.is_adapted = True"),
         ("adapter stays off behind the reference", "finally:\n                    self.lean.is_adapted = True", "finally:\n                    pass")],
     ("grpo/load.py", "grpo/test_policy.py"): [
+        ("cuDNN's attention is asked", "enable_cudnn_sdp(False)", "enable_cudnn_sdp(True)"),
         ("reference shares the policy's weights", "copy.deepcopy(model) if weights", "copy.copy(model) if weights")],
     ("grpo/variance.py", "grpo/test_variance.py"): [
         ("solved counts as collapsed", '= ("identical", "failed", "tied")', '= ("identical", "failed", "tied", "solved")'),

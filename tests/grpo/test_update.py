@@ -24,6 +24,7 @@ from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, Score
 
 PROMPTS = ["Copy text A.\nA: the owl", "Copy A, then B.\nA: one two three four five six\nB: seven", "A"]
+HEATS = [0.75, 1.25, 0.875]  # a group that is drawn again is hotter; these are the same in float32 and float64
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
 
 
@@ -33,9 +34,9 @@ def groups(tiny_policy):
     tiny_policy.stops = tuple(range(0, VOCABULARY, 15))
     ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
     keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
-    answers = generate(tiny_policy, ids, keys=keys, temperatures=[0.75] * 3, budgets=[24] * 3)
+    answers = generate(tiny_policy, ids, keys=keys, temperatures=HEATS, budgets=[24] * 3)
     rng = random.Random(0)
-    made = [Group(i, Problem("t", 1, p, "x", str(i)), ids[i], 0.75, completions,
+    made = [Group(i, Problem("t", 1, p, "x", str(i)), ids[i], HEATS[i], completions,
                   scores=[Score(rng.random()) for _ in completions])
             for i, (p, completions) in enumerate(zip(PROMPTS, answers))]
     for group, values in zip(made, advantages([group.rewards for group in made], scale="group")):
@@ -147,17 +148,17 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
     monkeypatch.setattr(tiny_policy.model.lm_head, "__class__", type("Watched", (torch.nn.Linear,), {"forward": watch}))
     loss_and_gradients(tiny_policy, groups)
     gradient_NV = torch.cat(seen[::-1])  # of the chunks, the last first
-    rows = [(c, a) for group in groups for c, a in zip(group.completions, group.advantages)]
-    tokens = torch.tensor([token for c, _ in rows for token in c.tokens])
+    rows = [(c, a, group.temperature) for group in groups for c, a in zip(group.completions, group.advantages)]
+    tokens = torch.tensor([token for c, *_ in rows for token in c.tokens])
     # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end tokens are among them
-    expected = [-a * -math.expm1(logp) / (len(tokens) * 0.75) for c, a in rows for logp in c.logprobs]
-    assert any(c.finish == "stop" for c, _ in rows) and all(expected)
+    expected = [-a * -math.expm1(logp) / (len(tokens) * heat) for c, a, heat in rows for logp in c.logprobs]
+    assert any(c.finish == "stop" for c, *_ in rows) and all(expected)
     assert len(gradient_NV) == len(tokens)  # nothing for prompt and padding
     of_tokens = gradient_NV.gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 140])  # of rows alone, of parts of a group, of whole groups
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 120])  # of rows alone, of parts of a group, of whole groups
 def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, float64, micro_tokens):
     assert len(list(micro_batches(groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"))) > 1
     loss, whole = loss_and_gradients(tiny_policy, groups)
@@ -171,7 +172,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
 def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
     truncate = truncation(**limits)
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
-    answers = generate(tiny_policy, [group.prompt for group in groups], keys=keys, temperatures=[0.75] * 3,
+    answers = generate(tiny_policy, [group.prompt for group in groups], keys=keys, temperatures=HEATS,
                        budgets=[24] * 3, truncate=truncate)
     for group, completions in zip(groups, answers):
         group.completions = completions
@@ -329,22 +330,13 @@ def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy,
     assert torch.equal(joined.weight[:joined.outputs], torch.cat([layer.weight for layer in joined.layers]))
 
 
-@pytest.mark.gpu
-def test_micro_batches_are_all_under_way_before_the_host_waits(tiny_model, groups, monkeypatch):
-    policy = load_policy(str(tiny_model), device="cuda", lora_rank=4)
-    work = lambda: update(policy, sgd(policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)  # noqa: E731
-    expected = work()["loss"]  # kernels are compiled
-    figures, batches = update_module._figures, []
-
-    def waited(seen):
-        torch.cuda.set_sync_debug_mode("default")
-        batches.extend(seen)
-        return figures(seen)
-
-    monkeypatch.setattr(update_module, "_figures", waited)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        assert work()["loss"] == pytest.approx(expected, rel=1e-3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(batches) > 3
+def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(tiny_policy, groups, monkeypatch):
+    """On a GPU it would wait there, and the next micro-batch would be made while the GPU idles."""
+    happened = []
+    for name in ("item", "backward"):
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, *args, name=name, real=real: happened.append(name) or real(self, *args))
+    made = list(micro_batches(groups, "dapo", micro_tokens=60, max_length=24, device=tiny_policy.device))
+    monkeypatch.setattr(update_module, "micro_batches", lambda *_, **__: iter(made))
+    update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
+    assert len(made) > 3 and happened[:len(made)] == ["backward"] * len(made) and "item" in happened[len(made):]
