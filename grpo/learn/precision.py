@@ -1,4 +1,4 @@
-"""Products of the backward pass in bfloat16 with float32 sums, where a CPU has units for them (AMX): three to five times as fast.
+"""Products of the backward pass in bfloat16 with float32 sums, where a CPU has units for them: two to five times as fast.
 
 The forward pass stays exact, so that sampler and trainer agree; a gradient is rounded to three digits, as in any mixed precision
 (arXiv:1710.03740), without bias.
@@ -12,8 +12,8 @@ _is_rough = False
 
 
 def has_fast_products() -> bool:
-    """Tell whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
-    return torch.cpu._is_amx_tile_supported()
+    """Tell whether this CPU multiplies bfloat16 matrices faster than float32 ones: by AMX, or by the dot products of AVX512_BF16."""
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
 rewards, LoRA, KL weight, learning rate and precision: bfloat16 on a GPU (in full fine-tuning ours has float32 masters, TRL none), else float32
-(ours by its default, `--dtype auto`: on a CPU with AMX the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
+(ours by its default, `--dtype auto`: on a CPU with units for bfloat16 the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
 that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,

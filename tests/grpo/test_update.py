@@ -285,6 +285,13 @@ def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, fl
         torch.testing.assert_close((at5 - at1), 2 * (at15 - at1), rtol=1e-2, atol=1e-6)  # 2 - 1 against 1.5 - 1
 
 
+@pytest.mark.parametrize("units, expected", [((True, False), True), ((False, True), True), ((False, False), False)])
+def test_which_cpus_multiply_bfloat16_faster(monkeypatch, units, expected):
+    for name, has in zip(("_is_amx_tile_supported", "_is_avx512_bf16_supported"), units):
+        monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
+    assert has_fast_products() is expected
+
+
 def test_rough_gradients_leave_the_log_probabilities_as_they_are(tiny_model, groups):
     if not has_fast_products():
         pytest.skip("this CPU has no units for bfloat16 products")
