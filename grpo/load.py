@@ -3,7 +3,7 @@ import copy
 import re
 import socket
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import getproxies
@@ -116,7 +116,7 @@ def resolve(spec: str) -> str:
                         "layout, or a hub id")
     if not Path(spec).exists() and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; give builtin, a directory in Hugging Face layout, or a hub id")
-    if Path(spec).exists() or _hub_answers():
+    if Path(spec).exists() or _hub_answers(ENDPOINT):
         return spec
     try:
         return snapshot_download(spec, local_files_only=True)  # as it was fetched once
@@ -125,12 +125,13 @@ def resolve(spec: str) -> str:
                         "or builtin") from error
 
 
-def _hub_answers() -> bool:
+@cache
+def _hub_answers(endpoint: str) -> bool:
     """Tell at once what the hub's own library finds out by trying again and again, a minute and more."""
     if getproxies():
         return True  # it may, through a proxy
     try:
-        socket.create_connection((urlparse(ENDPOINT).hostname, 443), timeout=5).close()
+        socket.create_connection((urlparse(endpoint).hostname, 443), timeout=5).close()
     except OSError:
         return False
     return True

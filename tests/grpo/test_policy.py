@@ -69,7 +69,7 @@ def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
         raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.")
 
     monkeypatch.setattr("grpo.load.AutoModelForCausalLM.from_pretrained", refused)
-    monkeypatch.setattr("grpo.load._hub_answers", lambda: True)
+    monkeypatch.setattr("grpo.load._hub_answers", lambda _: True)
     with pytest.raises(UserError, match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory") as caught:
         load_policy("a/b", device="cpu")
     assert "\n" not in str(caught.value)
