@@ -13,7 +13,7 @@ import json
 import random
 import time
 
-import bench_step
+import bench_model
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +26,7 @@ from tasks.base import problem_at
 from tasks.interleave import Interleave
 
 SHAPES = {
-    "3b": bench_step.SHAPES["3b"],
+    "3b": bench_model.SHAPES["3b"],
     "1b": dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
                num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
 }
