@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
-from grpo.learn.packing import sent
+from grpo.learn.packing import places, sent
 from grpo.records import Group
 
 
@@ -26,7 +26,7 @@ class MicroBatch:
     completions: list[tuple[int, ...]]  # the tokens of each row, without padding
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
-    places_M: Tensor  # of the tokens, row after row, in the grid of R * T
+    places_M: Tensor  # of the tokens, row after row, in the grid of R * T: to find them by the mask, the host would wait for the GPU
     old_RT: Tensor  # log-probabilities under the policy that sampled
     advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
     temperatures_R: Tensor
@@ -93,8 +93,9 @@ def _tensors(bundle, device) -> MicroBatch:
         prompts=[group.prompt for group, _ in bundle],
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
+        places_M=places([len(completion.tokens) for completion, *_ in rows], T, device),
         **{name: sent(tensor, device) for name, tensor in dict(
-            tokens_RT=tokens, mask_RT=mask, places_M=mask.flatten().nonzero()[:, 0], old_RT=old,
+            tokens_RT=tokens, mask_RT=mask, old_RT=old,
             advantages=_padded([advantage for _, advantage, *_ in rows], T), temperatures_R=torch.tensor(temperatures),
             weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64)).items()})
 

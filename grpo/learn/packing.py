@@ -37,11 +37,11 @@ class Segments:
 
     @cached_property
     def query_places(self) -> Tensor:
-        return _places(self.queries, self.most_queries, self.device)
+        return places(self.queries, self.most_queries, self.device)
 
     @cached_property
     def key_places(self) -> Tensor:
-        return self.query_places if self.keys is self.queries else _places(self.keys, self.most_keys, self.device)
+        return self.query_places if self.keys is self.queries else places(self.keys, self.most_keys, self.device)
 
     @cached_property
     def key_lengths(self) -> Tensor:
@@ -52,7 +52,8 @@ def _bounds(lengths, device) -> Tensor:
     return sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
-def _places(lengths, longest: int, device) -> Tensor:
+def places(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
+    """Return where the tokens of sequences of such lengths stand, one after the other, in a grid of rows of `longest`."""
     return sent((torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0], device)
 
 
