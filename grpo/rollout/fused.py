@@ -7,7 +7,9 @@ included, lives on the device; the host looks once in `BURST` steps, or after ea
 
 Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
 """
+import os
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,9 @@ from grpo.rollout.drafting import LENGTHS
 
 BURST = 8  # tokens a row between looks at who has finished
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
-SPLIT, OWN_SPLIT = 64, 128  # keys of a prompt, and of a row's own tokens, read by one program
+SPLIT, OWN_SPLIT = 64, 256  # keys of a prompt, and of a row's own tokens, read by one program
 BLOCK = 128  # columns of the hidden states that one program adds
+FEW = 64  # tokens whose products are `kernels.multiply`
 WIDTH = LENGTHS[-1] + 1
 TOKENS = 8192  # of a pass with drafts: their logits over a vocabulary of 128,000 take 2 GB
 
@@ -27,6 +30,24 @@ TOKENS = 8192  # of a pass with drafts: their logits over a vocabulary of 128,00
 def bucket(rows: int) -> int:
     """Return how many rows a captured step has that fits `rows`."""
     return next((size for size in BUCKETS if size >= rows), -(-rows // BUCKETS[-1]) * BUCKETS[-1])
+
+
+@contextmanager
+def light_products(wanted: bool):
+    """Let torch take its products from cuBLASLt, if wanted: the padded weights are multiplied some hundredths faster on a Hopper GPU."""
+    kept = torch.backends.cuda.preferred_blas_library()
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)  # where torch says, once, that the choice is experimental
+    try:
+        torch.backends.cuda.preferred_blas_library("cublaslt" if wanted else kept)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(kept)
 
 
 class FusedModel:
@@ -41,6 +62,8 @@ class FusedModel:
         self.embedding, self.final_norm, self.rotary, self.blocks = lean.embedding, lean.final_norm, lean.rotary, lean.blocks
         self.V, self.N = policy.head.weight.shape
         self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
+        has_products = kernels.IS_HOPPER and self.dtype.itemsize == 2
+        self.processors = torch.cuda.get_device_properties(policy.device).multi_processor_count if has_products else 0
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
         self.forget_graphs()
         self.rows = self.prompts = self.longest = self.room = 0
@@ -88,12 +111,13 @@ class FusedModel:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             self.state["live"].zero_()  # the rehearsal writes nothing
-            with torch.cuda.stream(stream):
-                self.step(R, T, tiles, truncate)
-            torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
-                self.step(R, T, tiles, truncate)
+            with light_products(self.processors > 0):
+                with torch.cuda.stream(stream):
+                    self.step(R, T, tiles, truncate)
+                torch.cuda.current_stream().wait_stream(stream)
+                with torch.cuda.graph(graph, pool=self.pool):
+                    self.step(R, T, tiles, truncate)
             self.pool = self.pool or graph.pool()
             self.graphs[key] = graph
             for name, value in kept.items():
@@ -120,37 +144,52 @@ class FusedModel:
         of_tile, of_row = queries(self.tile_tokens(T)), queries(min(T, max(1, 64 // Q)))  # queries of a program
         programs = tiles * K * first + R * K * (places - first) * -(-T // (of_row // Q))
         stretches = dict(first=first, splits=places, PROMPT=SPLIT, OWN=OWN_SPLIT)
+        spare = dict(maxnreg=96) if T == 1 and self.processors else {}  # five programs on a processor at once instead of four
         last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):
             qkv, gate_up, eps, (keys, values) = layer.qkv, layer.gate_up, layer.norm.variance_epsilon, self.own[i]
             self._add(x, *last, layer.norm, h, squares)
-            heads = h @ qkv.weight.t()
+            heads = self._product(h, qkv)
             norms = (layer.attention.q_norm, layer.attention.k_norm) if self.is_normed else ()
             k.rotate_and_store[(-(-M // 16), H + 2 * K)](
                 heads, qkv.up, qkv.bias, squares, q, keys, values, self.cos, self.sin, *([norm.weight for norm in norms] or (None, None)),
-                state["start"], state["written"], state["slot"], state["live"], heads.stride(0), M, self.room, self.N, eps,
-                norms[0].variance_epsilon if norms else 0.0, RANK=qkv.rank, **tokens, **sizes)
+                state["start"], state["written"], state["slot"], state["live"], heads.stride(1), M, self.room, self.N, eps,
+                norms[0].variance_epsilon if norms else 0.0, RANK=qkv.rank, SPLITS=len(heads), **tokens, **sizes, **k.EARLY)
             k.attend[(programs,)](
                 q, *self.shared[i], keys, values, *self.tile, self.lengths, state["written"], state["slot"], state["live"], sums, tops, partial,
                 self.scale, self.longest, self.room, tiles, R, BLOCK_N=64, BLOCK_P=of_tile, BLOCK_R=of_row, num_warps=4, num_stages=2,
-                **stretches, **sizes)
-            k.join[(M, H)](attended, state["start"], state["written"], state["live"], sums, tops, partial, T=T, H=H, D=D, num_warps=1,
-                           **stretches)
-            self._add(x, attended @ layer.out.weight.t(), layer.out, layer.second_norm, h, squares)
-            both, width = h @ gate_up.weight.t(), gate_up.outputs // 2
+                **stretches, **sizes, **k.EARLY, **spare)
+            k.join[(-(-M * H // 4),)](attended, state["start"], state["written"], state["live"], sums, tops, partial, M, T=T, H=H, D=D, PAIRS=4,
+                                      TOGETHER=4, num_warps=1, **stretches, **k.EARLY)
+            self._add(x, self._product(attended, layer.out), layer.out, layer.second_norm, h, squares)
+            both, width = self._product(h, gate_up), gate_up.outputs // 2
             gated = x.new_empty(M, width)
             k.silu_mul[(-(-M // 16), -(-width // 128))](
-                both, gate_up.up, gate_up.bias, squares, gated, both.stride(0), M, width, self.N, layer.second_norm.variance_epsilon,
-                RANK=gate_up.rank, BLOCK=128, **tokens)
-            last = gated @ layer.down.weight.t(), layer.down
+                both, gate_up.up, gate_up.bias, squares, gated, both.stride(1), M, width, self.N, layer.second_norm.variance_epsilon,
+                RANK=gate_up.rank, SPLITS=len(both), BLOCK=128, **tokens, **k.EARLY)
+            last = self._product(gated, layer.down), layer.down
         self._add(x, *last, self.final_norm, h, squares)
         return nn.functional.rms_norm(x, (self.N,), self.final_norm.weight, self.final_norm.variance_epsilon)
 
     def _add(self, x: Tensor, y: Tensor | None, joined: Joined | None, norm: nn.Module, out: Tensor, squares: Tensor):
         """Add a product of `joined` to x, and begin the norm: `out` = x * weight, and the sums of squares."""
-        up, bias, rank, stride = (joined.up, joined.bias, joined.rank, y.stride(0)) if joined else (None, None, 0, 0)
+        up, bias, rank, stride, splits = (joined.up, joined.bias, joined.rank, y.stride(1), len(y)) if joined else (None, None, 0, 0, 0)
         self.kernels.add[(-(-len(x) // 16), squares.shape[1])](x, y, up, bias, norm.weight, out, squares, stride, len(x), self.N,
-                                                               RANK=rank, BLOCK_M=16, BLOCK=BLOCK)
+                                                               RANK=rank, SPLITS=splits, BLOCK_M=16, BLOCK=BLOCK, **self.kernels.EARLY)
+
+    def _product(self, x: Tensor, joined: Joined) -> Tensor:
+        """Return x (M, K) times the weights of `joined`, in S parts that are to be added up (S, M, X)."""
+        (M, K), X = x.shape, len(joined.weight)
+        if self.processors and M <= FEW and K % 128 == 0:
+            wide = M > 32 and X > 32 * self.processors
+            columns, part, stages = (64, 128, 6) if M <= 32 else (128, 64, 5) if wide else (64, 64, 8)
+            blocks = -(-X // columns)
+            y = x.new_empty(max(1, min(self.processors // blocks, K // part // 4)), M, X, dtype=torch.float32)
+            self.kernels.multiply[(blocks, len(y))](
+                x, joined.weight, y, M, X, K, SPLITS=len(y), BLOCK_M=max(16, 1 << (M - 1).bit_length()), BLOCK_X=columns, BLOCK_K=part,
+                STAGES=stages, num_warps=4, **self.kernels.EARLY)
+            return y
+        return (x @ joined.padded.t())[None]
 
     def sample(self, logits_MV: Tensor, R: int, T: int, truncate: Callable | None):
         """Draw a token from each distribution; write down those that count."""
@@ -163,11 +202,11 @@ class FusedModel:
         tops, sums = (torch.empty(M, blocks, dtype=torch.float32, device=device) for _ in range(2))
         best, chosen = torch.empty(M, blocks, dtype=torch.int32, device=device), torch.empty(M, dtype=torch.int32, device=device)
         logprob = torch.empty(M, dtype=torch.float32, device=device)
-        k.sum_blocks[(M, blocks)](logits_MV, heat, tops, sums, best, V, blocks, T=T, BLOCK=4096)
+        k.sum_blocks[(M, blocks)](logits_MV, heat, tops, sums, best, V, blocks, T=T, BLOCK=4096, **k.EARLY)
         k.pick[(M,)](logits_MV, heat, state["key"], state["written"], tops, sums, best, chosen, logprob, V, blocks, T=T, BLOCK=4096,
-                     BLOCKS=max(2, 1 << (blocks - 1).bit_length()))
+                     BLOCKS=max(2, 1 << (blocks - 1).bit_length()), **k.EARLY)
         k.advance[(R,)](chosen, logprob, self.feed, self.out_tokens, self.out_logprobs, self.stops, state["slot"], state["budget"],
-                        state["written"], state["live"], self.room, T=T, WIDTH=WIDTH, STOPS=len(self.stops), num_warps=1)
+                        state["written"], state["live"], self.room, T=T, WIDTH=WIDTH, STOPS=len(self.stops), num_warps=1, **k.EARLY)
 
 
 class FusedDecoder:

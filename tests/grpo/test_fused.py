@@ -1,5 +1,6 @@
 """The fused decoder against the eager one: the same tokens in float32, the same distribution in bfloat16. On a GPU only."""
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.load import BUILTIN, load_policy
 from grpo.rollout import engine
 from grpo.rollout.drafting import Drafting, Plans
-from grpo.rollout.fused import disagreement
+from grpo.rollout.fused import FusedModel, disagreement
 from grpo.rollout.sampling import sample_key, truncation, uniform
 
 pytestmark = pytest.mark.gpu
@@ -125,6 +126,33 @@ def test_fused_bfloat16_samples_from_the_models_distribution(tmp_path):
             differences.append(torch.tensor(answer.logprobs) - expected.detach().cpu())
     assert len(PROMPTS) * 64 == len(differences)
     assert torch.cat(differences).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("samples", [1, 8, 16, 64])
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_bfloat16_agrees_with_the_update(tmp_path, family, samples):
+    """With 3, 24, 48 and 192 rows, so by each kind of product, and with adapters."""
+    policy = policy_of(tmp_path, family, 4, dtype="bfloat16")
+    prompts, groups = rollout(policy, samples=samples)
+    differences = []
+    for prompt, group in zip(prompts, groups):
+        for answer in group:
+            with torch.no_grad():
+                logits = policy.head(policy.predict(policy.pack([prompt], [answer.tokens]))).float()
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens).cuda()[:, None])[:, 0].cpu()
+            differences.append(torch.tensor(answer.logprobs) - expected)
+    assert torch.cat(differences).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("M, X, K", [(1, 200, 128), (16, 5168, 3072), (17, 48, 256), (33, 3088, 1024), (64, 16416, 384), (48, 3088, 8192)])
+def test_products_of_few_tokens(M, X, K):
+    from grpo.rollout import kernels
+    if not kernels.IS_HOPPER:
+        pytest.skip("for Hopper only")
+    x, weight = (torch.randn(rows, K, device="cuda", dtype=torch.bfloat16) for rows in (M, X))
+    found = FusedModel._product(SimpleNamespace(processors=132, kernels=kernels), x, SimpleNamespace(weight=weight))
+    assert found.dtype == torch.float32 and found.shape[1:] == (M, X)
+    torch.testing.assert_close(found.double().sum(0), x.double() @ weight.double().t(), rtol=0, atol=1e-5 * K)
 
 
 def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_path, monkeypatch):
