@@ -34,8 +34,8 @@ from grpo.run import Run
 from tasks.base import Parser, UserError, exit_status, load_task, problem_at
 
 PROBES = 16  # problems whose tokens are counted
-WEIGHTS, CACHE, PRODUCTS, DECODED, ATTENTION = 0.72, 0.78, 0.58, 1.7, 0.2  # shares of the GPU's rates that are reached
-LAYER = 26e-6  # seconds that a layer of a decoder's pass takes beside its products and attention
+WEIGHTS, CACHE, PRODUCTS, DECODED, ATTENTION = 0.85, 0.78, 0.58, 1.7, 0.2  # shares of the GPU's rates that are reached
+LAYER = 16e-6  # seconds that a layer of a decoder's pass takes beside its products and attention
 LAUNCH = 0.1  # seconds in which the host starts all kernels of a micro-batch: it takes no less
 HOST = 0.02  # seconds of the host's own, in rollout, update and communication each
 LOGITS = 1024  # tokens whose logits are held at once

@@ -16,6 +16,7 @@ from peft import PeftModel
 
 from grpo.learn.lean import LeanModel, agrees, checkpoint_layers, lean_model, relative_difference
 from grpo.learn.packing import Packing, PlainPacking
+from grpo.learn.precision import linear
 from grpo.memory import prompts_at_once, shape_of, update_tokens
 from grpo.rollout.cache import NAME, SharedPrompt
 from grpo.rollout.fused import FusedModel, fused_model
@@ -126,6 +127,11 @@ class Policy:
     def head(self) -> torch.nn.Module:
         """The output layer, from hidden states (..., H) to logits (..., V)."""
         return self._causal.get_output_embeddings()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what `head` makes of hidden states, without a gradient."""
+        head = self.head
+        return linear(hidden, head.weight, head.bias) if type(head) is torch.nn.Linear else head(hidden)
 
     def forget_activations(self):
         """Compute activations again in the backward pass: a third more time in the update, for a fraction of its memory."""

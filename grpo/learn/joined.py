@@ -4,7 +4,8 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from grpo.learn.precision import linear
 
 
 def refresh(products: Sequence["Joined"]):
@@ -89,8 +90,8 @@ class Joined:
         """Return the layers' outputs side by side (M, outputs), and the adapters' inner values (M, layers * rank) where they count."""
         if not (self.rank and is_adapted):
             bias = None if self.bias is None else self.bias[:self.outputs]
-            return F.linear(x_MN, self.weight[:self.outputs], bias), None
-        y = F.linear(x_MN, self.weight, self.bias)
+            return linear(x_MN, self.weight[:self.outputs], bias), None
+        y = linear(x_MN, self.weight, self.bias)
         y, inner = y[:, :self.outputs], y[:, self.outputs:].clone()
         for inner_Mr, columns in zip(inner.split(self.rank, 1), self.columns):
             y[:, columns].addmm_(inner_Mr, self.up[:, columns])

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from grpo.learn.precision import products
+from grpo.learn.precision import linear, products
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
 Truncate = Callable[[Tensor, Tensor], Tensor]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
@@ -31,7 +30,7 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     `chunk` 0 is 1,024 on a GPU, and on a CPU as many as keep the logits within its cache.
     """
     if not chunk:
-        chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 18) // getattr(head, "out_features", 4096))
+        chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     if truncate is None and type(head) is nn.Linear:
         parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n)
@@ -48,7 +47,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_nH, weight_VH, bias_V, targets_n, temperature_n):
-        logits_nV = F.linear(hidden_nH, weight_VH, bias_V)
+        logits_nV = linear(hidden_nH, weight_VH, bias_V)
         (n, V), wide = logits_nV.shape, torch.promote_types(logits_nV.dtype, torch.float32)
         temperature_n = temperature_n.to(wide)
         if logits_nV.is_cuda and wide == torch.float32:
@@ -67,7 +66,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_n, _):
         hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n = ctx.saved_tensors
-        logits_nV = F.linear(hidden_nH, weight_VH, bias_V)
+        logits_nV = linear(hidden_nH, weight_VH, bias_V)
         n, V = logits_nV.shape
         if logits_nV.is_cuda and lse_n.dtype == torch.float32:
             from grpo.learn import kernels

@@ -54,7 +54,7 @@ class EagerDecoder:
             tokens = torch.cat([self.last[self.first, None], drafts_Rk.clamp(min=0)], 1)
             hidden = self.policy.extend(tokens.to(device), self.shared)
         places_CT = self.written[:, None] + torch.arange(hidden.shape[1])
-        chosen, logprobs = choose(self.policy.head(hidden), self.heat[self.first].to(device),
+        chosen, logprobs = choose(self.policy.logits(hidden), self.heat[self.first].to(device),
                                   uniform(self.keys[:, None], places_CT).to(device), self.row.to(device), self.truncate)
         chosen, logprobs = chosen.cpu(), logprobs.cpu()
         count = accepted(chosen, drafts_Rk[self.row], self.stops).minimum(self.budget - self.written)

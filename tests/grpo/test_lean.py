@@ -6,7 +6,7 @@ from families import FAMILIES, SHAPE
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
-from grpo.learn import operations
+from grpo.learn import operations, precision
 from grpo.learn.lean import checkpoint_layers, lean_model
 from grpo.learn.logprobs import token_logprobs
 from grpo.load import BUILTIN, load_policy
@@ -47,6 +47,20 @@ def results(policy):
 def assert_near(found, expected, tolerance=1e-5):
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a PyTorch without oneDNN")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 7, 5), (64, 256, 96), (3, 1, 33, 10), (0, 4, 6)])
+def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
+    """What AMD's CPUs take, on any CPU: (..., inputs, outputs)."""
+    monkeypatch.setattr(precision, "_by_onednn", True)
+    x, weight, bias = torch.randn(shape[:-1]), torch.randn(shape[-1], shape[-2]), torch.randn(shape[-1]) if has_bias else None
+    wide = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    found = precision.linear(x, weight, bias)
+    assert found.dtype == torch.float32 and found.shape == wide.shape
+    torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
+    assert torch.equal(precision.linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))  # float64 is left alone
 
 
 @pytest.mark.parametrize("device", ["cpu", gpu])
