@@ -35,19 +35,18 @@ def bucket(rows: int) -> int:
 @contextmanager
 def light_products(wanted: bool):
     """Let torch take its products from cuBLASLt, if wanted: the padded weights are multiplied some hundredths faster on a Hopper GPU."""
-    kept = torch.backends.cuda.preferred_blas_library()
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)  # where torch says, once, that the choice is experimental
-    try:
-        torch.backends.cuda.preferred_blas_library("cublaslt" if wanted else kept)
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)
+    before = torch.backends.cuda.preferred_blas_library()
+    if wanted:
+        with open(os.devnull, "wb") as nowhere:
+            stderr = os.dup(2)
+            os.dup2(nowhere.fileno(), 2)  # where torch says, once, that the choice is experimental
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+            os.dup2(stderr, 2)
+            os.close(stderr)
     try:
         yield
     finally:
-        torch.backends.cuda.preferred_blas_library(kept)
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 class FusedModel:

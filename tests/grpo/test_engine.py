@@ -1,4 +1,6 @@
 """The engine against a plain `transformers` forward pass, and against itself in other company."""
+import os
+
 import pytest
 import torch
 from conftest import make_tiny_model
@@ -11,6 +13,7 @@ from grpo.load import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.eager import EagerDecoder, accepted
 from grpo.rollout.engine import budget_for, fitting, generate
+from grpo.rollout.fused import light_products
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 
@@ -219,3 +222,22 @@ def test_models_whose_logits_are_more_than_their_output_layer_are_refused(tmp_pa
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="the logits of GraniteForCausalLM are more than its output layer"):
         load_policy(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_library_of_products_is_chosen_for_a_while_and_in_silence(monkeypatch, capfd, wanted):
+    chosen = ["cublas"]
+
+    def preferred(name=None):  # torch's, which writes to the process's stderr past Python's
+        if name and name != "cublas":
+            os.write(2, b"experimental\n")
+        chosen.append(name or chosen[-1])
+        return chosen[-1]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    with pytest.raises(ZeroDivisionError), light_products(wanted):
+        inside = chosen[-1]
+        os.write(2, b"ours\n")
+        1 / 0  # noqa: B018
+    assert (inside, chosen[-1]) == ("cublaslt" if wanted else "cublas", "cublas")
+    assert capfd.readouterr().err == "ours\n"
