@@ -64,7 +64,7 @@ class Config:
     model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
     device: str = flag("auto", "cpu, cuda, or auto")
     dtype: str = flag("auto", "float32, bfloat16 (what is trained has float32 masters), or auto: float32 on a CPU, with gradients by bfloat16 "
-                              "products where it has units for them (AMX, AVX512_BF16); bfloat16 on a GPU under LoRA, and for a model that is saved so")
+                              "products where it has AMX; bfloat16 on a GPU under LoRA, and for a model that is saved so")
     lora_rank: int = flag(-1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models")
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     lora_variant: str = flag("lora", "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained apart; by the "

@@ -36,7 +36,7 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
-    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has units for them, and bfloat16 on a GPU
+    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has AMX, and bfloat16 on a GPU
     under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA).
     Raises UserError when it cannot be loaded.
     """

@@ -45,7 +45,7 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(tmp_path, monkey
 
     def interrupted(self):
         if self.done == at:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         return step(self)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
@@ -66,7 +66,7 @@ def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(t
     assert train.main([*SMALL, "--name", "whole"]) == 0
     with monkeypatch.context() as patch:
         patch.setattr("grpo.run.summarise", lambda groups:
-                      (os.kill(os.getpid(), signal.SIGTERM), summarise(groups))[1])
+                      (signal.raise_signal(signal.SIGTERM), summarise(groups))[1])
         assert train.main([*SMALL, "--name", "cut"]) == 128 + signal.SIGTERM
     assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/cut"))
@@ -76,8 +76,8 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def twice(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Trainer, "step", twice)
     assert train.main([*SMALL, "--name", "a"]) == 130

@@ -286,7 +286,7 @@ def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, fl
 
 
 @pytest.mark.parametrize("units, expected", [((True, False), True), ((False, True), True), ((False, False), False)])
-def test_which_cpus_multiply_bfloat16_faster(monkeypatch, units, expected):
+def test_on_which_cpus_onednn_is_faster(monkeypatch, units, expected):
     for name, has in zip(("_is_amx_tile_supported", "_is_avx512_bf16_supported"), units):
         monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
     assert has_fast_products() is expected
@@ -294,7 +294,7 @@ def test_which_cpus_multiply_bfloat16_faster(monkeypatch, units, expected):
 
 def test_rough_gradients_leave_the_log_probabilities_as_they_are(tiny_model, groups):
     if not has_fast_products():
-        pytest.skip("this CPU has no units for bfloat16 products")
+        pytest.skip("this CPU takes no other products for gradients")
     results = []
     for dtype in ("float32", "auto"):
         policy = load_policy(str(tiny_model), device="cpu", dtype=dtype)
