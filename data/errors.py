@@ -1,7 +1,8 @@
 """The one exception for mistakes that the user can mend, and how a program ends on one."""
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -13,6 +14,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
+
+
+@contextmanager
+def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
+    """Within this context `package`, of the extra that is called `extra`, is imported: where it is missing, UserError says so and what to do."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt -e '.[{extra}]'") from error
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from grpo.learn.precision import has_fast_products
 from grpo.policy import Policy
 from grpo.rollout.cache import NAME, SharedPrompt
-from tasks.base import UserError
+from tasks.base import UserError, needs
 
 STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's files are data: none of them is executed or unpickled
 QUANTISED = {"none": None, "int8": dict(load_in_8bit=True),
@@ -169,8 +169,9 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     """Return what `from_pretrained` is told of it. Raises UserError where bitsandbytes is missing."""
     if name == "none":
         return {}
-    if not is_bitsandbytes_available():
-        raise UserError(f"--quantise {name}: bitsandbytes is not installed; pip install -c constraints.txt -e '.[bits]'")
+    with needs("bitsandbytes", "bits", f"--quantise {name}"):
+        if not is_bitsandbytes_available():
+            raise ImportError
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **QUANTISED[name])}
 
 

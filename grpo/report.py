@@ -27,7 +27,7 @@ from grpo.show.tables import WHY
 from grpo.store.run_data import RunData, load_run
 from grpo.text import visible
 from grpo.variance import COLLAPSED
-from tasks.base import Parser, UserError, exit_status
+from tasks.base import Parser, UserError, exit_status, needs
 
 ROOM = Path(__file__).parent / "show"  # where report.html and its parts lie
 SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
@@ -64,10 +64,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def page(runs: Sequence[RunData], budget: int) -> str:
     """Return the page of `runs` as HTML, with at most `budget` bytes of texts a run."""
-    try:
+    with needs("plotly", "report"):
         from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UserError("plotly is not installed: pip install -c constraints.txt -e '.[report]'") from error
     samples = [kept_samples(run, budget) for run in runs]
     told = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(run["name"] for run in told)

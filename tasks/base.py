@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from data.errors import Parser, UserError, exit_status
+from data.errors import Parser, UserError, exit_status, needs
 
-__all__ = ["Parser", "Problem", "Score", "Task", "UserError", "exit_status", "load_task", "options_of", "split_options", "draft_of", "credits_of",
+__all__ = ["Parser", "Problem", "Score", "Task", "UserError", "exit_status", "needs", "load_task", "options_of", "split_options", "draft_of", "credits_of",
            "scores_of", "trust", "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
 
 SPLITS = ("train", "validation", "test")

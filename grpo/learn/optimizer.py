@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grpo.memory import STATE
 from grpo.ranks import ALONE, Ranks
-from tasks.base import UserError
+from tasks.base import needs
 
 OPTIMIZERS = tuple(STATE)
 
@@ -27,10 +27,8 @@ def maker(kind: str, *, rate: float, weight_decay: float) -> Callable[[list[nn.P
     settings = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
         return partial(torch.optim.AdamW, fused=True, **settings)
-    try:
+    with needs("bitsandbytes", "bits", f"--optimizer {kind}"):
         from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise UserError("--optimizer adamw8bit: bitsandbytes is not installed; pip install -c constraints.txt -e '.[bits]'") from error
     return partial(AdamW8bit, **settings)
 
 

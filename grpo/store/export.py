@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from tasks.base import UserError
+from tasks.base import UserError, needs
 
 Record = Mapping[str, Any]
 
@@ -45,11 +45,9 @@ def _write_csv(path: Path, records: Iterable[Record]) -> int:
 
 
 def _write_parquet(path: Path, records: Iterable[Record]) -> int:
-    try:
+    with needs("pyarrow", "notebook", f"{path} (names in .csv and .jsonl go without)"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"{path}: pyarrow is not installed: pip install pyarrow (or '.[notebook]'), or give a name that ends in .csv or .jsonl") from error
     rows = [_columns(record) for record in records]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return len(rows)

@@ -19,7 +19,7 @@ from data.files import read_text
 from grpo.records import Group
 from grpo.store.metrics import read_metrics
 from grpo.store.rollouts import file_of, groups_of, steps_of, summaries
-from tasks.base import UserError
+from tasks.base import UserError, needs
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -38,10 +38,8 @@ class Records(list):
 
     def to_pandas(self):
         """Return the records as a pandas DataFrame (the extra `notebook`)."""
-        try:
+        with needs("pandas", "notebook"):
             import pandas
-        except ImportError as error:
-            raise UserError("pandas is not installed: pip install pandas (or '.[notebook]')") from error
         return pandas.DataFrame.from_records(self)
 
 
