@@ -28,8 +28,8 @@ from grpo.learn.lean import FAMILIES
 from grpo.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
 from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
 from grpo.policy import prompt_tokens, target_length
+from grpo.rollout.captured import bucket
 from grpo.rollout.engine import budget
-from grpo.rollout.fused import bucket
 from grpo.run import Run
 from tasks.base import Parser, UserError, exit_status, load_task, problem_at
 

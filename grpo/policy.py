@@ -19,7 +19,8 @@ from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import linear
 from grpo.memory import prompts_at_once, shape_of, update_tokens
 from grpo.rollout.cache import NAME, SharedPrompt
-from grpo.rollout.fused import FusedModel, fused_model
+from grpo.rollout.captured import FusedModel
+from grpo.rollout.fused import fused_model
 from grpo.rollout.plain import PlainPrompt
 from tasks.base import UserError
 

@@ -91,7 +91,7 @@ TABLE = {
         ("adapter's scale ignored", "second.data, scaling))", "second.data, 1.0))")],
     ("grpo/learn/precision.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
         ("bias forgotten by the faster product", 'weight_XK, bias_X, "none"', 'weight_XK, None, "none"')],
-    ("grpo/rollout/fused.py", "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence"): [
+    ("grpo/rollout/captured.py", "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence"): [
         ("library of products not put back", "preferred_blas_library(before)", "preferred_blas_library()")],
     ("grpo/learn/operations.py", "grpo/test_lean.py"): [
         ("sign within the norm's gradient", "scale_M1**3 / -N", "scale_M1**3 / N"),

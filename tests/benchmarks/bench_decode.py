@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from grpo.load import BUILTIN
 from grpo.policy import Policy
 from grpo.rollout.cache import NAME
-from grpo.rollout import engine, fused
+from grpo.rollout import captured, engine, fused
 from grpo.rollout.drafting import Drafting, Plans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
@@ -86,7 +86,7 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
 
     def run():
         model.state["written"].copy_(kept)
-        model.run(fused.bucket(rows), T, tiles, None)
+        model.run(captured.bucket(rows), T, tiles, None)
 
     seconds = time_of(run)
     weights = sum(p.numel() for p in policy._causal.parameters()) * model.own.element_size()

@@ -11,9 +11,9 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.load import BUILTIN, load_policy
 from grpo.records import Group
+from grpo.rollout.captured import light_products
 from grpo.rollout.eager import EagerDecoder, accepted
 from grpo.rollout.engine import budget_for, fitting, generate
-from grpo.rollout.fused import light_products
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 

@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.load import BUILTIN, load_policy
 from grpo.rollout import engine
+from grpo.rollout.captured import FusedModel
 from grpo.rollout.drafting import Drafting, Plans
-from grpo.rollout.fused import FusedModel, disagreement
+from grpo.rollout.fused import disagreement
 from grpo.rollout.sampling import sample_key, truncation, uniform
 
 pytestmark = pytest.mark.gpu
