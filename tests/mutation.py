@@ -49,6 +49,8 @@ TABLE = {
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
         ("temperature ignored", "logits_nV.to(wide).div_(temperature_n[:, None])", "logits_nV.to(wide)"),
         ("gradient ignores the temperature", "scale_n = d_n / temperature_n", "scale_n = d_n"),
+        ("temperature ignored where logits are computed again", ".to(d_n.dtype).div_(temperature_n[:, None])", ".to(d_n.dtype)"),
+        ("probabilities kept whatever their size", "and size <= KEPT", ""),
         ("entropy keeps its gradient", "all_nV.detach().exp()", "all_nV.exp()")],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
         ("gradients of the step before stay", "optimizer.clear()", "pass"),

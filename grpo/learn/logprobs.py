@@ -3,7 +3,7 @@
 For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB, and autograd keeps
 several tensors of that size. So the head is applied to `chunk` tokens at a time and applied again in the backward pass
 (gradient checkpointing, arXiv:1604.06174): one or two tensors of chunk x V live at once instead of three of N x V, for
-one more product with the head.
+one more product with the head. On a CPU, where time is dearer than memory, one of N x V is kept if it is small.
 
 Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
 """
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo.learn.precision import linear, products
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
+KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
 Truncate = Callable[[Tensor, Tensor], Tensor]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
 
 
@@ -33,7 +34,9 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
         chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     if truncate is None and type(head) is nn.Linear:
-        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n)
+        size = len(hidden_NH) * head.out_features * max(4, hidden_NH.element_size())
+        is_kept = not hidden_NH.is_cuda and size <= KEPT
+        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n, is_kept)
                  for hidden_nH, targets_n, temperature_n in chunks]
     else:
         parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
@@ -46,8 +49,8 @@ class _LinearLogprobs(torch.autograd.Function):
     """`_chunk_logprobs` of a linear head, in few passes over the logits."""
 
     @staticmethod
-    def forward(ctx, hidden_nH, weight_VH, bias_V, targets_n, temperature_n):
-        logits_nV = linear(hidden_nH, weight_VH, bias_V)
+    def forward(ctx, hidden_nH, weight_VH, bias_V, targets_n, temperature_n, is_kept):
+        probability_nV, logits_nV = None, linear(hidden_nH, weight_VH, bias_V)
         (n, V), wide = logits_nV.shape, torch.promote_types(logits_nV.dtype, torch.float32)
         temperature_n = temperature_n.to(wide)
         if logits_nV.is_cuda and wide == torch.float32:
@@ -56,31 +59,34 @@ class _LinearLogprobs(torch.autograd.Function):
             kernels.logprobs[(n,)](logits_nV, targets_n, temperature_n, logprobs_n, entropies_n, lse_n, V, BLOCK=4096, num_warps=8)
         else:
             logits_nV = logits_nV.to(wide).div_(temperature_n[:, None])
-            lse_n = logits_nV.logsumexp(-1)
-            logprobs_n = logits_nV.gather(-1, targets_n[:, None])[:, 0] - lse_n
-            entropies_n = lse_n - ((logits_nV - lse_n[:, None]).exp_().mul_(logits_nV)).sum(-1)
-        ctx.save_for_backward(hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n)
+            probability_nV, all_nV = logits_nV.softmax(-1), logits_nV.log_softmax(-1)
+            logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
+            entropies_n = -all_nV.mul_(probability_nV).sum(-1)
+            lse_n = None
+        ctx.save_for_backward(hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n, probability_nV if is_kept else None)
         ctx.mark_non_differentiable(entropies_n)
         return logprobs_n, entropies_n
 
     @staticmethod
     def backward(ctx, d_n, _):
-        hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n = ctx.saved_tensors
-        logits_nV = linear(hidden_nH, weight_VH, bias_V)
-        n, V = logits_nV.shape
-        if logits_nV.is_cuda and lse_n.dtype == torch.float32:
+        hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n, probability_nV = ctx.saved_tensors
+        if probability_nV is None:
+            logits_nV = linear(hidden_nH, weight_VH, bias_V)
+        if lse_n is not None:
             from grpo.learn import kernels
+            n, V = logits_nV.shape
             kernels.logprobs_backward[(n, -(-V // 4096))](logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096,
                                                           num_warps=8)
             d_logits_nV = logits_nV
         else:
             scale_n = d_n / temperature_n
-            probability_nV = logits_nV.to(lse_n.dtype).div_(temperature_n[:, None]).sub_(lse_n[:, None]).exp_()
-            d_logits_nV = probability_nV.mul_(-scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(logits_nV.dtype)
+            if probability_nV is None:
+                probability_nV = logits_nV.to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1)
+            d_logits_nV = (probability_nV * -scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(hidden_nH.dtype)
         with products(d_logits_nV):
             d_hidden_nH = d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None
             d_weight_VH = d_logits_nV.t() @ hidden_nH if ctx.needs_input_grad[1] else None
-        return d_hidden_nH, d_weight_VH, d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        return d_hidden_nH, d_weight_VH, d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 def _chunk_logprobs(hidden_nH: Tensor, head: Head, targets_n: Tensor, temperature_n: Tensor,

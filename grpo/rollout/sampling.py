@@ -42,15 +42,15 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(logprobs_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
-    """Return the token of row `row_N[n]` at which its cumulative distribution passes `uniform_N[n]`: the inverse CDF, (N,) int64.
+def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
+    """Return the token of row `row_N[n]` at which its cumulative probability mass passes `uniform_N[n]`: the inverse CDF, (N,) int64.
 
     First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow. The scale of the distribution is taken
     from its own sum, and a draw that rounds up to all of it is taken just below, so none falls off the end or on a token
     without probability. Where the distribution is not finite some token comes, whose log-probability is not finite either.
     """
-    R, V = logprobs_RV.shape
-    mass_RBb = torch.nn.functional.pad(logprobs_RV.exp(), (0, -V % BLOCK)).view(R, -1, BLOCK)
+    R, V = mass_RV.shape
+    mass_RBb = torch.nn.functional.pad(mass_RV, (0, -V % BLOCK)).view(R, -1, BLOCK)
     cdf_NB = mass_RBb.sum(-1).cumsum(-1)[row_N]
     total_N1 = cdf_NB[:, -1:]
     below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
@@ -74,12 +74,12 @@ def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_CT: torch.Ten
     scaled_RTV = logits_RTV.float() / torch.where(greedy_R, 1.0, heat_R)[:, None, None]
     if truncate is not None:
         scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
-    logp_RTV = scaled_RTV.log_softmax(-1)
-    logp_MV, place_CT = logp_RTV.view(R * T, V), row_C[:, None] * T + torch.arange(T, device=row_C.device)
-    drawn_CT = draw(logp_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
+    mass_MV = scaled_RTV.view(R * T, V).softmax(-1)
+    place_CT = row_C[:, None] * T + torch.arange(T, device=row_C.device)
+    drawn_CT = draw(mass_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
     if greedy_R.any():
-        drawn_CT = torch.where(greedy_R[row_C, None], logp_RTV.argmax(-1)[row_C], drawn_CT)
-    return drawn_CT, logp_MV[place_CT, drawn_CT]
+        drawn_CT = torch.where(greedy_R[row_C, None], scaled_RTV.argmax(-1)[row_C], drawn_CT)
+    return drawn_CT, mass_MV[place_CT, drawn_CT].log()
 
 
 def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from grpo.learn import logprobs
 from grpo.learn.logprobs import token_logprobs
 
 N, H, V = 11, 4, 7
@@ -43,8 +44,9 @@ def top_two_and_target(logits_NV, targets_N):
 
 @pytest.mark.parametrize("truncate", [None, top_two_and_target])
 @pytest.mark.parametrize("chunk", range(1, N + 2))
-@pytest.mark.parametrize("bias", [None, False, True])
-def test_values_and_gradients_equal_the_full_log_softmax(truncate, chunk, bias):
+@pytest.mark.parametrize("bias, kept", [(None, 0), (False, 0), (False, 1000), (True, 0), (True, 1000)])
+def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, chunk, bias, kept):
+    monkeypatch.setattr(logprobs, "KEPT", kept)
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
     if bias is not None:  # a plain linear layer goes by few passes of its own
         torch.manual_seed(0)
@@ -82,6 +84,16 @@ def test_full_logits_never_live_at_once():
     assert head.rows == [3, 3, 3, 2]
     (weights_N @ logprobs_N).backward()
     assert sorted(head.rows) == 2 * [2] + 6 * [3]  # once more each, in the backward pass
+
+
+@pytest.mark.parametrize("kept", [8 * N * V - 1, 8 * N * V])
+def test_probabilities_are_kept_where_all_are_small(monkeypatch, kept):
+    monkeypatch.setattr(logprobs, "KEPT", kept)
+    hidden_NH, _, targets_N, temperature_N, _ = inputs()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        token_logprobs(hidden_NH, nn.Linear(H, V, bias=False, dtype=torch.float64), targets_N, temperature_N, chunk=3)
+    assert saved.count((3, V)) == (3 if kept == 8 * N * V else 0)
 
 
 def test_half_precision_heads_give_float32():

@@ -37,18 +37,23 @@ def _second(up_rX, n, width, RANK: tl.constexpr):
 
 
 @triton.jit
+def _summed(y_SMX, m, n, mask, M, stride, SPLITS: tl.constexpr):
+    """Columns n of the tokens m of a product in SPLITS parts."""
+    y = tl.zeros(mask.shape, tl.float32)
+    for s in tl.static_range(SPLITS):
+        y += tl.load(y_SMX + (s * M + m)[:, None] * stride + n[None, :], mask=mask, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
 def _finished(y_SMX, up_rn, bias_X, scale_M, m, n, inside, M, stride, width, down_at, RANK: tl.constexpr, SPLITS: tl.constexpr,
               dtype: tl.constexpr):
-    """Columns n of the tokens m of a product in SPLITS parts: with the adapter's part (its down-projections stand in the columns from
-    `down_at` on), what the inputs' norm multiplies with, and the bias."""
-    y = tl.zeros(inside.shape, tl.float32)
-    for s in tl.static_range(SPLITS):
-        y += tl.load(y_SMX + (s * M + m)[:, None] * stride + n[None, :], mask=inside, other=0.0).to(tl.float32)
+    """Columns n of a product, summed, with the adapter's part (its down-projections stand in the columns from `down_at` on), what the inputs'
+    norm multiplies with, and the bias."""
+    y = _summed(y_SMX, m, n, inside, M, stride, SPLITS)
     if RANK > 0:
         j = tl.arange(0, RANK)
-        down = tl.zeros([m.shape[0], RANK], tl.float32)
-        for s in tl.static_range(SPLITS):
-            down += tl.load(y_SMX + (s * M + m)[:, None] * stride + down_at + j[None, :]).to(tl.float32)
+        down = _summed(y_SMX, m, down_at + j, (m < M)[:, None] & (j < RANK)[None, :], M, stride, SPLITS)
         y += tl.dot(down.to(dtype), up_rn, input_precision="ieee")
     if scale_M is not None:
         y *= scale_M[:, None]
