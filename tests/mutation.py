@@ -121,7 +121,9 @@ TABLE = {
                               "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]"): [
         ("token does not see itself", "> places_RT[:, :, None]", ">= places_RT[:, :, None]"),
         ("prompt's padding is seen", "device=lengths_P.device) >= lengths_P", "device=lengths_P.device) > lengths_P"),
-        ("moved rows keep the old keys", "buffer[rows_R[moved_N], :", "buffer[moved_N, :")],
+        ("moved rows keep the old keys", "buffer[rows_R[moved_N], :", "buffer[moved_N, :"),
+        ("places of the step before", "self.filled_R, self.next = filled_R, None", "self.filled_R = filled_R"),
+        ("rows in any seats", "self.has_one_each = torch.equal(", "self.has_one_each = self.width == 1 or torch.equal(")],
     ("grpo/policy.py", "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]"): [
         ("policy in training mode", "model.eval(), tokenizer", "model.train(), tokenizer")],
     ("grpo/policy.py", "grpo/test_policy.py"): [

@@ -35,13 +35,14 @@ class SharedPrompt:
         self.room = 0
         self.filled_R: torch.Tensor | None = None  # tokens of each row that are kept; None: the prompts are being read
         self.most, self.is_even = 0, True  # the greatest of them, and whether all are alike
+        self.next: tuple[torch.Tensor, torch.Tensor | None] | None = None  # see _next
 
     def allot(self, rows: int, room: int):
         """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for `room` tokens each."""
         prompts = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
         self._seat(prompts.repeat_interleave(rows // len(prompts)))
         self.lengths_P = self.lengths_P[self.prompt_R]
-        self.filled_R, self.room = torch.zeros_like(self.prompt_R), room
+        self.filled_R, self.room, self.next = torch.zeros_like(self.prompt_R), room, None
 
     def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
         """Let row i be the first `filled_R[i]` tokens of what was row `rows_R[i]`; the next ones overwrite the rest."""
@@ -57,7 +58,7 @@ class SharedPrompt:
                 self.prompt = {layer: (keys[prompts], values[prompts]) for layer, (keys, values) in self.prompt.items()}
             self._seat(prompt_R)
             self.lengths_P = self.lengths_P[rows_R]
-        self.filled_R = filled_R
+        self.filled_R, self.next = filled_R, None
 
     def _moved(self, buffer, rows_R, moved_N):
         moved = buffer[rows_R[moved_N], :, :self.most]
@@ -74,6 +75,7 @@ class SharedPrompt:
         is_of_RP = prompt_R[:, None] == torch.arange(P, device=prompt_R.device)
         column_R = is_of_RP.cumsum(0).gather(1, prompt_R[:, None])[:, 0] - 1
         self.prompt_R, self.width = prompt_R, int(column_R.max()) + 1
+        self.has_one_each = torch.equal(prompt_R, torch.arange(P, device=prompt_R.device))  # each prompt has one row: seats as they stand
         heads = torch.arange(K, device=prompt_R.device)
         self.seats = ((prompt_R[:, None] * K + heads) * self.width + column_R[:, None]).view(-1)  # of the heads of all rows
         self.sitters = self.seats.new_zeros(P * K * self.width)  # the other way round; on an empty seat just any head
@@ -99,17 +101,21 @@ class SharedPrompt:
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
             self.own[layer] = key_RKTD.new_zeros(R, K, self.room, D), key_RKTD.new_zeros(R, K, self.room, D)
-        places_RT = self.filled_R[:, None] + torch.arange(T, device=key_RKTD.device)
+        places_RT, ahead_RTS = self._next(T)
         for buffer, new in zip(self.own[layer], (key_RKTD, value_RKTD)):
             if self.is_even:
                 buffer[:R, :, self.most:self.most + T] = new
             else:
                 buffer[torch.arange(R, device=new.device)[:, None], :, places_RT] = new.transpose(1, 2)
-        S = self.most + T
-        ahead_RTS = None
-        if T > 1 or not self.is_even:
-            ahead_RTS = torch.arange(S, device=key_RKTD.device) > places_RT[:, :, None]
-        return *(buffer[:R, :, :S] for buffer in self.own[layer]), ahead_RTS
+        return *(buffer[:R, :, :self.most + T] for buffer in self.own[layer]), ahead_RTS
+
+    def _next(self, T: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the places of the next T tokens (R, T), and which keys are ahead of them (R, T, S) or None; for all layers."""
+        if self.next is None or self.next[0].shape[1] != T:
+            places_RT = self.filled_R[:, None] + torch.arange(T, device=self.filled_R.device)
+            is_ahead = T > 1 or not self.is_even
+            self.next = places_RT, torch.arange(self.most + T, device=places_RT.device) > places_RT[:, :, None] if is_ahead else None
+        return self.next
 
     def _attend_both(self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS):
         R, H, T, D = query_RHTD.shape
@@ -117,10 +123,10 @@ class SharedPrompt:
         Q, S = H // K, key_RKSD.shape[2]
         query = query_RHTD.reshape(R, K, Q * T, D)
         on_prompt = self._seated(query) @ prompt_key_PKLD.transpose(2, 3)
-        on_prompt = self._unseated(on_prompt + self.bias_P1L[:, None])
+        on_prompt = self._unseated(on_prompt.add_(self.bias_P1L[:, None]))
         on_own = query @ key_RKSD.transpose(2, 3)
         if ahead_RTS is not None:
-            on_own = on_own.view(R, K, Q, T, S).masked_fill(ahead_RTS[:, None, None], -torch.inf).view(R, K, Q * T, S)
+            on_own.view(R, K, Q, T, S).masked_fill_(ahead_RTS[:, None, None], -torch.inf)
         weights = torch.cat([on_prompt, on_own], -1).softmax(
             -1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
         output = self._unseated(self._seated(weights[..., :L]) @ prompt_value_PKLD) + weights[..., L:] @ value_RKSD
@@ -129,11 +135,11 @@ class SharedPrompt:
     def _seated(self, x_RKMX: torch.Tensor) -> torch.Tensor:
         """Return the rows of each prompt side by side (P, K, W * M, X), so that they meet its keys in one matrix product."""
         R, K, M, X = x_RKMX.shape
-        return x_RKMX.reshape(R * K, M, X).index_select(0, self.sitters).view(-1, K, self.width * M, X)
+        return x_RKMX if self.has_one_each else x_RKMX.reshape(R * K, M, X).index_select(0, self.sitters).view(-1, K, self.width * M, X)
 
     def _unseated(self, x_PKNX: torch.Tensor) -> torch.Tensor:
         P, K, N, X = x_PKNX.shape
-        return x_PKNX.view(P * K * self.width, -1, X).index_select(0, self.seats).view(-1, K, N // self.width, X)
+        return x_PKNX if self.has_one_each else x_PKNX.view(P * K * self.width, -1, X).index_select(0, self.seats).view(-1, K, N // self.width, X)
 
 
 def attention(module, query, key, value, attention_mask, *, scaling, shared, sliding_window: int | None = None, **_):
