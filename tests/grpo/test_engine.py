@@ -48,6 +48,18 @@ def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
         assert [a.tokens for a in alone] == [a.tokens for a in group]
 
 
+def test_rows_may_stand_in_any_order(tiny_policy):
+    prompts, tokens = [tiny_policy.encode(prompt) for prompt in PROMPTS[:2]], torch.tensor([[5], [9]])
+    hidden = []
+    for order in (torch.tensor([0, 1]), torch.tensor([1, 0])):
+        _, shared = tiny_policy.prefill(prompts)
+        shared.allot(2, 8)
+        tiny_policy.extend(tokens, shared)
+        shared.keep(order, torch.tensor([1, 1]))
+        hidden.append(tiny_policy.extend(tokens[order], shared)[order])
+    torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
+
+
 def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_policy):
     tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
     for group in rollout(tiny_policy, samples=8)[1]:
