@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from grpo.learn.precision import linear, products
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
-KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
 Truncate = Callable[[Tensor, Tensor], Tensor]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
+KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
 
 
 def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature_N: Tensor, *, chunk: int = 0,
@@ -70,18 +70,16 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_n, _):
         hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n, probability_nV = ctx.saved_tensors
-        if probability_nV is None:
-            logits_nV = linear(hidden_nH, weight_VH, bias_V)
         if lse_n is not None:
             from grpo.learn import kernels
-            n, V = logits_nV.shape
-            kernels.logprobs_backward[(n, -(-V // 4096))](logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096,
+            d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
+            n, V = d_logits_nV.shape
+            kernels.logprobs_backward[(n, -(-V // 4096))](d_logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096,
                                                           num_warps=8)
-            d_logits_nV = logits_nV
         else:
             scale_n = d_n / temperature_n
             if probability_nV is None:
-                probability_nV = logits_nV.to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1)
+                probability_nV = linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1)
             d_logits_nV = (probability_nV * -scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(hidden_nH.dtype)
         with products(d_logits_nV):
             d_hidden_nH = d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None

@@ -72,10 +72,11 @@ class SharedPrompt:
         """Give the rows of each prompt seats side by side, (P, W) in all, for each key head of a layer apart."""
         keys_PKLD, _ = next(iter(self.prompt.values()))
         P, K, L, _ = keys_PKLD.shape
-        is_of_RP = prompt_R[:, None] == torch.arange(P, device=prompt_R.device)
+        prompts_P = torch.arange(P, device=prompt_R.device)
+        is_of_RP = prompt_R[:, None] == prompts_P
         column_R = is_of_RP.cumsum(0).gather(1, prompt_R[:, None])[:, 0] - 1
         self.prompt_R, self.width = prompt_R, int(column_R.max()) + 1
-        self.has_one_each = torch.equal(prompt_R, torch.arange(P, device=prompt_R.device))  # each prompt has one row: seats as they stand
+        self.has_one_each = torch.equal(prompt_R, prompts_P)  # each prompt has one row: seats as they stand
         heads = torch.arange(K, device=prompt_R.device)
         self.seats = ((prompt_R[:, None] * K + heads) * self.width + column_R[:, None]).view(-1)  # of the heads of all rows
         self.sitters = self.seats.new_zeros(P * K * self.width)  # the other way round; on an empty seat just any head
