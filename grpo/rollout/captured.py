@@ -18,7 +18,6 @@ from grpo.learn.joined import Joined
 from grpo.rollout.drafting import LENGTHS
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
-SPLIT, OWN_SPLIT = 64, 256  # keys of a prompt, and of a row's own tokens, read by one program
 BLOCK = 128  # columns of the hidden states that one program adds
 FEW = 64  # tokens whose products are `kernels.multiply`
 WIDTH = LENGTHS[-1] + 1
@@ -99,6 +98,12 @@ class FusedModel:
         Q = self.H // self.K
         return max(1, 64 // Q if T * Q >= 64 else min(16, 32 // Q))
 
+    def stretches(self, M: int) -> tuple[int, int]:
+        """How many keys of a prompt, and of a row's own tokens, one program reads: the more there are to be joined, the longer that takes, but
+        few tokens make few programs, and the GPU has processors to fill."""
+        of_prompt, of_own = (128, 256) if M <= 16 else (256, 256) if M < 64 else (512, 1024)
+        return 64 if self.longest <= 128 else of_prompt, of_own
+
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None):
         """Do one step for the first R rows (a bucket): from a captured graph, which is made when first asked for."""
         if self.policy.device.type != "cuda":
@@ -135,14 +140,16 @@ class FusedModel:
         x = nn.functional.embedding(self.feed[:R, :T].reshape(M), self.embedding.weight)
         h, q = torch.empty_like(x), x.new_empty(M, H, D)
         attended, squares = x.new_empty(M, H * D), torch.empty(M, -(-self.N // BLOCK), dtype=torch.float32, device=x.device)
-        first, places = self.longest // SPLIT, self.longest // SPLIT + -(-self.room // OWN_SPLIT)
+        of_prompt, of_own = self.stretches(M)
+        first = -(-self.longest // of_prompt)
+        places = first + -(-self.room // of_own)
         tops, sums = (torch.empty(M, H, places, dtype=torch.float32, device=x.device) for _ in range(2))
         partial = torch.empty(M, H, places, D, dtype=torch.float32, device=x.device)
         sizes, tokens = dict(T=T, H=H, K=K, D=D), dict(BLOCKS=squares.shape[1], BLOCK_M=16)
         queries = lambda tokens: max(16, 1 << (tokens * Q - 1).bit_length())  # noqa: E731
         of_tile, of_row = queries(self.tile_tokens(T)), queries(min(T, max(1, 64 // Q)))  # queries of a program
         programs = tiles * K * first + R * K * (places - first) * -(-T // (of_row // Q))
-        stretches = dict(first=first, splits=places, PROMPT=SPLIT, OWN=OWN_SPLIT)
+        stretches = dict(first=first, splits=places, PROMPT=of_prompt, OWN=of_own)
         spare = dict(maxnreg=96) if T == 1 and self.processors else {}  # five programs on a processor at once instead of four
         last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):

@@ -11,7 +11,7 @@ from grpo.load import BUILTIN, load_policy
 from grpo.rollout import engine
 from grpo.rollout.captured import FusedModel
 from grpo.rollout.drafting import Drafting, Plans
-from grpo.rollout.fused import disagreement
+from grpo.rollout.fused import FusedDecoder, disagreement
 from grpo.rollout.sampling import sample_key, truncation, uniform
 
 pytestmark = pytest.mark.gpu
@@ -95,6 +95,27 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
     _, drafted = rollout(policy, samples=8, budget=budget, temperature=0.15, guesses=[str] * len(ids), drafting=drafting)
     assert_same_samples(policy, ids, drafted, plain, 0.15)
     assert drafting.acceptance > 0.9
+
+
+@pytest.mark.parametrize("rows", [4, 24, 64])
+def test_fused_attends_to_long_texts(tmp_path, rows):
+    """To prompts and rows of several stretches, for few, some and many tokens; the last are read one by one."""
+    policy = policy_of(tmp_path, "qwen3")
+    policy.context, length = 2048, 1083
+    torch.manual_seed(0)
+    prompts, tokens = [tuple(range(5, 705)), tuple(range(20, 220))], torch.randint(VOCABULARY, (rows, length), device="cuda")
+    with torch.no_grad():
+        _, shared = policy.prefill(prompts)
+        shared.allot(rows, length)
+        expected = policy.extend(tokens, shared)
+        model, ones = policy.fused, torch.ones(rows, dtype=torch.int64)
+        decoder = FusedDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
+        for place in (*range(0, 1080, 60), *range(1080, length)):
+            T = 60 if place < 1080 else 1
+            model.feed[:rows, :T] = tokens[:, place:place + T]
+            model.state["written"][:rows] = 1 + place
+            found = model.forward(rows, T, decoder._lay_out(T)).view(rows, T, -1)
+            torch.testing.assert_close(found, expected[:, place:place + T], atol=1e-3, rtol=1e-3)
 
 
 def test_fused_sees_what_the_optimizer_changes(tmp_path):
