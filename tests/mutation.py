@@ -47,10 +47,12 @@ TABLE = {
         ("importance weighs the KL as well", '.exp() * terms["kl"]', '.exp() * terms["kl"] * (1 if importance_RT is None else importance_RT)'),
         ("the KL's gradient the other way round", "mask_RT).exp() * terms", "mask_RT).exp().detach() * terms")],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
-        ("temperature ignored", "logits_nV.to(wide).div_(temperature_n[:, None])", "logits_nV.to(wide)"),
-        ("gradient ignores the temperature", "scale_n = d_n / temperature_n", "scale_n = d_n"),
+        ("temperature ignored", "logits_nV.to(like).div_(temperature_n[:, None])", "logits_nV.to(like)"),
+        ("gradient ignores the temperature", "(d_n / temperature_n)[:, None]", "d_n[:, None]"),
         ("temperature ignored where logits are computed again", ".to(d_n.dtype).div_(temperature_n[:, None])", ".to(d_n.dtype)"),
-        ("probabilities kept whatever their size", "and size <= KEPT", ""),
+        ("probabilities kept whatever their size", "N * V * like.itemsize <= KEPT", "True"),
+        ("the head's gradient is the last chunk's", "d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)", "d_weight_VH = d_logits_nV.t() @ hidden_nH"),
+        ("one chunk's part of the bias's gradient", "d_bias_V += d_logits_nV.sum(0)", "d_bias_V = d_logits_nV.sum(0)"),
         ("entropy keeps its gradient", "all_nV.detach().exp()", "all_nV.exp()")],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
         ("gradients of the step before stay", "optimizer.clear()", "pass"),

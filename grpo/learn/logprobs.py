@@ -32,59 +32,75 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     """
     if not chunk:
         chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
-    chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     if truncate is None and type(head) is nn.Linear:
-        size = len(hidden_NH) * head.out_features * max(4, hidden_NH.element_size())
-        is_kept = not hidden_NH.is_cuda and size <= KEPT
-        parts = [_LinearLogprobs.apply(hidden_nH, head.weight, head.bias, targets_n, temperature_n, is_kept)
-                 for hidden_nH, targets_n, temperature_n in chunks]
-    else:
-        parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
-                 for hidden_nH, targets_n, temperature_n in chunks]
+        return _LinearLogprobs.apply(hidden_NH, head.weight, head.bias, targets_N, temperature_N, chunk)
+    chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
+    parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
+             for hidden_nH, targets_n, temperature_n in chunks]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """`_chunk_logprobs` of a linear head, in few passes over the logits."""
+    """`_chunk_logprobs` of a linear head, chunk by chunk, in few passes over the logits."""
 
     @staticmethod
-    def forward(ctx, hidden_nH, weight_VH, bias_V, targets_n, temperature_n, is_kept):
-        probability_nV, logits_nV = None, linear(hidden_nH, weight_VH, bias_V)
-        (n, V), wide = logits_nV.shape, torch.promote_types(logits_nV.dtype, torch.float32)
-        temperature_n = temperature_n.to(wide)
-        if logits_nV.is_cuda and wide == torch.float32:
-            from grpo.learn import kernels
-            logprobs_n, entropies_n, lse_n = (torch.empty(n, device=logits_nV.device) for _ in range(3))
-            kernels.logprobs[(n,)](logits_nV, targets_n, temperature_n, logprobs_n, entropies_n, lse_n, V, BLOCK=4096, num_warps=8)
-        else:
-            logits_nV = logits_nV.to(wide).div_(temperature_n[:, None])
-            probability_nV, all_nV = logits_nV.softmax(-1), logits_nV.log_softmax(-1)
-            logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
-            entropies_n = -all_nV.mul_(probability_nV).sum(-1)
-            lse_n = None
-        ctx.save_for_backward(hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n, probability_nV if is_kept else None)
-        ctx.mark_non_differentiable(entropies_n)
-        return logprobs_n, entropies_n
+    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk):
+        (N, _), V, like = hidden_NH.shape, len(weight_VH), torch.promote_types(hidden_NH.dtype, torch.float32)
+        temperature_N = temperature_N.to(like)
+        logprobs_N, entropies_N, lse_N = (hidden_NH.new_empty(N, dtype=like) for _ in range(3))
+        is_fused = hidden_NH.is_cuda and like == torch.float32
+        is_kept = not hidden_NH.is_cuda and N * V * like.itemsize <= KEPT and any(ctx.needs_input_grad)
+        probability_NV = hidden_NH.new_empty(N, V, dtype=like) if is_kept else None
+        for part in _parts(N, chunk):
+            logits_nV, targets_n, temperature_n = linear(hidden_NH[part], weight_VH, bias_V), targets_N[part], temperature_N[part]
+            if is_fused:
+                from grpo.learn import kernels
+                kernels.logprobs[(len(logits_nV),)](logits_nV, targets_n, temperature_n, logprobs_N[part], entropies_N[part], lse_N[part], V,
+                                                    BLOCK=4096, num_warps=8)
+            else:
+                logits_nV = logits_nV.to(like).div_(temperature_n[:, None])
+                probability_nV = torch.softmax(logits_nV, -1, out=probability_NV[part] if is_kept else None)
+                all_nV = logits_nV.log_softmax(-1)
+                logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
+                entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N if is_fused else None, probability_NV)
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(entropies_N)
+        return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx, d_n, _):
-        hidden_nH, weight_VH, bias_V, targets_n, temperature_n, lse_n, probability_nV = ctx.saved_tensors
-        if lse_n is not None:
-            from grpo.learn import kernels
-            d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
-            n, V = d_logits_nV.shape
-            kernels.logprobs_backward[(n, -(-V // 4096))](d_logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=4096,
-                                                          num_warps=8)
-        else:
-            scale_n = d_n / temperature_n
-            if probability_nV is None:
-                probability_nV = linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1)
-            d_logits_nV = (probability_nV * -scale_n[:, None]).scatter_add_(-1, targets_n[:, None], scale_n[:, None]).to(hidden_nH.dtype)
-        with products(d_logits_nV):
-            d_hidden_nH = d_logits_nV @ weight_VH if ctx.needs_input_grad[0] else None
-            d_weight_VH = d_logits_nV.t() @ hidden_nH if ctx.needs_input_grad[1] else None
-        return d_hidden_nH, d_weight_VH, d_logits_nV.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
+    def backward(ctx, d_N, _):
+        hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N, probability_NV = ctx.saved_tensors
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        d_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
+        d_weight_VH = torch.zeros_like(weight_VH) if for_weight else None
+        d_bias_V = torch.zeros_like(bias_V) if for_bias else None
+        for part in _parts(len(hidden_NH), ctx.chunk):
+            hidden_nH, targets_n, temperature_n, d_n = hidden_NH[part], targets_N[part], temperature_N[part], d_N[part]
+            if lse_N is not None:
+                from grpo.learn import kernels
+                d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
+                n, V = d_logits_nV.shape
+                kernels.logprobs_backward[(n, -(-V // 4096))](d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V, BLOCK=4096,
+                                                              num_warps=8)
+            else:
+                scale_n1 = (d_n / temperature_n)[:, None]
+                probability_nV = (probability_NV[part] if probability_NV is not None else
+                                  linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1))
+                d_logits_nV = probability_nV.mul_(-scale_n1).scatter_add_(-1, targets_n[:, None], scale_n1).to(hidden_nH.dtype)
+            with products(d_logits_nV):
+                if for_hidden:
+                    torch.mm(d_logits_nV, weight_VH, out=d_hidden_NH[part])
+                if for_weight:
+                    d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)
+            if for_bias:
+                d_bias_V += d_logits_nV.sum(0)
+        return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None
+
+
+def _parts(N: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, N, chunk)]
 
 
 def _chunk_logprobs(hidden_nH: Tensor, head: Head, targets_n: Tensor, temperature_n: Tensor,
