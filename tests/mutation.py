@@ -120,12 +120,16 @@ TABLE = {
         ("rows with other tokens not parted", "[self.row, self.written, self.last]", "[self.row, self.written, self.written]")],
     ("grpo/rollout/cache.py", "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward "
                               "grpo/test_engine.py::test_rows_may_stand_in_any_order "
+                              "grpo/test_engine.py::test_long_rows_attend_as_short_ones_do "
                               "grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company "
                               "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]"): [
         ("token does not see itself", "> places_RT[:, :, None]", ">= places_RT[:, :, None]"),
         ("prompt's padding is seen", "device=lengths_P.device) >= lengths_P", "device=lengths_P.device) > lengths_P"),
         ("moved rows keep the old keys", "buffer[rows_R[moved_N], :", "buffer[moved_N, :"),
         ("places of the step before", "self.filled_R, self.next = filled_R, None", "self.filled_R = filled_R"),
+        ("long rows see the prompt's padding", "self.padding_PL[self.prompt_R, None]", "(0 * self.padding_PL[self.prompt_R, None]).bool()"),
+        ("long rows all read one prompt", "shared[self.prompt_R], own], 2)", "shared[0 * self.prompt_R], own], 2)"),
+        ("long rows by the mask of the step before", "            self.mask_R1MX = None\n", ""),
         ("rows in any seats", "self.has_one_each = torch.equal(", "self.has_one_each = self.width == 1 or torch.equal(")],
     ("grpo/policy.py", "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]"): [
         ("policy in training mode", "model.eval(), tokenizer", "model.train(), tokenizer")],

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from tasks.base import UserError
 
 NAME = "grpo_shared_prompt"
+MANY = 1 << 13  # scores of a row's head; beyond, keeping them costs a CPU more than reading a prompt once for each row
 
 
 class SharedPrompt:
@@ -36,6 +37,7 @@ class SharedPrompt:
         self.filled_R: torch.Tensor | None = None  # tokens of each row that are kept; None: the prompts are being read
         self.most, self.is_even = 0, True  # the greatest of them, and whether all are alike
         self.next: tuple[torch.Tensor, torch.Tensor | None] | None = None  # see _next
+        self.mask_R1MX: torch.Tensor | None = None  # of these next tokens, where it is wanted: what each of Q * T queries sees
 
     def allot(self, rows: int, room: int):
         """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for `room` tokens each."""
@@ -95,7 +97,9 @@ class SharedPrompt:
                                                   enable_gqa=key_RKTD.shape[1] != query_RHTD.shape[1])
             return output.transpose(1, 2)
         keys, values, ahead_RTS = self._append(layer, key_RKTD, value_RKTD)
-        return self._attend_both(query_RHTD * scale, *self.prompt[layer], keys, values, ahead_RTS)
+        is_long = ahead_RTS is not None and len(ahead_RTS[0]) * (self.bias_P1L.shape[2] + keys.shape[2]) >= MANY
+        attend = self._attend_whole if is_long and not query_RHTD.is_cuda else self._attend_both
+        return attend(query_RHTD * scale, *self.prompt[layer], keys, values, ahead_RTS)
 
     def _append(self, layer, key_RKTD, value_RKTD):
         """Return the keys and values so far (R, K, S, D) each, and which of them are ahead of a query, or None where none is."""
@@ -116,6 +120,7 @@ class SharedPrompt:
             places_RT = self.filled_R[:, None] + torch.arange(T, device=self.filled_R.device)
             is_ahead = T > 1 or not self.is_even
             self.next = places_RT, torch.arange(self.most + T, device=places_RT.device) > places_RT[:, :, None] if is_ahead else None
+            self.mask_R1MX = None
         return self.next
 
     def _attend_both(self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS):
@@ -131,6 +136,19 @@ class SharedPrompt:
         weights = torch.cat([on_prompt, on_own], -1).softmax(
             -1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
         output = self._unseated(self._seated(weights[..., :L]) @ prompt_value_PKLD) + weights[..., L:] @ value_RKSD
+        return output.view(R, H, T, D).transpose(1, 2)
+
+    def _attend_whole(self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS):
+        """The same by PyTorch's attention, which keeps no scores: each row's prompt and own tokens as one sequence."""
+        R, H, T, D = query_RHTD.shape
+        K = key_RKSD.shape[1]
+        if self.mask_R1MX is None:
+            unseen_RTX = torch.cat([self.padding_PL[self.prompt_R, None].expand(-1, T, -1), ahead_RTS], 2)
+            mask_RTX = query_RHTD.new_zeros(unseen_RTX.shape).masked_fill_(unseen_RTX, -torch.inf)
+            self.mask_R1MX = mask_RTX.repeat(1, H // K, 1)[:, None]
+        keys, values = (torch.cat([shared if self.has_one_each else shared[self.prompt_R], own], 2)
+                        for shared, own in ((prompt_key_PKLD, key_RKSD), (prompt_value_PKLD, value_RKSD)))
+        output = scaled_dot_product_attention(query_RHTD.reshape(R, K, -1, D), keys, values, attn_mask=self.mask_R1MX, scale=1.0)
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _seated(self, x_RKMX: torch.Tensor) -> torch.Tensor:

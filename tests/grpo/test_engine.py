@@ -11,6 +11,7 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.load import BUILTIN, load_policy
 from grpo.records import Group
+from grpo.rollout import cache
 from grpo.rollout.captured import light_products
 from grpo.rollout.eager import EagerDecoder, accepted
 from grpo.rollout.engine import budget_for, fitting, generate
@@ -58,6 +59,24 @@ def test_rows_may_stand_in_any_order(tiny_policy):
         shared.keep(order, torch.tensor([1, 1]))
         hidden.append(tiny_policy.extend(tokens[order], shared)[order])
     torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
+    """To prompts and rows of several lengths, by PyTorch's attention and by products."""
+    prompts, rows = [tiny_policy.encode(prompt) for prompt in PROMPTS], len(PROMPTS) * samples
+    hidden = []
+    for many in (1, 1 << 40):
+        monkeypatch.setattr(cache, "MANY", many)
+        _, shared = tiny_policy.prefill(prompts)
+        shared.allot(rows, 16)
+        hidden.append([])
+        for order, filled in ((range(rows), [0] * rows), (range(rows), [5, 3, 4] * samples), (range(rows - 1), [7, 6, 5] * samples)):
+            shared.keep(torch.tensor(order), torch.tensor(filled)[:len(order)])
+            tokens = torch.arange(5 * rows).view(rows, 5)[:len(order)] + filled[0]
+            hidden[-1].append(tiny_policy.extend(tokens, shared))
+    for one, other in zip(*hidden, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_policy):
