@@ -5,7 +5,8 @@ attention function registered here: a `SharedPrompt` in the rollout, which keeps
 update.
 
 In the rollout one softmax runs over the scores of both parts, so the result is that of plain attention up to rounding; cf.
-Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two softmaxes instead.
+Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two softmaxes instead. On a CPU the many scores of long rows would cost
+more than they save: those rows take PyTorch's attention over prompt and own tokens as one sequence.
 
 Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt, L prompt tokens, S kept tokens of a
 row, T new tokens, H query heads, K key heads, Q = H / K, D head size.
@@ -17,7 +18,7 @@ from transformers import AttentionInterface
 from tasks.base import UserError
 
 NAME = "grpo_shared_prompt"
-MANY = 1 << 13  # scores of a row's head; beyond, keeping them costs a CPU more than reading a prompt once for each row
+MANY = 1 << 13  # scores of a row's head from which it is long: T * (L + S)
 
 
 class SharedPrompt:
