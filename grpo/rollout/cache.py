@@ -9,7 +9,7 @@ Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two softmaxes ins
 more than they save: those rows take PyTorch's attention over prompt and own tokens as one sequence.
 
 Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt, L prompt tokens, S kept tokens of a
-row, T new tokens, H query heads, K key heads, Q = H / K, D head size.
+row, T new tokens, H query heads, K key heads, Q = H / K, D head size; M = Q * T queries of a key head, X = L + S keys.
 """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
