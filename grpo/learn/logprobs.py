@@ -33,7 +33,7 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     if not chunk:
         chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
     if truncate is None and type(head) is nn.Linear:
-        return _LinearLogprobs.apply(hidden_NH, head.weight, head.bias, targets_N, temperature_N, chunk)
+        return _LinearLogprobs.apply(hidden_NH, head.weight, head.bias, targets_N, temperature_N, chunk, torch.is_grad_enabled())
     chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
     parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
              for hidden_nH, targets_n, temperature_n in chunks]
@@ -45,12 +45,12 @@ class _LinearLogprobs(torch.autograd.Function):
     """`_chunk_logprobs` of a linear head, chunk by chunk, in few passes over the logits."""
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk):
+    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk, is_learning):
         (N, _), V, like = hidden_NH.shape, len(weight_VH), torch.promote_types(hidden_NH.dtype, torch.float32)
         temperature_N = temperature_N.to(like)
         logprobs_N, entropies_N, lse_N = (hidden_NH.new_empty(N, dtype=like) for _ in range(3))
         is_fused = hidden_NH.is_cuda and like == torch.float32
-        is_kept = not hidden_NH.is_cuda and N * V * like.itemsize <= KEPT and any(ctx.needs_input_grad)
+        is_kept = is_learning and not hidden_NH.is_cuda and N * V * like.itemsize <= KEPT
         probability_NV = hidden_NH.new_empty(N, V, dtype=like) if is_kept else None
         for part in _parts(N, chunk):
             logits_nV, targets_n, temperature_n = linear(hidden_NH[part], weight_VH, bias_V), targets_N[part], temperature_N[part]
@@ -96,7 +96,7 @@ class _LinearLogprobs(torch.autograd.Function):
                     d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)
             if for_bias:
                 d_bias_V += d_logits_nV.sum(0)
-        return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None
+        return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None, None
 
 
 def _parts(N: int, chunk: int) -> list[slice]:
