@@ -1,9 +1,12 @@
-"""Breaks the core on purpose, one snippet at a time, and runs the tests that ought to notice. `tests/mutation.sh` starts it.
+"""Break the core on purpose, one change at a time, and run the tests that should notice.
 
-A mutant is killed when a test fails (pytest's exit status 1), and survives when all pass. Anything else is broken and counts for nothing:
-a mutant that cannot be imported, or whose tests come to no end, says nothing about the tests. All is done in copies of the tree.
+`tests/mutation.sh` starts it. A mutant is killed when a test fails (pytest's exit status 1) and
+survives when all pass. Any other outcome is "broken": a mutant that cannot be imported, or whose
+tests do not end, says nothing about the tests. All work happens in copies of the tree.
 """
+
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -18,199 +21,678 @@ from typing import NamedTuple
 
 HOUSE = Path(__file__).resolve().parents[1]
 LIMIT = 600  # seconds that the tests of one mutant may take
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--hypothesis-profile=mutation"]
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-seed=0",
+    "--hypothesis-profile=mutation",
+]
 # No byte code: of a source that changed twice within a second and kept its size, the old one would be taken.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Mutant(NamedTuple):
-    """In `file` the snippet `old`, which stands there exactly once, becomes `new`; one of the `tests` (files, spaces between) ought to fail."""
+    """One change to one file. `tests` (paths separated by spaces) should fail once it is made.
+
+    `where` is the qualified name of the function or class that holds the code ("" for the whole
+    module). `old` and `new` are source code: two expressions or two statements. Code is compared
+    by syntax tree, so neither its layout nor its comments matter.
+    """
 
     name: str
     file: str
     tests: str
+    where: str
     old: str
     new: str
 
 
-# (file, its tests): (name, old, new) of each mutant. Paths of tests are below tests/.
+# (file, its tests): (name, where, old, new) of each mutant. Test paths are relative to tests/.
 TABLE = {
     ("grpo/learn/advantages.py", "grpo/test_advantages.py"): [
-        ("deviation with divisor n", "import mean, stdev", "import mean, pstdev as stdev")],
+        (
+            "deviation with divisor n",
+            "",
+            "from statistics import mean, stdev",
+            "from statistics import mean, pstdev as stdev",
+        ),
+    ],
     ("grpo/learn/loss.py", "grpo/test_loss.py"): [
-        ("clip bounds change sides", "clamp(1 - clip_low, 1 + clip_high)", "clamp(1 - clip_high, 1 + clip_low)"),
-        ("sign of the loss", "loss_RT = -torch.minimum", "loss_RT = torch.minimum"),
-        ("KL dropped from the loss", "beta * _log_ratio", "0 * _log_ratio"),
-        ("KL the other way round", "difference_RT = ref_RT - logp_RT", "difference_RT = logp_RT - ref_RT"),
-        ("cispo's ratio keeps its gradient", "-clipped_RT.detach()", "-clipped_RT"),
-        ("mask multiplied", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
-        ("importance weighs the KL as well", '.exp() * terms["kl"]', '.exp() * terms["kl"] * (1 if importance_RT is None else importance_RT)'),
-        ("the KL's gradient the other way round", "mask_RT).exp() * terms", "mask_RT).exp().detach() * terms")],
+        (
+            "clip bounds change sides",
+            "policy_loss",
+            "ratio_RT.clamp(1 - clip_low, 1 + clip_high)",
+            "ratio_RT.clamp(1 - clip_high, 1 + clip_low)",
+        ),
+        (
+            "sign of the loss",
+            "policy_loss",
+            "-torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)",
+            "torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)",
+        ),
+        (
+            "KL dropped from the loss",
+            "step_loss",
+            "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp()",
+            "0 * _log_ratio(logp_RT, old_RT, mask_RT).exp()",
+        ),
+        ("KL the other way round", "kl_k3", "ref_RT - logp_RT", "logp_RT - ref_RT"),
+        ("cispo's ratio keeps its gradient", "policy_loss", "clipped_RT.detach()", "clipped_RT"),
+        ("mask multiplied", "_zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
+        (
+            "importance weighs the KL as well",
+            "step_loss",
+            "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms['kl']",
+            "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms['kl'] * (1 if importance_RT is None else importance_RT)",
+        ),
+        (
+            "the KL's gradient the other way round",
+            "step_loss",
+            "_log_ratio(logp_RT, old_RT, mask_RT).exp",
+            "_log_ratio(logp_RT, old_RT, mask_RT).exp().detach",
+        ),
+    ],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
-        ("temperature ignored", "logits_nV.to(like).div_(temperature_n[:, None])", "logits_nV.to(like)"),
-        ("gradient ignores the temperature", "(d_n / temperature_n)[:, None]", "d_n[:, None]"),
-        ("temperature ignored where logits are computed again", ".to(d_n.dtype).div_(temperature_n[:, None])", ".to(d_n.dtype)"),
-        ("probabilities kept whatever their size", "N * V * like.itemsize <= KEPT", "True"),
-        ("the head's gradient is the last chunk's", "d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)", "d_weight_VH = d_logits_nV.t() @ hidden_nH"),
-        ("one chunk's part of the bias's gradient", "d_bias_V += d_logits_nV.sum(0)", "d_bias_V = d_logits_nV.sum(0)"),
-        ("entropy keeps its gradient", "all_nV.detach().exp()", "all_nV.exp()")],
+        (
+            "temperature ignored",
+            "_LinearLogprobs.forward",
+            "logits_nV.to(like).div_(temperature_n[:, None])",
+            "logits_nV.to(like)",
+        ),
+        (
+            "gradient ignores the temperature",
+            "_LinearLogprobs.backward",
+            "d_n / temperature_n",
+            "d_n",
+        ),
+        (
+            "temperature ignored where logits are computed again",
+            "_LinearLogprobs.backward",
+            "linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None])",
+            "linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype)",
+        ),
+        (
+            "probabilities kept whatever their size",
+            "_LinearLogprobs.forward",
+            "N * V * like.itemsize <= KEPT",
+            "True",
+        ),
+        (
+            "the head's gradient is the last chunk's",
+            "_LinearLogprobs.backward",
+            "d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)",
+            "d_weight_VH = d_logits_nV.t() @ hidden_nH",
+        ),
+        (
+            "one chunk's part of the bias's gradient",
+            "_LinearLogprobs.backward",
+            "d_bias_V += d_logits_nV.sum(0)",
+            "d_bias_V = d_logits_nV.sum(0)",
+        ),
+        ("entropy keeps its gradient", "_chunk_logprobs", "all_nV.detach()", "all_nV"),
+    ],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
-        ("gradients of the step before stay", "optimizer.clear()", "pass"),
-        ("truncation not seen by the loss", "[places_M // T], truncate=truncate", "[places_M // T]"),
-        ("temperature of the first row", "batch.temperatures_R[places_M // T]", "batch.temperatures_R[0 * places_M]"),
-        ("the host waits for each micro-batch", "seen.append((batch, loss.detach()", "seen.append((batch, torch.tensor(loss.item())"),
-        ("reference is the policy", "completion_logprobs(reference, batch", "completion_logprobs(policy, batch"),
-        ("first pass remembered with its gradient", "batch, logp_RT.detach())\n", "batch, logp_RT)\n"),
-        ("importance not truncated", ".clamp(max=importance_limit)", "")],
+        ("gradients of the step before stay", "update", "optimizer.clear()", "pass"),
+        (
+            "truncation not seen by the loss",
+            "completion_logprobs",
+            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T], truncate=truncate)",
+            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T])",
+        ),
+        ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
+        (
+            "the host waits for each micro-batch",
+            "update",
+            "loss.detach()",
+            "torch.tensor(loss.item())",
+        ),
+        (
+            "reference is the policy",
+            "update",
+            "completion_logprobs(reference, batch, truncate, packing)",
+            "completion_logprobs(policy, batch, truncate, packing)",
+        ),
+        (
+            "first pass remembered with its gradient",
+            "update",
+            "_remembered(before, batch, logp_RT.detach())",
+            "_remembered(before, batch, logp_RT)",
+        ),
+        (
+            "importance not truncated",
+            "update",
+            "(old_RT - batch.old_RT).exp().clamp(max=importance_limit)",
+            "(old_RT - batch.old_RT).exp()",
+        ),
+    ],
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
-        ("loss normalised over the micro-batch", "[weight for _, _, weight, _ in rows]", "[1 / int(mask.sum()) for _ in rows]"),
-        ("every rank learns from all", "return [parts[number] for number in sorted(mine)]", "return parts")],
+        (
+            "loss normalised over the micro-batch",
+            "_tensors",
+            "[weight for _, _, weight, _ in rows]",
+            "[1 / int(mask.sum()) for _ in rows]",
+        ),
+        (
+            "every rank learns from all",
+            "_share",
+            "[parts[number] for number in sorted(mine)]",
+            "parts",
+        ),
+    ],
     ("grpo/learn/optimizer.py", "test_ranks.py"): [
-        ("gradients of other ranks left out", "self.ranks.add(gradients)", "pass")],
+        (
+            "gradients of other ranks left out",
+            "Optimizer.collect",
+            "self.ranks.add(gradients)",
+            "pass",
+        ),
+    ],
     ("grpo/learn/optimizer.py", "grpo/test_optimizer.py"): [
-        ("gradients added up in bfloat16", "weight.grad.to(_wide(weight))", "weight.grad.clone()"),
-        ("weights stay behind their masters", "self.inner.step()\n        self._publish()", "self.inner.step()"),
-        ("masters not saved", 'state.setdefault(number, {})["master"] = master.detach()', "pass"),
-        ("norm of one rank's part", "self.ranks.add([square])", "pass"),
-        ("gradients not clipped", "if max_norm:", "if False:")],
+        (
+            "gradients added up in bfloat16",
+            "Optimizer._sum",
+            "weight.grad.to(_wide(weight))",
+            "weight.grad.clone()",
+        ),
+        ("weights stay behind their masters", "Optimizer.step", "self._publish()", "pass"),
+        (
+            "masters not saved",
+            "Optimizer.state_dict",
+            "state.setdefault(number, {})['master'] = master.detach()",
+            "pass",
+        ),
+        ("norm of one rank's part", "Optimizer.collect", "self.ranks.add([square])", "pass"),
+        (
+            "gradients not clipped",
+            "Optimizer.collect",
+            "if max_norm:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
+            "if False:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
+        ),
+    ],
     ("grpo/memory.py", "grpo/test_memory.py"): [
-        ("values of the cache forgotten", "return 2 * self.layers * self.keys", "return self.layers * self.keys"),
-        ("activations and caches may take more than there is", "min(CACHES * left, BUSY * shape.activations)", "BUSY * shape.activations"),
-        ("sums shared out as well", "parts + 4 * trained", "parts + 4 * trained // parts")],
+        ("values of the cache forgotten", "Shape.cache", "2 * self.layers", "self.layers"),
+        (
+            "activations and caches may take more than there is",
+            "update_tokens",
+            "min(CACHES * left, BUSY * shape.activations)",
+            "BUSY * shape.activations",
+        ),
+        (
+            "sums shared out as well",
+            "optimizer_bytes",
+            "masters + STATE[kind] * trained // parts + 4 * trained",
+            "masters + STATE[kind] * trained // parts + 4 * trained // parts",
+        ),
+    ],
     ("grpo/rollout/engine.py", "grpo/test_memory.py"): [
-        ("every lot at the first one's temperatures", "keys[some], temperatures[some]", "keys[some], temperatures[:lot]")],
+        (
+            "every lot at the first one's temperatures",
+            "generate",
+            "temperatures[some]",
+            "temperatures[:lot]",
+        ),
+    ],
     ("grpo/plan.py", "grpo/test_plan.py"): [
-        ("every GPU has all prompts", "mine = model.shape, -(-work.prompts // gpus)", "mine = model.shape, work.prompts"),
-        ("masters forgotten", '"optimizer": optimizer - gradients', '"optimizer": optimizer - 2 * gradients')],
+        ("every GPU has all prompts", "forecast", "-(-work.prompts // gpus)", "work.prompts"),
+        ("masters forgotten", "forecast", "optimizer - gradients", "optimizer - 2 * gradients"),
+    ],
     ("grpo/ranks.py", "test_ranks.py"): [
-        ("every rank samples everything", "items[self.rank::self.size]", "items")],
+        ("every rank samples everything", "Ranks.share", "items[self.rank::self.size]", "items"),
+    ],
     ("grpo/learn/packing.py", "grpo/test_packing.py"): [
-        ("log-sum-exps joined by the larger", "torch.logaddexp(one_lse, other_lse)", "torch.maximum(one_lse, other_lse)"),
-        ("completion sees its own future", "Segments(after, after, True", "Segments(after, after, False"),
-        ("first token predicted by its neighbour", "[ends[r // rows] - 1]", "[ends[r // rows] - 2]"),
-        ("no gradient to the prompt's keys", "[on_key + other_key, own_key]", "[on_key, own_key]"),
-        ("padding of the prompts is seen", ">= segments.key_lengths[:, None]", "> segments.key_lengths[:, None]"),
-        ("positions begin anew behind the prompt", "torch.arange(before[r // rows], before[r // rows] + after[r])", "torch.arange(after[r])")],
+        ("log-sum-exps joined by the larger", "_joined", "torch.logaddexp", "torch.maximum"),
+        (
+            "completion sees its own future",
+            "Packing.__init__",
+            "Segments(after, after, True, device)",
+            "Segments(after, after, False, device)",
+        ),
+        (
+            "first token predicted by its neighbour",
+            "Packing.__init__",
+            "ends[r // rows] - 1",
+            "ends[r // rows] - 2",
+        ),
+        (
+            "no gradient to the prompt's keys",
+            "_SharedPrefixAttention.backward",
+            "on_key + other_key",
+            "on_key",
+        ),
+        (
+            "padding of the prompts is seen",
+            "_padding",
+            "torch.arange(segments.most_keys, device=like.device) >= segments.key_lengths[:, None]",
+            "torch.arange(segments.most_keys, device=like.device) > segments.key_lengths[:, None]",
+        ),
+        (
+            "positions begin anew behind the prompt",
+            "Packing.__init__",
+            "torch.arange(before[r // rows], before[r // rows] + after[r])",
+            "torch.arange(after[r])",
+        ),
+    ],
     ("grpo/learn/joined.py", "grpo/test_lean.py"): [
-        ("adapter's scale ignored", "second.data, scaling))", "second.data, 1.0))")],
+        (
+            "adapter's scale ignored",
+            "Joined.copies",
+            "(self.up.t()[columns, :len(first)], second.data, scaling)",
+            "(self.up.t()[columns, :len(first)], second.data, 1.0)",
+        ),
+    ],
     ("grpo/learn/precision.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
-        ("bias forgotten by the faster product", 'weight_XK, bias_X, "none"', 'weight_XK, None, "none"')],
-    ("grpo/rollout/captured.py", "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence"): [
-        ("library of products not put back", "preferred_blas_library(before)", "preferred_blas_library()")],
+        (
+            "bias forgotten by the faster product",
+            "linear",
+            "torch.ops.mkldnn._linear_pointwise(x_MK, weight_XK, bias_X, 'none', [], '')",
+            "torch.ops.mkldnn._linear_pointwise(x_MK, weight_XK, None, 'none', [], '')",
+        ),
+    ],
+    (
+        "grpo/rollout/captured.py",
+        "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence",
+    ): [
+        (
+            "library of products not put back",
+            "light_products",
+            "torch.backends.cuda.preferred_blas_library(before)",
+            "torch.backends.cuda.preferred_blas_library()",
+        ),
+    ],
     ("grpo/learn/operations.py", "grpo/test_lean.py"): [
-        ("sign within the norm's gradient", "scale_M1**3 / -N", "scale_M1**3 / N"),
-        ("residual's gradient dropped", "d_sum.add_(d_total)", "d_sum")],
+        ("sign within the norm's gradient", "_AddNorm.backward", "-N", "N"),
+        ("residual's gradient dropped", "_AddNorm.backward", "d_sum.add_(d_total)", "d_sum"),
+    ],
     ("grpo/learn/credit.py", "grpo/test_credit.py"): [
-        ("baseline of the group, not of the state", "(reward - means[state])", "(reward - mean(group.rewards))"),
-        ("word written as soon as its letters are", "bisect_left(word_ends, reached, lo", "bisect_left(word_ends, reached + 1, lo")],
+        (
+            "baseline of the group, not of the state",
+            "token_advantages",
+            "means[state]",
+            "mean(group.rewards)",
+        ),
+        (
+            "word written as soon as its letters are",
+            "token_states",
+            "bisect_left(word_ends, reached, lo=1)",
+            "bisect_left(word_ends, reached + 1, lo=1)",
+        ),
+    ],
     ("grpo/rollout/sampling.py", "grpo/test_sampling.py"): [
-        ("counters added, not hashed", '"/".join(map(str, counters))', "str(sum(counters))"),
-        ("inverse CDF from the wrong side", "passed_N1 - before_N1, right=True", "passed_N1 - before_N1, right=False")],
+        (
+            "counters added, not hashed",
+            "sample_key",
+            "'/'.join(map(str, counters))",
+            "str(sum(counters))",
+        ),
+        (
+            "inverse CDF from the wrong side",
+            "draw",
+            "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)",
+            "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=False)",
+        ),
+    ],
     ("grpo/rollout/drafting.py", "grpo/test_drafting.py::test_plans_by_hand"): [
-        ("drafts aimed a token too far", "written[:, None] + torch.arange(k)]", "written[:, None] + 1 + torch.arange(k)]"),
-        ("end of the text not drafted", "[*plan, *self.end]", "plan")],
-    ("grpo/rollout/eager.py", "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand "
-                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] "
-                              "grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row"): [
-        ("one drafted token too many accepted", "return 1 + goes_on", "return 2 + goes_on"),
-        ("tokens behind a wrong one accepted", "goes_on.long().cumprod(1)", "goes_on.long()"),
-        ("text goes on behind its end", "& ~torch.isin(chosen_CT[:, :-1], stops)", ""),
-        ("numbers repeated within a draft", "+ torch.arange(hidden.shape[1])", "+ 0 * torch.arange(hidden.shape[1])"),
-        ("budget exceeded by one", "self.budget - self.written)\n        self.last", "self.budget - self.written + 1)\n        self.last"),
-        ("rows with other tokens not parted", "[self.row, self.written, self.last]", "[self.row, self.written, self.written]")],
-    ("grpo/rollout/cache.py", "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward "
-                              "grpo/test_engine.py::test_rows_may_stand_in_any_order "
-                              "grpo/test_engine.py::test_long_rows_attend_as_short_ones_do "
-                              "grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company "
-                              "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]"): [
-        ("token does not see itself", "> places_RT[:, :, None]", ">= places_RT[:, :, None]"),
-        ("prompt's padding is seen", "device=lengths_P.device) >= lengths_P", "device=lengths_P.device) > lengths_P"),
-        ("moved rows keep the old keys", "buffer[rows_R[moved_N], :", "buffer[moved_N, :"),
-        ("places of the step before", "self.filled_R, self.next = filled_R, None", "self.filled_R = filled_R"),
-        ("long rows see the prompt's padding", "self.padding_PL[self.prompt_R, None]", "(0 * self.padding_PL[self.prompt_R, None]).bool()"),
-        ("long rows all read one prompt", "shared[self.prompt_R], own], 2)", "shared[0 * self.prompt_R], own], 2)"),
-        ("long rows by the mask of the step before", "            self.mask_R1MX = None\n", ""),
-        ("rows in any seats", "self.has_one_each = torch.equal(", "self.has_one_each = self.width == 1 or torch.equal(")],
-    ("grpo/policy.py", "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]"): [
-        ("policy in training mode", "model.eval(), tokenizer", "model.train(), tokenizer")],
+        ("drafts aimed a token too far", "Plans.offer", "written[:, None]", "written[:, None] + 1"),
+        ("end of the text not drafted", "Plans._aim", "[*plan, *self.end]", "plan"),
+    ],
+    (
+        "grpo/rollout/eager.py",
+        "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row",
+    ): [
+        (
+            "one drafted token too many accepted",
+            "accepted",
+            "1 + goes_on.long().cumprod(1).sum(1)",
+            "2 + goes_on.long().cumprod(1).sum(1)",
+        ),
+        (
+            "tokens behind a wrong one accepted",
+            "accepted",
+            "goes_on.long().cumprod(1)",
+            "goes_on.long()",
+        ),
+        (
+            "text goes on behind its end",
+            "accepted",
+            "(chosen_CT[:, :-1] == drafts_Ck) & ~torch.isin(chosen_CT[:, :-1], stops)",
+            "chosen_CT[:, :-1] == drafts_Ck",
+        ),
+        (
+            "numbers repeated within a draft",
+            "EagerDecoder.step",
+            "torch.arange(hidden.shape[1])",
+            "0 * torch.arange(hidden.shape[1])",
+        ),
+        (
+            "budget exceeded by one",
+            "EagerDecoder.step",
+            "self.budget - self.written",
+            "self.budget - self.written + 1",
+        ),
+        ("rows with other tokens not parted", "EagerDecoder._part", "self.last", "self.written"),
+    ],
+    (
+        "grpo/rollout/cache.py",
+        "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward grpo/test_engine.py::test_rows_may_stand_in_any_order grpo/test_engine.py::test_long_rows_attend_as_short_ones_do grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]",
+    ): [
+        (
+            "token does not see itself",
+            "SharedPrompt._next",
+            "torch.arange(self.most + T, device=places_RT.device) > places_RT[:, :, None]",
+            "torch.arange(self.most + T, device=places_RT.device) >= places_RT[:, :, None]",
+        ),
+        (
+            "prompt's padding is seen",
+            "SharedPrompt.__init__",
+            "torch.arange(padded_length, device=lengths_P.device) >= lengths_P[:, None]",
+            "torch.arange(padded_length, device=lengths_P.device) > lengths_P[:, None]",
+        ),
+        ("moved rows keep the old keys", "SharedPrompt._moved", "rows_R[moved_N]", "moved_N"),
+        (
+            "places of the step before",
+            "SharedPrompt.keep",
+            "self.filled_R, self.next = (filled_R, None)",
+            "self.filled_R = filled_R",
+        ),
+        (
+            "long rows see the prompt's padding",
+            "SharedPrompt._attend_whole",
+            "self.padding_PL[self.prompt_R, None]",
+            "(0 * self.padding_PL[self.prompt_R, None]).bool()",
+        ),
+        (
+            "long rows all read one prompt",
+            "SharedPrompt._attend_whole",
+            "shared[self.prompt_R]",
+            "shared[0 * self.prompt_R]",
+        ),
+        (
+            "long rows by the mask of the step before",
+            "SharedPrompt._next",
+            "self.mask_R1MX = None",
+            "pass",
+        ),
+        (
+            "rows in any seats",
+            "SharedPrompt._seat",
+            "torch.equal(prompt_R, prompts_P)",
+            "self.width == 1 or torch.equal(prompt_R, prompts_P)",
+        ),
+    ],
+    (
+        "grpo/policy.py",
+        "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]",
+    ): [
+        ("policy in training mode", "Policy.__init__", "model.eval", "model.train"),
+    ],
     ("grpo/policy.py", "grpo/test_policy.py"): [
-        ("reference keeps the adapter", "self.lean.is_adapted = False", "self.lean.is_adapted = True"),
-        ("adapter stays off behind the reference", "finally:\n                    self.lean.is_adapted = True", "finally:\n                    pass")],
+        (
+            "reference keeps the adapter",
+            "Policy.reference",
+            "self.lean.is_adapted = False",
+            "self.lean.is_adapted = True",
+        ),
+        (
+            "adapter stays off behind the reference",
+            "Policy.reference",
+            "self.lean.is_adapted = True",
+            "pass",
+        ),
+    ],
     ("grpo/load.py", "grpo/test_policy.py"): [
-        ("cuDNN's attention is asked", "enable_cudnn_sdp(False)", "enable_cudnn_sdp(True)"),
-        ("reference shares the policy's weights", "copy.deepcopy(model) if weights", "copy.copy(model) if weights")],
+        (
+            "cuDNN's attention is asked",
+            "load_policy",
+            "torch.backends.cuda.enable_cudnn_sdp(False)",
+            "torch.backends.cuda.enable_cudnn_sdp(True)",
+        ),
+        ("reference shares the policy's weights", "load_policy", "copy.deepcopy", "copy.copy"),
+    ],
     ("grpo/variance.py", "grpo/test_variance.py"): [
-        ("solved counts as collapsed", '= ("identical", "failed", "tied")', '= ("identical", "failed", "tied", "solved")'),
-        ("equal rewards vary", "max(rewards) - min(rewards) > threshold", "max(rewards) - min(rewards) >= threshold"),
-        ("heat only above the trigger", "collapsed >= self.trigger", "collapsed > self.trigger"),
-        ("kept tokens are the wasted ones", 'if group.action != "keep")', 'if group.action == "keep")'),
-        ("half a group is no common trap", "2 * traps[name] >= len(scores)", "2 * traps[name] > len(scores)"),
-        ("later tries counted", "Counter(group.verdict for group in groups if group.attempt == 0)", "Counter(group.verdict for group in groups)")],
+        (
+            "solved counts as collapsed",
+            "",
+            "('identical', 'failed', 'tied')",
+            "('identical', 'failed', 'tied', 'solved')",
+        ),
+        (
+            "equal rewards vary",
+            "classify",
+            "max(rewards) - min(rewards) > threshold",
+            "max(rewards) - min(rewards) >= threshold",
+        ),
+        (
+            "heat only above the trigger",
+            "VarianceMonitor._adjust",
+            "collapsed >= self.trigger",
+            "collapsed > self.trigger",
+        ),
+        (
+            "kept tokens are the wasted ones",
+            "_wasted",
+            "group.action != 'keep'",
+            "group.action == 'keep'",
+        ),
+        (
+            "half a group is no common trap",
+            "common_trap",
+            "2 * traps[name] >= len(scores)",
+            "2 * traps[name] > len(scores)",
+        ),
+        (
+            "later tries counted",
+            "VarianceMonitor.observe",
+            "(group.verdict for group in groups if group.attempt == 0)",
+            "(group.verdict for group in groups)",
+        ),
+    ],
     ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
-        ("back to a rung without a budget", "and not self._is_spent(self.rung - 1)", ""),
-        ("scores of the old rung kept", "self.values.clear()", "pass"),
-        ("seed and step added", "levels/{seed}/{step}", "levels/{seed + step}")],
+        (
+            "back to a rung without a budget",
+            "Curriculum.observe",
+            "self.collapsed >= self.collapse_steps and self.rung > 0 and (not self._is_spent(self.rung - 1))",
+            "self.collapsed >= self.collapse_steps and self.rung > 0",
+        ),
+        ("scores of the old rung kept", "Curriculum._move", "self.values.clear()", "pass"),
+        (
+            "seed and step added",
+            "level_draws",
+            "f\"levels/{seed}/{step}{(f'/{drawn}' if drawn else '')}\"",
+            "f\"levels/{seed + step}{(f'/{drawn}' if drawn else '')}\"",
+        ),
+    ],
     ("grpo/spread.py", "grpo/test_variance.py"): [
-        ("a bin without its upper bound", "from bisect import bisect_left", "from bisect import bisect_right as bisect_left")],
+        (
+            "a bin without its upper bound",
+            "",
+            "from bisect import bisect_left",
+            "from bisect import bisect_right as bisect_left",
+        ),
+    ],
     ("grpo/trainer.py", "grpo/test_trainer.py"): [
-        ("tries share their numbers", "index, sample, attempt) for sample", "index, sample, 0) for sample"),
-        ("skipped groups learned from", '[group for group in groups if group.action == "keep"]', "list(groups)"),
-        ("last problem drawn again", "problems[-1][0] + 1", "problems[-1][0]")],
+        (
+            "tries share their numbers",
+            "Trainer.sample",
+            "sample_key(self.config.seed, step, index, sample, attempt)",
+            "sample_key(self.config.seed, step, index, sample, 0)",
+        ),
+        (
+            "skipped groups learned from",
+            "Trainer.step",
+            "[group for group in groups if group.action == 'keep']",
+            "list(groups)",
+        ),
+        ("last problem drawn again", "Trainer.step", "problems[-1][0] + 1", "problems[-1][0]"),
+    ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
-        ("interval of 90 %", "[0.025, 0.975]", "[0.05, 0.95]")],
+        ("interval of 90 %", "summarise", "[0.025, 0.975]", "[0.05, 0.95]"),
+    ],
     ("grpo/store/checkpoint.py", "grpo/test_checkpoint.py"): [
-        ("renamed before it is on the disk", "            sync(path)\n", "            pass\n"),
-        ("checksums not compared", '_sha256(file) != fact["sha256"]', "False"),
-        ("first checkpoint deleted", "keep = {valid[0], *valid[-2:]", "keep = {*valid[-2:]"),
-        ("step gone back to deleted", "step_of(path) > step]", "step_of(path) >= step]")],
+        ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),
+        ("checksums not compared", "_damage", "_sha256(file) != fact['sha256']", "False"),
+        (
+            "first checkpoint deleted",
+            "prune",
+            "{valid[0], *valid[-2:], keep_best}",
+            "{*valid[-2:], keep_best}",
+        ),
+        (
+            "step gone back to deleted",
+            "remove_after",
+            "step_of(path) > step",
+            "step_of(path) >= step",
+        ),
+    ],
     ("grpo/store/rollouts.py", "grpo/test_store_logs.py"): [
-        ("reward stored as the advantage", '"advantage": advantage,', '"advantage": score.reward,')],
+        ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
+    ],
     ("tasks/supply.py", "tasks/test_supply.py"): [
-        ("what was trained on is held out", "if problem.key in seen", "if False")],
+        ("what was trained on is held out", "held_out", "problem.key in seen", "False"),
+    ],
     ("tasks/base.py", "tasks/test_base.py"): [
-        ("seed and index added", "/{seed}/{split}/{level}/{index}", "/{seed + index}/{split}/{level}"),
-        ("split not in the hash", "/{seed}/{split}/{level}/{index}", "/{seed}/{level}/{index}")],
+        (
+            "seed and index added",
+            "problem_at",
+            "f'{task.name}/{seed}/{split}/{level}/{index}'",
+            "f'{task.name}/{seed + index}/{split}/{level}'",
+        ),
+        (
+            "split not in the hash",
+            "problem_at",
+            "f'{task.name}/{seed}/{split}/{level}/{index}'",
+            "f'{task.name}/{seed}/{level}/{index}'",
+        ),
+    ],
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
-        ("problems of any split", "if split_of_key(problem.key) == split:", "if True:")],
+        ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
+    ],
     ("tasks/answers.py", "tasks/test_answers.py"): [
-        ("first marker counts", "in pattern.finditer(text):\n        pass", "in pattern.finditer(text):\n        break"),
-        ("minus sign of typesetters dropped", 'in ("-", "−") else', 'in ("-",) else')],
+        ("first marker counts", "_last", "pass", "break"),
+        ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),
+    ],
     ("tasks/interleave.py", "tasks/test_interleave.py"): [
-        ("balance is the smaller share", "min(share_a, share_b) / max(share_a, share_b, 1e-9)", "min(share_a, share_b)"),
-        ("credits of a text that runs on", "value / max(i, len(target), 1)", "value / max(len(target), 1)")],
+        (
+            "balance is the smaller share",
+            "Interleave._score",
+            "min(share_a, share_b) / max(share_a, share_b, 1e-09)",
+            "min(share_a, share_b)",
+        ),
+        (
+            "credits of a text that runs on",
+            "Interleave.credits",
+            "max(i, len(target), 1)",
+            "max(len(target), 1)",
+        ),
+    ],
     ("tasks/trap_names.py", "tasks/test_trap_names.py"): [
-        ("B leads the other way", "[B_LEADS][:lead == 1]", "[B_LEADS][:lead == -1]"),
-        ("a slip changes the strategy", "LEAST = 3", "LEAST = 0")],
+        ("B leads the other way", "TrapNames.kinds", "lead == 1", "lead == -1"),
+        ("a slip changes the strategy", "", "LEAST = 3", "LEAST = 0"),
+    ],
     ("align/needleman.py", "align/test_needleman.py"): [
-        ("gap opened at every symbol", "pair + opening, delete, insert + opening", "pair + opening, delete + opening, insert + opening"),
-        ("ties broken the other way", "(delete < top).view", "(delete <= top).view"),
-        ("cells that overflow", "np.min_scalar_type(floor - bound)", "np.dtype(np.int8)")],
+        (
+            "gap opened at every symbol",
+            "_Batch._affine",
+            "_best(pair + opening, delete, insert + opening, moves)",
+            "_best(pair + opening, delete + opening, insert + opening, moves)",
+        ),
+        ("ties broken the other way", "_best", "delete < top", "delete <= top"),
+        (
+            "cells that overflow",
+            "_Batch.__init__",
+            "np.min_scalar_type(floor - bound)",
+            "np.dtype(np.int8)",
+        ),
+    ],
     ("align/bitparallel.py", "align/test_needleman.py"): [
-        ("carries run into the neighbour", "(len(first) + 1 for first in firsts)", "(len(first) for first in firsts)")],
+        ("carries run into the neighbour", "Columns.__init__", "len(first) + 1", "len(first)"),
+    ],
     ("align/prefixes.py", "align/test_prefixes.py"): [
-        ("end of the target not open", "row_BM.max(axis=1)", "row_BM[:, -1]")],
+        ("end of the target not open", "prefix_scores", "row_BM.max(axis=1)", "row_BM[:, -1]"),
+    ],
     ("align/words.py", "align/test_words.py"): [
-        ("ends counted in the normalised text", "for match in _WORD.finditer(text)", "for match in _WORD.finditer(normalise(text))")],
+        (
+            "ends counted in the normalised text",
+            "word_ends",
+            "_WORD.finditer(text)",
+            "_WORD.finditer(normalise(text))",
+        ),
+    ],
 }
-MUTANTS = [Mutant(name, file, " ".join(f"tests/{path}" for path in tests.split()), old, new)
-           for (file, tests), rows in TABLE.items() for name, old, new in rows]
+MUTANTS = [
+    Mutant(name, file, " ".join(f"tests/{path}" for path in tests.split()), where, old, new)
+    for (file, tests), rows in TABLE.items()
+    for name, where, old, new in rows
+]
+
+
+class _Replace(ast.NodeTransformer):
+    """Replace every node whose syntax tree is `old`, and count them."""
+
+    def __init__(self, old: ast.AST, new: ast.AST):
+        self.old = ast.dump(old)
+        self.new = new
+        self.count = 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (ast.expr, ast.stmt)) and ast.dump(node) == self.old:
+            self.count += 1
+            return self.new
+        return self.generic_visit(node)
 
 
 def mutated(mutant: Mutant, text: str) -> str:
-    """Return the text of the mutant's file with its snippet replaced. Raises ValueError unless that stands there exactly once."""
-    if text.count(mutant.old) != 1:
-        raise ValueError(f"{mutant.file}, '{mutant.name}': found {text.count(mutant.old)} times, and not once: {mutant.old}")
-    return text.replace(mutant.old, mutant.new)
+    """Return the source `text` of the mutant's file with its change made.
+
+    Raises ValueError unless `old` occurs exactly once in the scope `where`.
+    """
+    tree = ast.parse(text)
+    replace = _Replace(_parse(mutant.old), _parse(mutant.new))
+    scope = _find_scope(tree, mutant.where) if mutant.where else tree
+    if scope is not None:
+        replace.visit(scope)
+
+    if replace.count != 1:
+        place = f"{mutant.file} {mutant.where}".strip()
+        raise ValueError(f"{place}, '{mutant.name}': {replace.count} matches, not 1: {mutant.old}")
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def _parse(code: str) -> ast.expr | ast.stmt:
+    (statement,) = ast.parse(code).body
+    return statement.value if isinstance(statement, ast.Expr) else statement
+
+
+def _find_scope(tree: ast.AST, name: str) -> ast.AST | None:
+    """Return the function or class with this qualified name, e.g. "Policy.save"."""
+    first, _, rest = name.partition(".")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == first:
+            return _find_scope(node, rest) if rest else node
+    return None
 
 
 def outcome(folder: Path, tests: str) -> str:
     """Return what the tests in `folder` say: "killed", "survived", or "broken" and why."""
     try:
-        done = subprocess.run([*PYTEST, *tests.split()], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            [*PYTEST, *tests.split()],
+            cwd=folder,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
     except subprocess.TimeoutExpired:
         return f"broken: no end within {LIMIT} seconds"
     last = "".join((done.stdout + done.stderr).strip().splitlines()[-1:])
-    return {0: "survived", 1: "killed"}.get(done.returncode, f"broken: pytest ended with {done.returncode}: {last}")
+    return {0: "survived", 1: "killed"}.get(
+        done.returncode, f"broken: pytest ended with {done.returncode}: {last}"
+    )
 
 
 def try_out(folders: SimpleQueue, mutant: Mutant) -> tuple[str, float]:
@@ -227,12 +709,16 @@ def try_out(folders: SimpleQueue, mutant: Mutant) -> tuple[str, float]:
 
 def copied_tree(folder: Path) -> Path:
     """Copy the files that git knows, as they are now, into `folder`. Raises ValueError where Python would import modules from elsewhere."""
-    for name in subprocess.run(["git", "ls-files", "-z"], cwd=HOUSE, check=True, capture_output=True, text=True).stdout.split("\0"):
+    for name in subprocess.run(
+        ["git", "ls-files", "-z"], cwd=HOUSE, check=True, capture_output=True, text=True
+    ).stdout.split("\0"):
         if (HOUSE / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(HOUSE / name, folder / name)
     asked = [sys.executable, "-c", "import grpo; print(grpo.__file__)"]
-    found = subprocess.run(asked, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(
+        asked, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True, text=True
+    ).stdout.strip()
     if Path(found).resolve() != (folder / "grpo/__init__.py").resolve():
         raise ValueError(f"the tests would import {found} and not the copy in {folder}")
     return folder
@@ -241,21 +727,34 @@ def copied_tree(folder: Path) -> Path:
 def main() -> int:
     """Return 1 if a mutant survived or broke."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="only mutants with one of these in their file or name")
+    parser.add_argument(
+        "words", nargs="*", help="only mutants with one of these in their file or name"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     options, start = parser.parse_args(), time.monotonic()
-    chosen = [mutant for mutant in MUTANTS if not options.words or any(word in f"{mutant.file}: {mutant.name}" for word in options.words)]
+    chosen = [
+        mutant
+        for mutant in MUTANTS
+        if not options.words
+        or any(word in f"{mutant.file}: {mutant.name}" for word in options.words)
+    ]
     if not chosen:
         parser.error(f"no mutant has one of these in its file or name: {' '.join(options.words)}")
     for mutant in chosen:
-        mutated(mutant, (HOUSE / mutant.file).read_text())  # names a stale snippet before anything runs
+        mutated(
+            mutant, (HOUSE / mutant.file).read_text()
+        )  # names a stale snippet before anything runs
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         folders: SimpleQueue = SimpleQueue()
         for number in range(options.jobs):
             folders.put(copied_tree(Path(scratch) / str(number)))
         tests = list(dict.fromkeys(path for mutant in chosen for path in mutant.tests.split()))
-        parts = [" ".join(tests[number::options.jobs]) for number in range(options.jobs) if tests[number:]]
-        true = [Mutant("", chosen[0].file, part, chosen[0].old, chosen[0].old) for part in parts]
+        parts = [
+            " ".join(tests[number :: options.jobs])
+            for number in range(options.jobs)
+            if tests[number:]
+        ]
+        true = [chosen[0]._replace(tests=part, new=chosen[0].old) for part in parts]
         for part, (result, _) in zip(parts, list(pool.map(partial(try_out, folders), true))):
             if result != "survived":
                 sys.exit(f"{result} without a mutant: {part}")
@@ -265,8 +764,10 @@ def main() -> int:
             print(f"{result:<8} {seconds:4.0f} s  {mutant.file}: {mutant.name}", flush=True)
             results.append(result)
     killed, survived = results.count("killed"), results.count("survived")
-    print(f"{len(chosen)} mutants: {killed} killed, {survived} survived, {len(chosen) - killed - survived} broken, "
-          f"in {(time.monotonic() - start) / 60:.1f} minutes")
+    print(
+        f"{len(chosen)} mutants: {killed} killed, {survived} survived, {len(chosen) - killed - survived} broken, "
+        f"in {(time.monotonic() - start) / 60:.1f} minutes"
+    )
     for mutant, result in zip(chosen, results):
         if result != "killed":
             print(f"{result}: {mutant.file}: {mutant.name} ({mutant.tests})")

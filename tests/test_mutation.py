@@ -6,7 +6,7 @@ from mutation import HOUSE, MUTANTS, mutated, outcome
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_can_be_made(mutant):
     original = (HOUSE / mutant.file).read_text()
-    text = mutated(mutant, original)  # raises unless the snippet stands there exactly once
+    text = mutated(mutant, original)  # raises unless the code occurs exactly once
     assert text != original
     compile(text, mutant.file, "exec")
     for path, _, test in (tests.partition("::") for tests in mutant.tests.split()):
