@@ -3,6 +3,7 @@
 Problems come from the test split, of documents that nothing was trained or chosen on. Those that the run trained on, should there be
 any, are dropped and counted.
 """
+
 import argparse
 import json
 import sys
@@ -18,7 +19,16 @@ from grpo.policy import Policy
 from grpo.rollout.engine import fitting
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Parser, Problem, Task, UserError, exit_status, load_task, problem_stream, split_options
+from tasks.base import (
+    Parser,
+    Problem,
+    Task,
+    UserError,
+    exit_status,
+    load_task,
+    problem_stream,
+    split_options,
+)
 from tasks.dataset import read_problems
 from tasks.supply import held_out
 
@@ -35,25 +45,49 @@ def report(argv: list[str]) -> int:
     results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
     show(results, task)
     if arguments.json:
-        lines = [{key: value for key, value in result.items() if key != "groups"} for result in results]
+        lines = [
+            {key: value for key, value in result.items() if key != "groups"} for result in results
+        ]
         Path(arguments.json).write_text(json.dumps(lines, indent=1) + "\n")
     return 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(prog="python eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--model", default="builtin", help="a run, a checkpoint, builtin, a model directory, or a hub id")
-    parser.add_argument("--task", default="interleave", help="a task's name, or path/to/file.py:ClassName")
-    parser.add_argument("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")
+    parser.add_argument(
+        "--model",
+        default="builtin",
+        help="a run, a checkpoint, builtin, a model directory, or a hub id",
+    )
+    parser.add_argument(
+        "--task", default="interleave", help="a task's name, or path/to/file.py:ClassName"
+    )
+    parser.add_argument(
+        "--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)"
+    )
     parser.add_argument("--problems", type=int, default=200, help="problems at each level")
-    parser.add_argument("--dataset", default="", metavar="FILE", help="take them from this JSONL file (tasks.generate)")
+    parser.add_argument(
+        "--dataset",
+        default="",
+        metavar="FILE",
+        help="take them from this JSONL file (tasks.generate)",
+    )
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    parser.add_argument(
+        "--greedy", action="store_true", help="take the likeliest token each time (temperature 0)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the problems and the samples")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--worst", type=int, default=2, help="how many of the worst completions to show at each level")
-    parser.add_argument("--json", default="", metavar="FILE", help="write the figures there as well")
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=2,
+        help="how many of the worst completions to show at each level",
+    )
+    parser.add_argument(
+        "--json", default="", metavar="FILE", help="write the figures there as well"
+    )
     arguments, others = parser.parse_known_args(argv)
     arguments.options, others = split_options(arguments.task, others)
     if others:
@@ -70,7 +104,9 @@ def levels_of(text: str, task: Task) -> list[int]:
         return [getattr(task, "default_level", 1)]
     levels = [int(part) if part.isascii() and part.isdigit() else 0 for part in text.split(",")]
     if 0 in levels:
-        raise UserError(f"--words {text}: give positive whole numbers with commas between them, e.g. 10,25,50")
+        raise UserError(
+            f"--words {text}: give positive whole numbers with commas between them, e.g. 10,25,50"
+        )
     return levels
 
 
@@ -85,10 +121,22 @@ def load(model: str, device: str) -> tuple[Policy, set[str], dict[str, str]]:
         print(f"eval.py: {warning}", file=sys.stderr)
     config = load_config(checkpoint.parent.parent / "config.yaml")
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
-    return load_policy(config.model, device=device, dtype=config.dtype, quantise=config.quantise, weights=checkpoint), set(seen), config.mark
+    return (
+        load_policy(
+            config.model,
+            device=device,
+            dtype=config.dtype,
+            quantise=config.quantise,
+            weights=checkpoint,
+        ),
+        set(seen),
+        config.mark,
+    )
 
 
-def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace) -> dict:
+def evaluate_level(
+    policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace
+) -> dict:
     temperature = 0.0 if arguments.greedy else arguments.temperature
     if arguments.dataset:
         source = [problem for problem in read_problems(arguments.dataset) if problem.level == level]
@@ -99,34 +147,57 @@ def evaluate_level(policy: Policy, task: Task, level: int, seen: set[str], argum
     too_long: list[Problem] = []
     problems, dropped = held_out(fitting(policy, source, too_long), arguments.problems, seen, where)
     groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
-    worst = sorted(groups, key=lambda group: group.scores[0].value)[:arguments.worst]
-    return {"model": arguments.model, **arguments.mark, "task": arguments.task, **arguments.options, "level": level, "split": arguments.split,
-            "dataset": arguments.dataset, "seed": arguments.seed, "temperature": temperature, "dropped": dropped,
-            "too_long": len(too_long), **summarise(groups), "groups": worst}
+    worst = sorted(groups, key=lambda group: group.scores[0].value)[: arguments.worst]
+    return {
+        "model": arguments.model,
+        **arguments.mark,
+        "task": arguments.task,
+        **arguments.options,
+        "level": level,
+        "split": arguments.split,
+        "dataset": arguments.dataset,
+        "seed": arguments.seed,
+        "temperature": temperature,
+        "dropped": dropped,
+        "too_long": len(too_long),
+        **summarise(groups),
+        "groups": worst,
+    }
 
 
 def show(results: list[dict], task: Task):
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     control = f"CONTROL {results[0]['control']}: " if "control" in results[0] else ""
     source = results[0]["dataset"] or f"the {results[0]['split']} split"
-    table = Table(title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
-                  title_justify="left")
+    table = Table(
+        title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
+        title_justify="left",
+    )
     for name in ("level", "n", "sampling", "mean", "95 % interval", "exact", "trained on, dropped"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(
-            str(result["level"]), str(result["n"]), "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}",
-            f"{result['mean']:.4f}", f"{result['ci_low']:.4f} … {result['ci_high']:.4f}", f"{result['exact']:.3f}",
-            str(result["dropped"]))
+            str(result["level"]),
+            str(result["n"]),
+            "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}",
+            f"{result['mean']:.4f}",
+            f"{result['ci_low']:.4f} … {result['ci_high']:.4f}",
+            f"{result['exact']:.3f}",
+            str(result["dropped"]),
+        )
     console.print(table)
     for result in results:
         if result["too_long"]:
-            console.print(f"level {result['level']}: {result['too_long']} problems do not fit the model's context and were passed over")
+            console.print(
+                f"level {result['level']}: {result['too_long']} problems do not fit the model's context and were passed over"
+            )
     for result in results:
         for group in result["groups"]:
             if group.scores[0].exact:
                 continue
-            console.print(f"\nlevel {result['level']}, score {group.scores[0].value:.4f}", style="bold")
+            console.print(
+                f"\nlevel {result['level']}, score {group.scores[0].value:.4f}", style="bold"
+            )
             console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
             console.print(f"  wrote:  {visible(group.completions[0].text)}", markup=False)
 

@@ -2,6 +2,7 @@
 
 On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags.
 """
+
 import gc
 import os
 import signal
@@ -25,7 +26,10 @@ from tasks.supply import Supply
 def main(argv: list[str]) -> int:
     if RANK == 0:
         return exit_status("train.py", lambda: start(argv))
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # the first rank speaks for all
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+    ):  # the first rank speaks for all
         return exit_status(f"train.py, rank {RANK}", lambda: start(argv))
 
 
@@ -40,10 +44,19 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
     task = load_task(config.task, config.reward, config.task_options)
     config = run.settle(config, task)
     try:
-        with run.held(), Interrupt() as interrupt, Console(config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")) as console:
+        with (
+            run.held(),
+            Interrupt() as interrupt,
+            Console(
+                config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")
+            ) as console,
+        ):
             return train(config, run, task, console, interrupt)
     except KeyboardInterrupt:
-        print(f"train.py: stopped at once; what is saved goes on with --resume {run.folder}", file=sys.stderr)
+        print(
+            f"train.py: stopped at once; what is saved goes on with --resume {run.folder}",
+            file=sys.stderr,
+        )
         return 130
 
 
@@ -52,8 +65,12 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
     alarm stopped the run, 128 and the signal's number where a signal did."""
     with console.loading(config.model):
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
-    supply = Supply(task, seed=config.seed, kind=config.problems,
-                    dataset=read_problems(Path(config.dataset)) if config.dataset else ())
+    supply = Supply(
+        task,
+        seed=config.seed,
+        kind=config.problems,
+        dataset=read_problems(Path(config.dataset)) if config.dataset else (),
+    )
     trainer = Trainer(config, task, policy, supply, run.ranks)
     check_fit(trainer)
     run.attach(trainer, console)
@@ -85,7 +102,11 @@ def loaded():
 
 def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, interrupt: Interrupt):
     """Make the steps that are left, and write down each."""
-    while trainer.done < config.steps and not trainer.ended and not run.ranks.most(interrupt.wanted or 0):
+    while (
+        trainer.done < config.steps
+        and not trainer.ended
+        and not run.ranks.most(interrupt.wanted or 0)
+    ):
         try:
             report = trainer.step()
         except FloatingPointError as error:
@@ -93,7 +114,11 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
         run.files.step(report)
         console.step(report)
         run.promote_if_due()
-        if config.eval_every and report.step % config.eval_every == 0 and report.step < config.steps:
+        if (
+            config.eval_every
+            and report.step % config.eval_every == 0
+            and report.step < config.steps
+        ):
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
 

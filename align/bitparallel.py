@@ -21,6 +21,7 @@ of which the first two spread down the column as the carries of an addition do.
 Several first sequences that are held against one second sequence stand side by side in the integers, each with a bit of 0
 behind it, where carries end.
 """
+
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 
@@ -49,10 +50,15 @@ def _carries(through: int, start: int) -> int:
 class Columns:
     """The columns of several first sequences `firsts` against one `second`; what `operations` asks for only if `keep`."""
 
-    def __init__(self, firsts: Sequence[Sequence[Hashable]], second: Sequence[Hashable], keep: bool):
+    def __init__(
+        self, firsts: Sequence[Sequence[Hashable]], second: Sequence[Hashable], keep: bool
+    ):
         self.firsts, self.second = firsts, second
         self.starts = list(accumulate((len(first) + 1 for first in firsts), initial=0))
-        self.pairs, self.deletes = [], []  # [j]: where, of unequal symbols, a pair is best; where a delete is
+        self.pairs, self.deletes = (
+            [],
+            [],
+        )  # [j]: where, of unequal symbols, a pair is best; where a delete is
         ones = sum((1 << len(first)) - 1 << start for first, start in zip(firsts, self.starts))
         v0 = v1 = v2 = ones
         masks = self._masks()
@@ -82,13 +88,21 @@ class Columns:
     def score(self, k: int) -> int:
         """Return the best score of `firsts[k]` and `second`."""
         n, m, start = len(self.firsts[k]), len(self.second), self.starts[k]
-        below = sum((v >> start & (1 << n) - 1).bit_count() for v in self.last)  # T(n, m), the sum of v, is 3 n - below
+        below = sum(
+            (v >> start & (1 << n) - 1).bit_count() for v in self.last
+        )  # T(n, m), the sum of v, is 3 n - below
         return 3 * n - below - n - m
 
     def operations(self, k: int) -> list[int]:
         """Return the operations of the best alignment of `firsts[k]` and `second`, from its end: of several, at each step a
         pair if one can be had, else a delete, else an insert."""
-        first, second, start, pairs, deletes = self.firsts[k], self.second, self.starts[k], self.pairs, self.deletes
+        first, second, start, pairs, deletes = (
+            self.firsts[k],
+            self.second,
+            self.starts[k],
+            self.pairs,
+            self.deletes,
+        )
         i, j, made = len(first) - 1, len(second) - 1, []
         while i >= 0 <= j:
             if first[i] is second[j] or first[i] == second[j] or pairs[j] & 1 << start + i:

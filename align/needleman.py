@@ -19,6 +19,7 @@ Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices m
 
 Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M steps.
 """
+
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from numbers import Integral
@@ -53,26 +54,50 @@ class Alignment(NamedTuple):
     ops: list[Op]
 
 
-def nw_score(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1,
-             gap_open: Number | None = None) -> Number:
+def nw_score(
+    a: Symbols,
+    b: Symbols,
+    *,
+    match: Number = 1,
+    mismatch: Number = -1,
+    gap: Number = -1,
+    gap_open: Number | None = None,
+) -> Number:
     """Return the score of a best global alignment of `a` and `b`: linear gaps, or affine ones if `gap_open` is given.
 
     >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insert
     2
     """
-    return nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)[0].item()
+    return nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)[
+        0
+    ].item()
 
 
-def nw_score_batch(pairs: Sequence[tuple[Symbols, Symbols]], *, match: Number = 1, mismatch: Number = -1,
-                   gap: Number = -1, gap_open: Number | None = None) -> np.ndarray:
+def nw_score_batch(
+    pairs: Sequence[tuple[Symbols, Symbols]],
+    *,
+    match: Number = 1,
+    mismatch: Number = -1,
+    gap: Number = -1,
+    gap_open: Number | None = None,
+) -> np.ndarray:
     """Return the scores (B,) of the `pairs`, int64, or float64 if a parameter is a float. Memory O(B (N + M))."""
     if _is_standard(match, mismatch, gap, gap_open):
-        return np.array([columns.score(k) for columns, k in _columns(pairs, keep=False)], dtype=np.int64)
+        return np.array(
+            [columns.score(k) for columns, k in _columns(pairs, keep=False)], dtype=np.int64
+        )
     return _Batch(pairs, match, mismatch, gap, gap_open).fill()
 
 
-def nw_align(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1,
-             gap_open: Number | None = None) -> Alignment:
+def nw_align(
+    a: Symbols,
+    b: Symbols,
+    *,
+    match: Number = 1,
+    mismatch: Number = -1,
+    gap: Number = -1,
+    gap_open: Number | None = None,
+) -> Alignment:
     """Return a best global alignment of `a` and `b`, ties broken as the module says.
 
     >>> nw_align("ab", "b").ops
@@ -81,12 +106,22 @@ def nw_align(a: Symbols, b: Symbols, *, match: Number = 1, mismatch: Number = -1
     return nw_align_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)[0]
 
 
-def nw_align_batch(pairs: Sequence[tuple[Symbols, Symbols]], *, match: Number = 1, mismatch: Number = -1,
-                   gap: Number = -1, gap_open: Number | None = None) -> list[Alignment]:
+def nw_align_batch(
+    pairs: Sequence[tuple[Symbols, Symbols]],
+    *,
+    match: Number = 1,
+    mismatch: Number = -1,
+    gap: Number = -1,
+    gap_open: Number | None = None,
+) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all (standard scoring: 2 bits)."""
     if _is_standard(match, mismatch, gap, gap_open):
-        return [Alignment(columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second))
-                for columns, k in _columns(pairs, keep=True)]
+        return [
+            Alignment(
+                columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second)
+            )
+            for columns, k in _columns(pairs, keep=True)
+        ]
     batch, moves = _Batch(pairs, match, mismatch, gap, gap_open), []
     scores = batch.fill(moves).tolist()
     return [Alignment(score, batch.trace(moves, column)) for column, score in enumerate(scores)]
@@ -100,13 +135,19 @@ def similarity(a: Symbols, b: Symbols) -> float:
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
     """Return the similarity (B,), float64, of each of the `completions` to `target`."""
     scores = nw_score_batch([(completion, target) for completion in completions])
-    longest = np.array([max(len(completion), len(target)) for completion in completions], dtype=np.int64)
+    longest = np.array(
+        [max(len(completion), len(target)) for completion in completions], dtype=np.int64
+    )
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
 
 
 def _is_standard(match, mismatch, gap, gap_open) -> bool:
     scale = (match, mismatch, gap)
-    return gap_open is None and scale == (1, -1, -1) and all(isinstance(number, Integral) for number in scale)
+    return (
+        gap_open is None
+        and scale == (1, -1, -1)
+        and all(isinstance(number, Integral) for number in scale)
+    )
 
 
 def _columns(pairs, keep: bool) -> Iterator[tuple[Columns, int]]:
@@ -114,13 +155,18 @@ def _columns(pairs, keep: bool) -> Iterator[tuple[Columns, int]]:
     for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
         firsts, seconds = zip(*neighbours)
         for part in chunks([len(first) for first in firsts]):
-            columns = Columns(firsts[part.start:part.stop], seconds[0], keep)
+            columns = Columns(firsts[part.start : part.stop], seconds[0], keep)
             yield from ((columns, k) for k in range(len(part)))
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
     """Return the operations whose kinds are given from the end."""
-    ops, i, j, make = [], 0, 0, tuple.__new__  # Op(...) takes twice the time, which would be most of it
+    ops, i, j, make = (
+        [],
+        0,
+        0,
+        tuple.__new__,
+    )  # Op(...) takes twice the time, which would be most of it
     for kind in reversed(kinds):
         if kind == PAIR:
             ops.append(make(Op, ("match" if a[i] is b[j] or a[i] == b[j] else "substitute", i, j)))
@@ -140,8 +186,13 @@ class _Batch:
 
     def __init__(self, pairs, match, mismatch, gap, gap_open):
         ids: dict[Hashable, int] = {}
-        rows = [[[ids.setdefault(symbol, len(ids)) for symbol in pair[side]] for pair in pairs] for side in (0, 1)]
-        self.lengths = np.array([[len(row) for row in side] for side in rows], dtype=np.int64)  # (2, B)
+        rows = [
+            [[ids.setdefault(symbol, len(ids)) for symbol in pair[side]] for pair in pairs]
+            for side in (0, 1)
+        ]
+        self.lengths = np.array(
+            [[len(row) for row in side] for side in rows], dtype=np.int64
+        )  # (2, B)
         self.a, self.b = (_pad(side, np.min_scalar_type(len(ids))) for side in rows)
         self.gap, self.affine = gap, gap_open is not None
         opening = gap_open - gap if self.affine else 0
@@ -158,7 +209,9 @@ class _Batch:
     def fill(self, moves: list[np.ndarray] | None = None) -> np.ndarray:
         """Return the scores (B,), and append to `moves`, if given, the moves into the inner cells of each diagonal."""
         lengths_a, total = self.lengths[0], self.lengths.sum(axis=0)
-        shifted = np.where(total == 0, self.dtype.type(0), self.opening)  # right for diagonals 0 and 1
+        shifted = np.where(
+            total == 0, self.dtype.type(0), self.opening
+        )  # right for diagonals 0 and 1
         diagonals = self._affine(moves) if self.affine else self._linear(moves)
         for d, best in enumerate(diagonals, start=2):
             done = np.flatnonzero(total == d)
@@ -186,13 +239,21 @@ class _Batch:
         reversed_b = self.b[::-1].copy()  # row i + m - d is b[j - 1]
         for d in range(2, n + m + 1) if n and m else ():
             first, end = max(1, d - m), min(n, d - 1) + 1
-            equal = self.a[first - 1:end - 1] == reversed_b[first + m - d:end + m - d]
-            yield slice(first, end), slice(first - 1, end - 1), np.where(equal, self.match, self.mismatch)
+            equal = self.a[first - 1 : end - 1] == reversed_b[first + m - d : end + m - d]
+            yield (
+                slice(first, end),
+                slice(first - 1, end - 1),
+                np.where(equal, self.match, self.mismatch),
+            )
 
     def _linear(self, moves) -> Iterator[np.ndarray]:
         """Yield the best scores (N + 1, B) of the diagonals 2, 3, ... with linear gaps. For moves see `_affine`."""
         last, best = np.zeros((2, len(self.a) + 1, self.a.shape[1]), self.dtype)
-        for inner, above, pair_scores in self._diagonals():  # `best` comes in as the diagonal before `last`
+        for (
+            inner,
+            above,
+            pair_scores,
+        ) in self._diagonals():  # `best` comes in as the diagonal before `last`
             best[inner], kind = _best(best[above] + pair_scores, last[above], last[inner], moves)
             if moves is not None:
                 moves.append(kind << 6 | 0b111111)
@@ -211,11 +272,19 @@ class _Batch:
         best[0] = 0  # cell (0, 0)
         ending, new = endings = np.full((2, 3, *shape), self.floor)
         endings[:, DELETE, 1:] = endings[:, INSERT, 0] = opening
-        for inner, above, pair_scores in self._diagonals():  # `best` comes in as the diagonal before `last`
+        for (
+            inner,
+            above,
+            pair_scores,
+        ) in self._diagonals():  # `best` comes in as the diagonal before `last`
             pair, delete, insert = ending[:, above]
-            new[DELETE, inner], before_delete = _best(pair + opening, delete, insert + opening, moves)
+            new[DELETE, inner], before_delete = _best(
+                pair + opening, delete, insert + opening, moves
+            )
             pair, delete, insert = ending[:, inner]
-            new[INSERT, inner], before_insert = _best(pair + opening, delete + opening, insert, moves)
+            new[INSERT, inner], before_insert = _best(
+                pair + opening, delete + opening, insert, moves
+            )
             new[PAIR, inner] = best[above] + pair_scores
             best[inner], kind = _best(*new[:, inner], moves)
             best[0] = opening

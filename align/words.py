@@ -3,6 +3,7 @@
 A word is a maximal run of non-whitespace characters of the text in Unicode normalisation form C, so that the same
 word written with composed or with combining characters is one word. Punctuation belongs to the word it touches.
 """
+
 import re
 import unicodedata
 from typing import NamedTuple

@@ -5,6 +5,7 @@ A document's split is a hash of its words, so it does not move when it is rename
     python -m data.corpus                          list the corpus: words and split of each document
     python -m data.corpus merge PATH [PATH ...]    add texts to it
 """
+
 import hashlib
 import itertools
 import re
@@ -79,8 +80,12 @@ def documents_of(split: str, documents: Iterable[Document]) -> list[Document]:
     return [document for document in documents if split_of(document) == split]
 
 
-def merge(paths: Iterable[str | Path], into: str | Path = TEXTS, min_words: int = MIN_WORDS,
-          say: Callable[[str], None] = print) -> int:
+def merge(
+    paths: Iterable[str | Path],
+    into: str | Path = TEXTS,
+    min_words: int = MIN_WORDS,
+    say: Callable[[str], None] = print,
+) -> int:
     """Add the texts of `paths` (files, or folders with all below) to the folder `into`; return how many were refused.
 
     Each document becomes a new file, whole or absent; no file that was there is touched. A document that repeats
@@ -145,24 +150,31 @@ class _Shingles:
         """Return the title of the most similar document and the Jaccard similarity; ("", 0.0) if none shares a run."""
         own = self._of(document)
         shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
-        ranked = [(count / (len(own) + self._sizes[title] - count), title) for title, count in shared.items()]
+        ranked = [
+            (count / (len(own) + self._sizes[title] - count), title)
+            for title, count in shared.items()
+        ]
         similarity, title = max(ranked, default=(0.0, ""))
         return title, similarity
 
     @staticmethod
     def _of(document: Document) -> set[tuple[str, ...]]:
         words = document.words
-        return {tuple(words[i:i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
+        return {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
 
 
 def _files_below(path: Path) -> list[Path]:
     """Return all files below a folder, hidden ones apart; a file, an empty folder or a missing path as it is."""
     below = [file for file in path.rglob("*") if not file.is_dir()]
-    return sorted(file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}") or [path]
+    return sorted(
+        file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
+    ) or [path]
 
 
 def _free_name(folder: Path, title: str) -> Path:
-    slug = re.sub(r"[\W_]+", "-", normalise(title).lower())[:48].strip("-") or "text"  # 48 x 4 bytes fit every disk
+    slug = (
+        re.sub(r"[\W_]+", "-", normalise(title).lower())[:48].strip("-") or "text"
+    )  # 48 x 4 bytes fit every disk
     names = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
     return next(path for path in (folder / f"{name}.txt" for name in names) if not path.exists())
 
@@ -184,23 +196,41 @@ def _from_json(path: Path, value: Any) -> Iterator[tuple[str, Document]]:
     if isinstance(value, dict):
         value = [{"title": title, "text": text} for title, text in value.items()]
     if not isinstance(value, list):
-        raise UserError(f"{path}: is {json_kind(value)}; give a list of texts, or a mapping of title to text")
+        raise UserError(
+            f"{path}: is {json_kind(value)}; give a list of texts, or a mapping of title to text"
+        )
     for number, item in enumerate(value, start=1):
         where = f"{path}, item {number}"
-        yield where, _document(where, {"title": f"{path.stem}-{number}", "text": item} if type(item) is str else item)
+        yield (
+            where,
+            _document(
+                where,
+                {"title": f"{path.stem}-{number}", "text": item} if type(item) is str else item,
+            ),
+        )
 
 
 def _document(where: str, value: Any) -> Document:
-    if not (isinstance(value, dict) and type(value.get("title")) is str and type(value.get("text")) is str):
+    if not (
+        isinstance(value, dict)
+        and type(value.get("title")) is str
+        and type(value.get("text")) is str
+    ):
         raise UserError(f'{where}: must be {{"title": string, "text": string}}')
     return Document(value["title"], value["text"].lstrip("\ufeff"))
 
 
 def _check(where: str, document: Document, min_words: int) -> None:
-    if re.search("[\0\ud800-\udfff]", document.title + document.text):  # half a surrogate pair can stand in JSON
-        raise UserError(f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8")
+    if re.search(
+        "[\0\ud800-\udfff]", document.title + document.text
+    ):  # half a surrogate pair can stand in JSON
+        raise UserError(
+            f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8"
+        )
     if len(document.words) < min_words:
-        raise UserError(f"{where}: is too short: {len(document.words)} words; at least {min_words} are needed")
+        raise UserError(
+            f"{where}: is too short: {len(document.words)} words; at least {min_words} are needed"
+        )
 
 
 def _list(documents: list[Document]) -> None:
@@ -208,8 +238,10 @@ def _list(documents: list[Document]) -> None:
     for document in documents:
         print(f"{document.title:{width}}  {len(document.words):>7,} words  {split_of(document)}")
     shares = Counter(map(split_of, documents))
-    print(f"{len(documents)} documents, {sum(len(document.words) for document in documents):,} words: "
-          + ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test")))
+    print(
+        f"{len(documents)} documents, {sum(len(document.words) for document in documents):,} words: "
+        + ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test"))
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -218,12 +250,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    parser = Parser(prog="python -m data.corpus", description="List the corpus, or add texts to it.")
-    command = parser.add_subparsers(dest="command").add_parser("merge", help="add texts to the corpus")
-    command.add_argument("paths", nargs="+", metavar="PATH", help=".txt, .json or .jsonl file, or a folder of them")
-    command.add_argument("--into", default=TEXTS, metavar="DIR", help="the corpus folder (default: data/texts)")
-    command.add_argument("--min-words", type=int, default=MIN_WORDS, metavar="N",
-                         help="refuse texts of fewer words (default: %(default)s)")
+    parser = Parser(
+        prog="python -m data.corpus", description="List the corpus, or add texts to it."
+    )
+    command = parser.add_subparsers(dest="command").add_parser(
+        "merge", help="add texts to the corpus"
+    )
+    command.add_argument(
+        "paths", nargs="+", metavar="PATH", help=".txt, .json or .jsonl file, or a folder of them"
+    )
+    command.add_argument(
+        "--into", default=TEXTS, metavar="DIR", help="the corpus folder (default: data/texts)"
+    )
+    command.add_argument(
+        "--min-words",
+        type=int,
+        default=MIN_WORDS,
+        metavar="N",
+        help="refuse texts of fewer words (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     if options.command is None:
         _list(load_corpus())

@@ -1,4 +1,5 @@
 """The one exception for mistakes that the user can mend, and how a program ends on one."""
+
 import argparse
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,9 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt -e '.[{extra}]'") from error
+        raise UserError(
+            f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt -e '.[{extra}]'"
+        ) from error
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:

@@ -1,4 +1,5 @@
 """Files in and out: text and JSON whose damage is named by file and line, and writing that leaves no half files."""
+
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,9 @@ def read_jsonl_zst(path: str | Path) -> list[dict]:
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
     """Write JSON Lines under zstandard, with a checksum, whole or not at all; UserError when the disk will not take it."""
     text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
-    write_whole(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode()))
+    write_whole(
+        path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
+    )
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
@@ -82,8 +85,15 @@ def sync(path: Path) -> None:
 
 def json_kind(value: Any) -> str:
     """Return what a JSON value is, for an error line: "an object", "a list", "a string", ..."""
-    kinds = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a fraction",
-             bool: "a boolean", type(None): "null"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        int: "an integer",
+        float: "a fraction",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return kinds[type(value)]
 
 
@@ -98,7 +108,9 @@ def _decode(where: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: is not UTF-8 text (byte 0x{content[error.start]:02x})") from error
+        raise UserError(
+            f"{where}: is not UTF-8 text (byte 0x{content[error.start]:02x})"
+        ) from error
 
 
 def _parse(where: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 A curriculum, this one or `grpo.servo`, has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is nothing left
 to climb; "" while there is), `levels_for` a step, `observe` what came of it, `wants_look` (at held-out problems) and a state.
 """
+
 import hashlib
 import random
 from collections import deque
@@ -14,7 +15,10 @@ from grpo.records import Decision, Outcome
 from tasks.base import UserError
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
-PROMOTE_AT = {"running": 0.9, "heldout": 0.97}  # the mark where none is asked for; the running mean lags behind
+PROMOTE_AT = {
+    "running": 0.9,
+    "heldout": 0.97,
+}  # the mark where none is asked for; the running mean lags behind
 # How far below the mark the lower end of a look's 95 % interval may lie. A policy whose true mean is below promote_at - MARGIN passes one
 # look in 40. Scores near 0.9 have a standard deviation of 0.1 to 0.2, so the interval of 64 of them reaches down by 0.025 to 0.05: a policy at
 # the mark is not held back by its width. Training within MARGIN of the mark is worth a look, for its mean lags and is noisy itself.
@@ -47,14 +51,28 @@ def parse_rungs(text: str) -> list[int]:
         rungs = [int(part) for part in parts]
     except ValueError:
         rungs = []
-    if not rungs or rungs[0] < 1 or any(low >= high for low, high in zip(rungs, rungs[1:])) or is_auto(text) and len(rungs) != 2:
-        raise UserError(f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50; or auto, or auto:10-500")
-    return rungs[:1] + [rung for rung in ramp_to(rungs[1]) if rung > rungs[0]] if is_auto(text) else rungs
+    if (
+        not rungs
+        or rungs[0] < 1
+        or any(low >= high for low, high in zip(rungs, rungs[1:]))
+        or is_auto(text)
+        and len(rungs) != 2
+    ):
+        raise UserError(
+            f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50; or auto, or auto:10-500"
+        )
+    return (
+        rungs[:1] + [rung for rung in ramp_to(rungs[1]) if rung > rungs[0]]
+        if is_auto(text)
+        else rungs
+    )
 
 
 def level_draws(seed: int, step: int, drawn: int) -> random.Random:
     """Return the generator that a step's levels are drawn with, after so many `drawn` ones."""
-    return random.Random(hashlib.sha256(f"levels/{seed}/{step}{f'/{drawn}' if drawn else ''}".encode()).digest())
+    return random.Random(
+        hashlib.sha256(f"levels/{seed}/{step}{f'/{drawn}' if drawn else ''}".encode()).digest()
+    )
 
 
 class Curriculum:
@@ -71,19 +89,40 @@ class Curriculum:
     goes on to the next rung, and on the last one the run has `ended`.
     """
 
-    def __init__(self, rungs: list[int], *, promote_by: str = "running", promote_at: float = 0.9, window: int = 3, promote_every: int = 10,
-                 replay: float = 0.25, collapse_at: float = 0.9, collapse_steps: int = 8, rung_seconds: float = 0, rung_tokens: int = 0,
-                 stop: bool = False):
+    def __init__(
+        self,
+        rungs: list[int],
+        *,
+        promote_by: str = "running",
+        promote_at: float = 0.9,
+        window: int = 3,
+        promote_every: int = 10,
+        replay: float = 0.25,
+        collapse_at: float = 0.9,
+        collapse_steps: int = 8,
+        rung_seconds: float = 0,
+        rung_tokens: int = 0,
+        stop: bool = False,
+    ):
         assert rungs and 0 <= replay < 1 and window >= 1 and promote_by in ("running", "heldout")
         self.promote_by, self.promote_every, self.stop = promote_by, promote_every, stop
-        self.rungs, self.promote_at, self.window, self.replay = list(rungs), promote_at, window, replay
+        self.rungs, self.promote_at, self.window, self.replay = (
+            list(rungs),
+            promote_at,
+            window,
+            replay,
+        )
         self.collapse_at, self.collapse_steps = collapse_at, collapse_steps
         self.rung_seconds, self.rung_tokens = rung_seconds, rung_tokens
         self.rung = 0
         self.ended = ""
-        self.values: deque[float] = deque(maxlen=window)  # mean scores of the last steps on this rung
+        self.values: deque[float] = deque(
+            maxlen=window
+        )  # mean scores of the last steps on this rung
         self.scores: dict[int, float] = {}  # level -> its last known mean score
-        self.spent = [[0, 0.0, 0] for _ in self.rungs]  # steps, seconds (where they are limited), tokens of each rung
+        self.spent = [
+            [0, 0.0, 0] for _ in self.rungs
+        ]  # steps, seconds (where they are limited), tokens of each rung
         self.collapsed = 0  # steps in a row
 
     @property
@@ -93,8 +132,10 @@ class Curriculum:
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state;
         the first has the current level."""
-        rng, earlier = level_draws(seed, step, drawn), self.rungs[:self.rung]
-        weights = [1.1 - self.scores.get(rung, 0.0) for rung in earlier]  # no rung is forgotten, be its score 1
+        rng, earlier = level_draws(seed, step, drawn), self.rungs[: self.rung]
+        weights = [
+            1.1 - self.scores.get(rung, 0.0) for rung in earlier
+        ]  # no rung is forgotten, be its score 1
         replayed = [bool(earlier) and i > 0 and rng.random() < self.replay for i in range(count)]
         return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
 
@@ -104,21 +145,53 @@ class Curriculum:
         if outcome.values.get(self.level):
             self.values.append(fmean(outcome.values[self.level]))
         steps, seconds, tokens = self.spent[self.rung]
-        self.spent[self.rung] = [steps + 1, seconds + outcome.seconds * (self.rung_seconds > 0), tokens + outcome.tokens]
+        self.spent[self.rung] = [
+            steps + 1,
+            seconds + outcome.seconds * (self.rung_seconds > 0),
+            tokens + outcome.tokens,
+        ]
         self.collapsed = self.collapsed + 1 if outcome.collapsed >= self.collapse_at else 0
-        if self.collapsed >= self.collapse_steps and self.rung > 0 and not self._is_spent(self.rung - 1):
-            return [self._move(-1, outcome.step, "collapse", f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed",
-                               steps=self.collapsed, share=outcome.collapsed)]
+        if (
+            self.collapsed >= self.collapse_steps
+            and self.rung > 0
+            and not self._is_spent(self.rung - 1)
+        ):
+            return [
+                self._move(
+                    -1,
+                    outcome.step,
+                    "collapse",
+                    f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed",
+                    steps=self.collapsed,
+                    share=outcome.collapsed,
+                )
+            ]
         mean = fmean(self.values) if len(self.values) == self.window else 0.0
-        climbed = self.promote_by == "running" and len(self.values) == self.window and mean >= self.promote_at
-        decisions = self._climb(outcome.step, f"running mean {mean:.3f} over {self.window} steps", mean=mean, steps=self.window) if climbed else []
+        climbed = (
+            self.promote_by == "running"
+            and len(self.values) == self.window
+            and mean >= self.promote_at
+        )
+        decisions = (
+            self._climb(
+                outcome.step,
+                f"running mean {mean:.3f} over {self.window} steps",
+                mean=mean,
+                steps=self.window,
+            )
+            if climbed
+            else []
+        )
         return decisions or self._spend(outcome.step)
 
     def wants_look(self, step: int) -> bool:
         """Return whether the level is to be evaluated on held-out problems after `step`: a look at it is due, and not hopeless."""
         due = self.promote_by == "heldout" and step % self.promote_every == 0 and not self.ended
         somewhere_to_go = self.rung + 1 < len(self.rungs) or self.stop
-        return bool(due and somewhere_to_go and self.values) and fmean(self.values) >= self.promote_at - MARGIN
+        return (
+            bool(due and somewhere_to_go and self.values)
+            and fmean(self.values) >= self.promote_at - MARGIN
+        )
 
     def judge(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of a look at the current level (a line of eval.jsonl); return what was decided: going up, the end, or staying."""
@@ -133,7 +206,11 @@ class Curriculum:
     def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
         if self.rung + 1 < len(self.rungs):
             return [self._move(+1, step, "promotion", why, **figures)]
-        return [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)] if self.stop else []
+        return (
+            [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)]
+            if self.stop
+            else []
+        )
 
     def _is_spent(self, rung: int) -> bool:
         _, seconds, tokens = self.spent[rung]
@@ -143,9 +220,20 @@ class Curriculum:
         if not self._is_spent(self.rung):
             return []
         steps, seconds, tokens = self.spent[self.rung]
-        figures = {"steps": steps, "tokens": tokens, **({"minutes": seconds / 60} if self.rung_seconds else {}), "score": self.scores.get(self.level)}
-        used = ([f"{seconds / 60:.1f} of {self.rung_seconds / 60:g} minutes"] if self.rung_seconds else []) + [
-            f"{tokens:,}{f' of {self.rung_tokens:,}' if self.rung_tokens else ''} tokens", f"{steps} steps"]
+        figures = {
+            "steps": steps,
+            "tokens": tokens,
+            **({"minutes": seconds / 60} if self.rung_seconds else {}),
+            "score": self.scores.get(self.level),
+        }
+        used = (
+            [f"{seconds / 60:.1f} of {self.rung_seconds / 60:g} minutes"]
+            if self.rung_seconds
+            else []
+        ) + [
+            f"{tokens:,}{f' of {self.rung_tokens:,}' if self.rung_tokens else ''} tokens",
+            f"{steps} steps",
+        ]
         why = f"the budget of the rung is spent: {', '.join(used)}; its last mean score is {self.scores.get(self.level, 0):.3f}"
         if self.rung + 1 < len(self.rungs):
             return [self._move(+1, step, "budget", why, **figures)]
@@ -163,10 +251,19 @@ class Curriculum:
         return Decision(step, self.level, self.level, kind, why, figures)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rung": self.rung, "ended": self.ended, "values": list(self.values), "scores": list(self.scores.items()),
-                "spent": [list(entry) for entry in self.spent], "collapsed": self.collapsed}
+        return {
+            "rung": self.rung,
+            "ended": self.ended,
+            "values": list(self.values),
+            "scores": list(self.scores.items()),
+            "spent": [list(entry) for entry in self.spent],
+            "collapsed": self.collapsed,
+        }
 
     def load_state_dict(self, state: dict[str, Any]):
         self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
         self.values = deque(state["values"], maxlen=self.window)
-        self.scores, self.spent = {level: score for level, score in state["scores"]}, [list(entry) for entry in state["spent"]]
+        self.scores, self.spent = (
+            {level: score for level, score in state["scores"]},
+            [list(entry) for entry in state["spent"]],
+        )

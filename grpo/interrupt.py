@@ -1,9 +1,12 @@
 """Ctrl-C and SIGTERM: the step under way is finished and saved first; a second one ends the program at once."""
+
 import os
 import signal
 import threading
 
-FIRST = "\n{}: the step under way is finished and saved first; once more stops at once, and loses it\n"
+FIRST = (
+    "\n{}: the step under way is finished and saved first; once more stops at once, and loses it\n"
+)
 
 
 class Interrupt:
@@ -18,7 +21,10 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            self.earlier = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self.earlier = {
+                number: signal.signal(number, self.note)
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
         return self
 
     def __exit__(self, *_):
@@ -29,4 +35,6 @@ class Interrupt:
     def note(self, number: int, _):
         self.wanted = signal.Signals(number)
         self.__exit__()
-        os.write(2, FIRST.format(self.wanted.name).encode())  # a handler may run in the middle of a print
+        os.write(
+            2, FIRST.format(self.wanted.name).encode()
+        )  # a handler may run in the middle of a print

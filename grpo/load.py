@@ -1,4 +1,5 @@
 """A policy from what it is called: the embedded model, a directory in Hugging Face layout, or a hub id; and from a checkpoint on."""
+
 import copy
 import re
 import socket
@@ -23,16 +24,33 @@ from grpo.policy import Policy
 from grpo.rollout.cache import NAME, SharedPrompt
 from tasks.base import UserError, needs
 
-STRANGERS = {"trust_remote_code": False, "use_safetensors": True}  # a model's files are data: none of them is executed or unpickled
-QUANTISED = {"none": None, "int8": dict(load_in_8bit=True),
-             "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)}  # as bitsandbytes is asked for them
+STRANGERS = {
+    "trust_remote_code": False,
+    "use_safetensors": True,
+}  # a model's files are data: none of them is executed or unpickled
+QUANTISED = {
+    "none": None,
+    "int8": dict(load_in_8bit=True),
+    "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
+}  # as bitsandbytes is asked for them
 LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 
 
-def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_rank: int = 0, lora_alpha: float = 32.0, lora_variant: str = "lora",
-                quantise: str = "none", weights: Path | None = None, keep_reference: bool = False, seed: int = 0) -> Policy:
+def load_policy(
+    spec: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    lora_rank: int = 0,
+    lora_alpha: float = 32.0,
+    lora_variant: str = "lora",
+    quantise: str = "none",
+    weights: Path | None = None,
+    keep_reference: bool = False,
+    seed: int = 0,
+) -> Policy:
     """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
 
     `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
@@ -43,7 +61,9 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for 50 ms at each new length of the prompts
+    torch.backends.cuda.enable_cudnn_sdp(
+        False
+    )  # it plans for 50 ms at each new length of the prompts
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
@@ -51,9 +71,15 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
     source = str(weights) if weights is not None and not has_adapter else resolve(spec)
-    torch_dtype = getattr(torch, dtype) if dtype != "auto" else dtype_on(device, spec, source, bool(lora_rank or has_adapter))
+    torch_dtype = (
+        getattr(torch, dtype)
+        if dtype != "auto"
+        else dtype_on(device, spec, source, bool(lora_rank or has_adapter))
+    )
     if quantise != "none" and not device.startswith("cuda"):
-        raise UserError(f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)")
+        raise UserError(
+            f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)"
+        )
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     model = _load_model(source, device, torch_dtype, quantise)
     _check_head(model, spec)
@@ -65,23 +91,45 @@ def load_policy(spec: str, *, device: str = "auto", dtype: str = "auto", lora_ra
         try:
             model = get_peft_model(model, adapter_of(lora_rank, lora_alpha, lora_variant))
         except ValueError as error:
-            raise UserError(f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0") from error
+            raise UserError(
+                f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
+            ) from error
     frozen = None
     if keep_reference and not (lora_rank or has_adapter):
-        frozen = copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)
-    return Policy(model, tokenizer, name=spec, frozen=frozen, has_rough_gradients=dtype == "auto" and has_fast_products())
+        frozen = (
+            copy.deepcopy(model)
+            if weights is None
+            else _load_model(resolve(spec), device, torch_dtype)
+        )
+    return Policy(
+        model,
+        tokenizer,
+        name=spec,
+        frozen=frozen,
+        has_rough_gradients=dtype == "auto" and has_fast_products(),
+    )
 
 
 def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
     """Return the adapter as `peft` is asked for it: on all linear layers but the head."""
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM", **LORA_VARIANTS[variant])
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        **LORA_VARIANTS[variant],
+    )
 
 
 def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
     """Return the precision in which `source`, called `spec`, is loaded there if nothing is said."""
     if not device.startswith("cuda"):
         return torch.float32
-    return torch.bfloat16 if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16 else torch.float32
+    return (
+        torch.bfloat16
+        if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16
+        else torch.float32
+    )
 
 
 @torch.no_grad()
@@ -89,7 +137,11 @@ def _shares_prompts(model) -> bool:
     """Tell whether the model hands its attention arguments through to `rollout.cache.attention`."""
     shared = SharedPrompt(torch.tensor([1], device=model.device), 1)
     try:
-        model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False, shared=shared)
+        model.base_model(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device),
+            use_cache=False,
+            shared=shared,
+        )
     except (TypeError, AttributeError):
         return False
     return len(shared.prompt) > 0
@@ -99,12 +151,18 @@ def _shares_prompts(model) -> bool:
 def _check_head(model, spec: str):
     """Raise UserError unless the logits are the output layer on the last hidden state, as `Policy.head` takes them to be."""
     tokens = torch.arange(4, device=model.device)[None]
-    extra = {} if model.config._attn_implementation != NAME else {"shared": SharedPrompt(torch.tensor([4], device=model.device), 4)}
+    extra = (
+        {}
+        if model.config._attn_implementation != NAME
+        else {"shared": SharedPrompt(torch.tensor([4], device=model.device), 4)}
+    )
     logits = model(input_ids=tokens, use_cache=False, **extra).logits
     hidden = model.base_model(input_ids=tokens, use_cache=False, **extra).last_hidden_state
     if not torch.allclose(model.get_output_embeddings()(hidden), logits, atol=1e-3, rtol=1e-3):
-        raise UserError(f"--model {spec}: the logits of {type(model).__name__} are more than its output layer on its last hidden state "
-                        "(scaled or capped); such models are not supported")
+        raise UserError(
+            f"--model {spec}: the logits of {type(model).__name__} are more than its output layer on its last hidden state "
+            "(scaled or capped); such models are not supported"
+        )
 
 
 def resolve(spec: str) -> str:
@@ -112,17 +170,23 @@ def resolve(spec: str) -> str:
     if spec == "builtin":
         return str(BUILTIN)
     if Path(spec).exists() and not (Path(spec) / "config.json").exists():
-        raise UserError(f"--model {spec}: no model there (no config.json); give builtin, a directory in Hugging Face "
-                        "layout, or a hub id")
+        raise UserError(
+            f"--model {spec}: no model there (no config.json); give builtin, a directory in Hugging Face "
+            "layout, or a hub id"
+        )
     if not Path(spec).exists() and not HUB_ID.fullmatch(spec):
-        raise UserError(f"--model {spec}: no such directory; give builtin, a directory in Hugging Face layout, or a hub id")
+        raise UserError(
+            f"--model {spec}: no such directory; give builtin, a directory in Hugging Face layout, or a hub id"
+        )
     if Path(spec).exists() or _hub_answers(ENDPOINT):
         return spec
     try:
         return snapshot_download(spec, local_files_only=True)  # as it was fetched once
     except (OSError, ValueError) as error:
-        raise UserError(f"--model {spec}: no such directory, and the hub cannot be reached; give a directory in Hugging Face layout that holds the model, "
-                        "or builtin") from error
+        raise UserError(
+            f"--model {spec}: no such directory, and the hub cannot be reached; give a directory in Hugging Face layout that holds the model, "
+            "or builtin"
+        ) from error
 
 
 @cache
@@ -144,19 +208,32 @@ def _loading(source: str):
         yield
     except (OSError, ValueError, SafetensorError) as error:
         if "gated repo" in str(error):
-            raise UserError(f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
-                            "or give a directory that holds the model") from error
-        raise UserError(f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
-                        "in Hugging Face layout, or a hub id that can be reached") from error
+            raise UserError(
+                f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
+                "or give a directory that holds the model"
+            ) from error
+        raise UserError(
+            f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
+            "in Hugging Face layout, or a hub id that can be reached"
+        ) from error
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
-    load = partial(AutoModelForCausalLM.from_pretrained, source, dtype=dtype, device_map={"": device}, **STRANGERS, **_quantisation(quantise, dtype))
+    load = partial(
+        AutoModelForCausalLM.from_pretrained,
+        source,
+        dtype=dtype,
+        device_map={"": device},
+        **STRANGERS,
+        **_quantisation(quantise, dtype),
+    )
     with _loading(source):
         try:
             model = load(attn_implementation=NAME).eval()
             fit = _shares_prompts(model)
-        except ValueError as error:  # how transformers refuses an attention that an architecture does not support
+        except (
+            ValueError
+        ) as error:  # how transformers refuses an attention that an architecture does not support
             if NAME not in str(error):
                 raise
             fit = False
@@ -172,7 +249,9 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     with needs("bitsandbytes", "bits", f"--quantise {name}"):
         if not is_bitsandbytes_available():
             raise ImportError
-    return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **QUANTISED[name])}
+    return {
+        "quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **QUANTISED[name])
+    }
 
 
 def load_shape(spec: str):

@@ -2,10 +2,16 @@
 
 Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b bytes a number.
 """
+
 from dataclasses import dataclass
 
-SHARE, CACHES = 6, 0.45  # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is left beside weights and optimizer
-BUSY = 4096  # tokens that keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s)
+SHARE, CACHES = (
+    6,
+    0.45,
+)  # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is left beside weights and optimizer
+BUSY = (
+    4096  # tokens that keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s)
+)
 STATE = {"adamw": 8, "adamw8bit": 2}  # bytes of an optimizer's moments for a number that is trained
 
 
@@ -29,7 +35,9 @@ class Shape:
     def activations(self) -> int:
         """Bytes of a token's activations until the backward pass: of the lean forward pass what `learn.operations` saves, else a rough count."""
         lean = 6 * self.width + 2 * self.keys + 2 * self.inner
-        return self.layers * (lean if self.is_lean else 16 * self.width + 5 * self.inner) * self.number
+        return (
+            self.layers * (lean if self.is_lean else 16 * self.width + 5 * self.inner) * self.number
+        )
 
 
 def shape_of(config, number: int, is_lean: bool = True) -> Shape:
@@ -37,7 +45,14 @@ def shape_of(config, number: int, is_lean: bool = True) -> Shape:
     width, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
     head = getattr(config, "head_dim", None) or width // heads
     keys = (getattr(config, "num_key_value_heads", None) or heads) * head
-    return Shape(config.num_hidden_layers, width, getattr(config, "intermediate_size", None) or 4 * width, keys, number, is_lean)
+    return Shape(
+        config.num_hidden_layers,
+        width,
+        getattr(config, "intermediate_size", None) or 4 * width,
+        keys,
+        number,
+        is_lean,
+    )
 
 
 def update_tokens(shape: Shape, memory: float, held: float) -> int:
@@ -48,7 +63,9 @@ def update_tokens(shape: Shape, memory: float, held: float) -> int:
     return max(256, min(65_536, int(room / shape.activations)))
 
 
-def prompts_at_once(shape: Shape, memory: float, held: float, *, completions: int, prompt: int, room: int) -> int:
+def prompts_at_once(
+    shape: Shape, memory: float, held: float, *, completions: int, prompt: int, room: int
+) -> int:
     """Return for how many prompts of so many tokens there is place in the caches of a rollout, with `completions` of up to `room` tokens each."""
     each = shape.cache * (prompt + completions * room)
     return max(1, int(CACHES * max(0.0, memory - held) / each))

@@ -3,6 +3,7 @@
 The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of one shape go through one batched
 product, and the rate is a tensor, so that a CUDA graph can hold the step.
 """
+
 import torch
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
@@ -40,6 +41,8 @@ class Muon:
             gradients = torch.stack([p.grad for p in group])
             momentum.lerp_(gradients, 1 - self.momentum)
             updates = orthogonal(gradients.lerp(momentum, self.momentum)).float()
-            updates *= rate * 0.2 * max(group[0].shape) ** 0.5  # the root mean square of an AdamW update
+            updates *= (
+                rate * 0.2 * max(group[0].shape) ** 0.5
+            )  # the root mean square of an AdamW update
             torch._foreach_mul_(group, 1 - rate * self.weight_decay)
             torch._foreach_sub_(group, list(updates.unbind()))

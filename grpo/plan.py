@@ -9,6 +9,7 @@ drafts, which depend on what the policy can do; evaluations and checkpoints apar
 - the update: products of 4 (LoRA) or 6 (full) FLOPs for a weight and token, 2 more for a reference; those of the head twice forward; attention's; the optimizer's
   traffic. Its shares and the fixed times are fitted to measurements on an H200 (see runs/LOG.md).
 """
+
 import argparse
 import contextlib
 import math
@@ -34,7 +35,13 @@ from grpo.run import Run
 from tasks.base import Parser, UserError, exit_status, load_task, problem_at
 
 PROBES = 16  # problems whose tokens are counted
-WEIGHTS, CACHE, PRODUCTS, DECODED, ATTENTION = 0.85, 0.78, 0.58, 1.7, 0.2  # shares of the GPU's rates that are reached
+WEIGHTS, CACHE, PRODUCTS, DECODED, ATTENTION = (
+    0.85,
+    0.78,
+    0.58,
+    1.7,
+    0.2,
+)  # shares of the GPU's rates that are reached
 LAYER = 16e-6  # seconds that a layer of a decoder's pass takes beside its products and attention
 LAUNCH = 0.1  # seconds in which the host starts all kernels of a micro-batch: it takes no less
 HOST = 0.02  # seconds of the host's own, in rollout, update and communication each
@@ -97,45 +104,108 @@ def model_of(config: Config) -> Model:
     """Return the model by its configuration, made without memory."""
     loaded = load_shape(config.model)
     if loaded.model_type not in FAMILIES:
-        raise UserError(f"--model {config.model}: there is no forecast for {loaded.model_type}, only for {', '.join(FAMILIES)}")
-    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else dtype_on("cuda", config.model, resolve(config.model), bool(config.lora_rank))
+        raise UserError(
+            f"--model {config.model}: there is no forecast for {loaded.model_type}, only for {', '.join(FAMILIES)}"
+        )
+    dtype = (
+        getattr(torch, config.dtype)
+        if config.dtype != "auto"
+        else dtype_on("cuda", config.model, resolve(config.model), bool(config.lora_rank))
+    )
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(loaded, trust_remote_code=False)
         size = trained = causal.num_parameters()
         if config.lora_rank:
-            adapted = get_peft_model(causal, adapter_of(config.lora_rank, config.lora_alpha, config.lora_variant))
+            adapted = get_peft_model(
+                causal, adapter_of(config.lora_rank, config.lora_alpha, config.lora_variant)
+            )
             trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    return Model(shape_of(loaded, dtype.itemsize), loaded.max_position_embeddings, loaded.vocab_size, size, trained, bool(config.lora_rank))
+    return Model(
+        shape_of(loaded, dtype.itemsize),
+        loaded.max_position_embeddings,
+        loaded.vocab_size,
+        size,
+        trained,
+        bool(config.lora_rank),
+    )
 
 
 def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     """Return a step at the run's own level; completions take as many tokens as the right answers, or `tokens`."""
-    tokenizer, task = load_tokenizer(config.model), load_task(config.task, config.reward, config.task_options)
-    problems = [problem_at(task, seed=config.seed, split="train", level=config.level, index=i) for i in range(PROBES)]
-    prompts = [len(prompt_tokens(tokenizer, problem.prompt, tokenizer.chat_template)) for problem in problems]
+    tokenizer, task = (
+        load_tokenizer(config.model),
+        load_task(config.task, config.reward, config.task_options),
+    )
+    problems = [
+        problem_at(task, seed=config.seed, split="train", level=config.level, index=i)
+        for i in range(PROBES)
+    ]
+    prompts = [
+        len(prompt_tokens(tokenizer, problem.prompt, tokenizer.chat_template))
+        for problem in problems
+    ]
     targets = [target_length(tokenizer, problem.target) for problem in problems]
-    room = max(budget(target, prompt, model.context, config.max_new_tokens, config.model) for target, prompt in zip(targets, prompts))
-    return Work(config.prompts, fmean(prompts), config.group_size, tokens or fmean(targets), max(room, tokens))
+    room = max(
+        budget(target, prompt, model.context, config.max_new_tokens, config.model)
+        for target, prompt in zip(targets, prompts)
+    )
+    return Work(
+        config.prompts,
+        fmean(prompts),
+        config.group_size,
+        tokens or fmean(targets),
+        max(room, tokens),
+    )
 
 
-def forecast(config: Config, model: Model, work: Work, gpu: Gpu, gpus: int) -> tuple[dict[str, float], dict[str, float]]:
+def forecast(
+    config: Config, model: Model, work: Work, gpu: Gpu, gpus: int
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes on each GPU and seconds of a step, each by what they are for."""
     shape, mine = model.shape, -(-work.prompts // gpus)
-    weights = model.size * shape.number * (2 if config.beta and not model.is_lora else 1) + (4 * model.trained if model.is_lora else 0)
-    optimizer = optimizer_bytes(model.trained, 4 if model.is_lora else shape.number, config.optimizer, gpus if config.shard else 1)
+    weights = model.size * shape.number * (2 if config.beta and not model.is_lora else 1) + (
+        4 * model.trained if model.is_lora else 0
+    )
+    optimizer = optimizer_bytes(
+        model.trained,
+        4 if model.is_lora else shape.number,
+        config.optimizer,
+        gpus if config.shard else 1,
+    )
     gradients = 4 * model.trained  # which optimizer_bytes counts, too
     held = weights + optimizer
-    lot = min(mine, prompts_at_once(shape, gpu.memory, held, completions=work.group, prompt=round(work.prompt), room=work.room))
-    largest, number = _micro_batches(work, mine, config.micro_tokens or update_tokens(shape, gpu.memory, held))
+    lot = min(
+        mine,
+        prompts_at_once(
+            shape,
+            gpu.memory,
+            held,
+            completions=work.group,
+            prompt=round(work.prompt),
+            room=work.room,
+        ),
+    )
+    largest, number = _micro_batches(
+        work, mine, config.micro_tokens or update_tokens(shape, gpu.memory, held)
+    )
     activations = shape.activations * largest * (0.1 if config.forget_activations else 1.0)
     memory = {
-        "weights": weights, "optimizer": optimizer - gradients,
-        "keys and values": shape.cache * (bucket(lot * work.group) * _up(work.room, 64) + lot * _up(work.prompt, 128)),
-        "gradients and activations": max(gradients, activations) if number == 1 else gradients + activations,  # the ones go as the others come
-        "logits": 2 * LOGITS * model.vocabulary * shape.number + (0 if model.is_lora else 2 * model.head * shape.number)}
-    return memory, {"prefill": _prefill(model, work, gpu, mine), "decoding": _decoding(model, work, gpu, lot) * mine / lot + HOST,
-                    "update": config.epochs * _update(config, model, work, gpu, mine, number),
-                    "communication": config.epochs * _communication(config, model, gpu, gpus)}
+        "weights": weights,
+        "optimizer": optimizer - gradients,
+        "keys and values": shape.cache
+        * (bucket(lot * work.group) * _up(work.room, 64) + lot * _up(work.prompt, 128)),
+        "gradients and activations": max(gradients, activations)
+        if number == 1
+        else gradients + activations,  # the ones go as the others come
+        "logits": 2 * LOGITS * model.vocabulary * shape.number
+        + (0 if model.is_lora else 2 * model.head * shape.number),
+    }
+    return memory, {
+        "prefill": _prefill(model, work, gpu, mine),
+        "decoding": _decoding(model, work, gpu, lot) * mine / lot + HOST,
+        "update": config.epochs * _update(config, model, work, gpu, mine, number),
+        "communication": config.epochs * _communication(config, model, gpu, gpus),
+    }
 
 
 def _micro_batches(work: Work, mine: int, most: float) -> tuple[float, int]:
@@ -149,14 +219,20 @@ def _micro_batches(work: Work, mine: int, most: float) -> tuple[float, int]:
 
 def _prefill(model: Model, work: Work, gpu: Gpu, mine: int) -> float:
     tokens = mine * work.prompt
-    return 2 * model.body * tokens / (PRODUCTS * gpu.rate) + _attention(model, tokens, work.prompt / 2) / (ATTENTION * gpu.rate)
+    return 2 * model.body * tokens / (PRODUCTS * gpu.rate) + _attention(
+        model, tokens, work.prompt / 2
+    ) / (ATTENTION * gpu.rate)
 
 
 def _decoding(model: Model, work: Work, gpu: Gpu, lot: int) -> float:
     shape, rows = model.shape, lot * work.group
     read = shape.cache * (rows * work.tokens / 2 + lot * work.prompt)
-    a_pass = (LAYER * shape.layers + model.size * shape.number / (WEIGHTS * gpu.bandwidth) + read / (CACHE * gpu.bandwidth)
-              + 2 * model.size * rows / (DECODED * gpu.rate))
+    a_pass = (
+        LAYER * shape.layers
+        + model.size * shape.number / (WEIGHTS * gpu.bandwidth)
+        + read / (CACHE * gpu.bandwidth)
+        + 2 * model.size * rows / (DECODED * gpu.rate)
+    )
     return a_pass * work.tokens
 
 
@@ -164,7 +240,9 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, mine: int, numbe
     answers, reference = mine * work.group * work.tokens, bool(config.beta)
     tokens = answers + work.prompt * max(mine, number)  # a prompt is run once in each micro-batch
     body, head = (4, 6) if model.is_lora else (6, 8)
-    products = (body + 2 * reference) * model.body * tokens + (head + 2 * reference) * model.head * answers
+    products = (body + 2 * reference) * model.body * tokens + (
+        head + 2 * reference
+    ) * model.head * answers
     scores = (3.5 + reference) * _attention(model, answers, work.prompt + work.tokens / 2)
     seconds = products / (PRODUCTS * gpu.rate) + scores / (ATTENTION * gpu.rate)
     traffic = (28 if model.is_lora else 34 + 10 * number) * model.trained
@@ -188,13 +266,25 @@ def _up(number: float, step: int) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
-    parser = Parser(prog="python -m grpo.plan", description=__doc__.splitlines()[0], epilog="and the flags of train.py", allow_abbrev=False)
+    parser = Parser(
+        prog="python -m grpo.plan",
+        description=__doc__.splitlines()[0],
+        epilog="and the flags of train.py",
+        allow_abbrev=False,
+    )
     parser.add_argument("--gpus", default="1xH200", help="how many of which: " + ", ".join(GPUS))
-    parser.add_argument("--completion-tokens", type=int, default=0, help="of each completion (default: as the right answers have)")
+    parser.add_argument(
+        "--completion-tokens",
+        type=int,
+        default=0,
+        help="of each completion (default: as the right answers have)",
+    )
     own, others = parser.parse_known_args(argv)
     found = re.fullmatch(r"(\d+)x(.+)", own.gpus)
     if not found or found[2] not in GPUS or int(found[1]) < 1:
-        raise UserError(f"--gpus {own.gpus}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100")
+        raise UserError(
+            f"--gpus {own.gpus}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100"
+        )
     own.number, own.gpu = int(found[1]), GPUS[found[2]]
     config, _ = parse_training(others)
     config = Run(Path()).settle(config, load_task(config.task, config.reward, config.task_options))
@@ -212,19 +302,32 @@ def start(argv: list[str]) -> int:
     tuning = f"LoRA rank {config.lora_rank}" if model.is_lora else "full fine-tuning"
     taken, step = sum(memory.values()), sum(seconds.values())
     tokens = work.prompts * work.group * work.tokens
-    print(f"{config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, {model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
-          f"a step    {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions of {work.tokens:,.0f}, on {own.gpus}\n"
-          f"memory    {_parts_of(memory, 1e9)}: {taken / 1e9:.1f} of {own.gpu.memory / 1e9:.0f} GB on each\n"
-          f"time      {_parts_of(seconds, 1)}: {step:.2f} s a step without drafts, {tokens / step:,.0f} tokens/s")
+    print(
+        f"{config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, {model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
+        f"a step    {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions of {work.tokens:,.0f}, on {own.gpus}\n"
+        f"memory    {_parts_of(memory, 1e9)}: {taken / 1e9:.1f} of {own.gpu.memory / 1e9:.0f} GB on each\n"
+        f"time      {_parts_of(seconds, 1)}: {step:.2f} s a step without drafts, {tokens / step:,.0f} tokens/s"
+    )
     if taken > 0.97 * own.gpu.memory:
-        print("          does not fit: " + ("give --optimizer adamw8bit, or several GPUs and --shard" if not model.is_lora else "give a smaller --micro-tokens or --group-size"))
+        print(
+            "          does not fit: "
+            + (
+                "give --optimizer adamw8bit, or several GPUs and --shard"
+                if not model.is_lora
+                else "give a smaller --micro-tokens or --group-size"
+            )
+        )
         return 1
-    print(f"a run     {config.steps} steps: {config.steps * step / 60:,.0f} minutes, evaluations and checkpoints apart")
+    print(
+        f"a run     {config.steps} steps: {config.steps * step / 60:,.0f} minutes, evaluations and checkpoints apart"
+    )
     return 0
 
 
 def _parts_of(figures: dict[str, float], unit: float) -> str:
-    return ", ".join(f"{name} {value / unit:.2f}" for name, value in figures.items() if value / unit >= 0.005)
+    return ", ".join(
+        f"{name} {value / unit:.2f}" for name, value in figures.items() if value / unit >= 0.005
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -6,6 +6,7 @@ follow them); in the update `predict` (prompts and completions at once); in both
 
 Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
 """
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
@@ -35,17 +36,29 @@ class Policy:
     and activations: the weights, and what a trainer adds.
     """
 
-    def __init__(self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False):
+    def __init__(
+        self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False
+    ):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        self._encoded, self._length = (lru_cache(REMEMBERED)(partial(tokens, tokenizer)) for tokens in (prompt_tokens, target_length))
+        self._encoded, self._length = (
+            lru_cache(REMEMBERED)(partial(tokens, tokenizer))
+            for tokens in (prompt_tokens, target_length)
+        )
         self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
-        self.is_plain = self._causal.config._attn_implementation != NAME  # cannot share prompts: see rollout.plain
+        self.is_plain = (
+            self._causal.config._attn_implementation != NAME
+        )  # cannot share prompts: see rollout.plain
         self.lean = None if self.is_plain else _agreeing_lean_model(self._causal)
-        self._frozen = None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
+        self._frozen = (
+            None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
+        )
         self.stops = _stop_ids(model, tokenizer)
         self.context = getattr(self._causal.config, "max_position_embeddings", 1 << 30)
-        self.held = self.weight_bytes = sum(p.numel() * p.element_size() for p in (*model.parameters(), *(frozen.parameters() if frozen else ())))
+        self.held = self.weight_bytes = sum(
+            p.numel() * p.element_size()
+            for p in (*model.parameters(), *(frozen.parameters() if frozen else ()))
+        )
 
     @cached_property
     def fused(self) -> FusedModel | None:
@@ -76,12 +89,14 @@ class Policy:
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
+    def prefill(
+        self, prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
         """Run the model on each prompt once; return the hidden state of its last token (P, H), and its keys and values."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
-            tokens[row, :len(prompt)] = torch.tensor(prompt)
+            tokens[row, : len(prompt)] = torch.tensor(prompt)
         lengths, tokens = lengths.to(self.device), tokens.to(self.device)
         if self.lean:
             self.lean.refresh()
@@ -99,11 +114,17 @@ class Policy:
             whole_RS, places_RT = shared.sequences(tokens_RT)
             hidden = self._hidden(whole_RS)
             return hidden.gather(1, places_RT[:, :, None].expand(-1, -1, hidden.shape[2]))
-        positions = (shared.lengths_P + shared.filled_R)[:, None] + torch.arange(tokens_RT.shape[1], device=self.device)
-        positions = positions.clamp(max=self.context - 1)  # drafts may reach beyond the budget; there they never count
+        positions = (shared.lengths_P + shared.filled_R)[:, None] + torch.arange(
+            tokens_RT.shape[1], device=self.device
+        )
+        positions = positions.clamp(
+            max=self.context - 1
+        )  # drafts may reach beyond the budget; there they never count
         return self._hidden(tokens_RT, position_ids=positions, shared=shared)
 
-    def pack(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]) -> Packing | PlainPacking:
+    def pack(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
+    ) -> Packing | PlainPacking:
         """Return `completions` (as many to each of the prompts) as `predict` wants them."""
         return (PlainPacking if self.is_plain else Packing)(prompts, completions, self.device)
 
@@ -112,17 +133,27 @@ class Policy:
         if self.lean and self.lean.is_adapted:
             self.lean.refresh()
         if not self.is_plain:
-            hidden_1NH = self._hidden(packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing)
+            hidden_1NH = self._hidden(
+                packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
+            )
             return hidden_1NH[0].index_select(0, packing.predictors_M)
         last_PH, shared = self.prefill(packing.prompts)
         hidden_RTH = self.extend(packing.tokens_RT, shared)
-        before_RTH = torch.cat([last_PH.repeat_interleave(len(hidden_RTH) // len(last_PH), 0)[:, None], hidden_RTH[:, :-1]], 1)
+        before_RTH = torch.cat(
+            [
+                last_PH.repeat_interleave(len(hidden_RTH) // len(last_PH), 0)[:, None],
+                hidden_RTH[:, :-1],
+            ],
+            1,
+        )
         return before_RTH[packing.mask_RT]
 
     def _hidden(self, tokens, **arguments) -> torch.Tensor:
         if self.lean:
             return self.lean(tokens, **arguments)
-        return self._causal.base_model(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
+        return self._causal.base_model(
+            input_ids=tokens, use_cache=False, **arguments
+        ).last_hidden_state
 
     @property
     def head(self) -> torch.nn.Module:
@@ -132,7 +163,11 @@ class Policy:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what `head` makes of hidden states, without a gradient."""
         head = self.head
-        return linear(hidden, head.weight, head.bias) if type(head) is torch.nn.Linear else head(hidden)
+        return (
+            linear(hidden, head.weight, head.bias)
+            if type(head) is torch.nn.Linear
+            else head(hidden)
+        )
 
     def forget_activations(self):
         """Compute activations again in the backward pass: a third more time in the update, for a fraction of its memory."""
@@ -145,22 +180,32 @@ class Policy:
     @property
     def tokens_at_once(self) -> int:
         """How many tokens of an update fit into the GPU's memory beside what is held; 4,096 on a CPU."""
-        return update_tokens(self._shape, self._memory, self.held) if self.device.type == "cuda" else 4096
+        return (
+            update_tokens(self._shape, self._memory, self.held)
+            if self.device.type == "cuda"
+            else 4096
+        )
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts of so many tokens, with `completions` of up to `room` tokens, a rollout has memory; on a CPU any number."""
         if self.device.type != "cuda":
             return 1 << 30
-        return prompts_at_once(self._shape, self._memory, self.held, completions=completions, prompt=prompt, room=room)
+        return prompts_at_once(
+            self._shape, self._memory, self.held, completions=completions, prompt=prompt, room=room
+        )
 
     @property
     def _shape(self):
-        return shape_of(self._causal.config, next(self.model.parameters()).element_size(), self.lean is not None)
+        return shape_of(
+            self._causal.config, next(self.model.parameters()).element_size(), self.lean is not None
+        )
 
     @property
     def _memory(self) -> float:
         """Bytes of the GPU that this process may have."""
-        return torch.cuda.get_device_properties(self.device).total_memory * torch.cuda.get_per_process_memory_fraction(self.device)
+        return torch.cuda.get_device_properties(
+            self.device
+        ).total_memory * torch.cuda.get_per_process_memory_fraction(self.device)
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:
@@ -188,7 +233,12 @@ class Policy:
 def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ...]:
     if template is None:
         return tuple(tokenizer(prompt + "\n").input_ids)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], chat_template=template, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
     return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
 
@@ -205,9 +255,23 @@ def _agreeing_lean_model(causal) -> LeanModel | None:
     lean.refresh()
     tokens = torch.arange(7, device=causal.device)[None] + 5
     found, expected = (
-        forward(tokens, position_ids=tokens, shared=SharedPrompt(torch.tensor([7], device=causal.device), 7))
-        for forward in (lean, lambda tokens, **others: causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state))
-    return lean if agrees("lean forward pass", relative_difference(found, expected), causal.dtype) else None
+        forward(
+            tokens,
+            position_ids=tokens,
+            shared=SharedPrompt(torch.tensor([7], device=causal.device), 7),
+        )
+        for forward in (
+            lean,
+            lambda tokens, **others: (
+                causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state
+            ),
+        )
+    )
+    return (
+        lean
+        if agrees("lean forward pass", relative_difference(found, expected), causal.dtype)
+        else None
+    )
 
 
 def _stop_ids(model, tokenizer) -> tuple[int, ...]:
@@ -217,5 +281,7 @@ def _stop_ids(model, tokenizer) -> tuple[int, ...]:
     if tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     if not ids:
-        raise UserError("the model names no end token (eos_token_id in generation_config.json); add one")
+        raise UserError(
+            "the model names no end token (eos_token_id in generation_config.json); add one"
+        )
     return tuple(sorted(set(ids)))

@@ -4,6 +4,7 @@ Every rank holds the whole policy and the whole state of the trainer, and all of
 before anything is decided. Shared out are the problems to be sampled and scored and the completions to be learned from; what is added up
 are the gradients. Only the first rank writes and speaks. A process that was not started by torchrun is the first of one.
 """
+
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ class Ranks:
 
     def share(self, items: Sequence[Any]) -> list[Any]:
         """Return this rank's part of `items`: every `size`-th."""
-        return list(items[self.rank::self.size])
+        return list(items[self.rank :: self.size])
 
     def gather(self, mine: list[Any]) -> list[Any]:
         """Return the items of all ranks, in the order that they were shared out in."""
@@ -58,7 +59,13 @@ class Ranks:
                     continue
                 flat = torch.cat([tensor.flatten() for tensor in bundle])
                 dist.all_reduce(flat)
-                torch._foreach_copy_(bundle, [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in bundle]), bundle)])
+                torch._foreach_copy_(
+                    bundle,
+                    [
+                        part.view_as(tensor)
+                        for part, tensor in zip(flat.split([t.numel() for t in bundle]), bundle)
+                    ],
+                )
 
     def part(self, rows: int) -> slice:
         """Return which of so many rows are this rank's, where they are cut into equal parts, the last one shorter."""
@@ -72,7 +79,7 @@ class Ranks:
         with _together():
             dist.reduce_scatter_tensor(mine, _padded(tensor.contiguous(), size * self.size))
         part = self.part(rows)
-        return mine[:part.stop - part.start]
+        return mine[: part.stop - part.start]
 
     def whole(self, mine: Tensor, rows: int) -> Tensor:
         """Return all `rows` of a tensor of which each rank has its part."""
@@ -96,11 +103,17 @@ def _bundles(tensors: Sequence[Tensor], most: int = 1 << 24) -> Iterator[list[Te
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
+    return (
+        tensor
+        if len(tensor) == rows
+        else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
+    )
 
 
 ALONE = Ranks()
-RANK, SIZE = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))  # by torchrun
+RANK, SIZE = (
+    int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+)  # by torchrun
 
 
 @contextmanager
@@ -109,7 +122,9 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError("another rank has ended, and its own line says why; go on with --resume") from error
+        raise UserError(
+            "another rank has ended, and its own line says why; go on with --resume"
+        ) from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@
 
 Reward and advantage are separate fields and neither is ever overwritten by the other.
 """
+
 from dataclasses import dataclass, field
 from statistics import pstdev
 from typing import Any
@@ -102,11 +103,22 @@ class Decision:
 
     @property
     def line(self) -> str:
-        levels = f"level {self.before} → {self.after}" if self.after != self.before else f"level {self.before}"
+        levels = (
+            f"level {self.before} → {self.after}"
+            if self.after != self.before
+            else f"level {self.before}"
+        )
         return f"step {self.step}: {levels}, {self.why}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "from": self.before, "to": self.after, "kind": self.kind, "why": self.why, "figures": self.figures}
+        return {
+            "step": self.step,
+            "from": self.before,
+            "to": self.after,
+            "kind": self.kind,
+            "why": self.why,
+            "figures": self.figures,
+        }
 
 
 @dataclass

@@ -4,6 +4,7 @@ Sampling is not repeated: the completions, rewards and sampler's log-probabiliti
 of the nearest earlier checkpoint (or the run's first), taken on by the stored steps between. On a CPU with as many threads the
 same bits come out; another machine, library or number of threads rounds otherwise, and then differences in the last digits are no sign of anything.
 """
+
 from dataclasses import replace
 from typing import Any
 
@@ -29,21 +30,45 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
-        raise UserError(f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps")
+        raise UserError(
+            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
+        )
     trainer, start = trainer_before(run, step, task)
     kept = kept_of(run, step)
     before = [group.advantages for group in kept]
     again = {**trainer.learn(step, kept), "advantages": trainer.weigh(kept)}
-    pairs = {name: (before if name == "advantages" else stored[name], again[name]) for name in FIGURES if name in again}
-    return {"step": step, "start": start, "figures": pairs, "same": all(old == new for old, new in pairs.values())}
+    pairs = {
+        name: (before if name == "advantages" else stored[name], again[name])
+        for name in FIGURES
+        if name in again
+    }
+    return {
+        "step": step,
+        "start": start,
+        "figures": pairs,
+        "same": all(old == new for old, new in pairs.values()),
+    }
 
 
-def token_figures(run: RunData, step: int, number: int, sample: int, task: str | None = None) -> tuple[list[float], list[float]]:
+def token_figures(
+    run: RunData, step: int, number: int, sample: int, task: str | None = None
+) -> tuple[list[float], list[float]]:
     """Return by token of a completion the entropy (nats) of the policy that drew it and its own log-probability, by the trainer's forward pass."""
     group = run.group(step, number)
     trainer, _ = trainer_before(run, step, task)
-    alone = replace(group, completions=[group.completions[sample]], scores=[group.scores[sample]], advantages=[0.0])
-    batch, = micro_batches([alone], "grpo", micro_tokens=0, max_length=len(group.completions[sample].tokens), device=trainer.policy.device)
+    alone = replace(
+        group,
+        completions=[group.completions[sample]],
+        scores=[group.scores[sample]],
+        advantages=[0.0],
+    )
+    (batch,) = micro_batches(
+        [alone],
+        "grpo",
+        micro_tokens=0,
+        max_length=len(group.completions[sample].tokens),
+        device=trainer.policy.device,
+    )
     with torch.no_grad():
         logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.truncate)
     return entropy_RT[0].tolist(), logp_RT[0].tolist()
@@ -63,7 +88,9 @@ def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Tr
 
 def _trainer(config: Config, run: RunData, checkpoint) -> Trainer:
     if config.device != "cuda" and not torch.cuda.is_available():
-        torch.set_num_threads(run.config.get("facts", {}).get("threads", torch.get_num_threads()))  # another number adds in another order
+        torch.set_num_threads(
+            run.config.get("facts", {}).get("threads", torch.get_num_threads())
+        )  # another number adds in another order
     policy = load_policy(config.model, **config.loading, weights=checkpoint)
     trainer = Trainer(config, load_task(config.task, config.reward, config.task_options), policy)
     if checkpoint is not None:

@@ -6,6 +6,7 @@
 All steps are in the curves. Of the texts, those of some steps are kept, as many as --megabytes takes: the first, the last, those with a decision or a
 warning, and between them evenly; the page says which. Rollouts are read a step at a time. Exit status 2, with one line: no such run, a damaged file.
 """
+
 import argparse
 import hashlib
 import html
@@ -47,15 +48,34 @@ def report(argv: Sequence[str] | None) -> int:
     output = arguments.output or runs[0].path / "report.html"
     content = page(runs, budget=round(arguments.megabytes * 1e6 / len(runs))).encode()
     write_whole(output, content)
-    print(f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it in a browser")
+    print(
+        f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it in a browser"
+    )
     return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m grpo.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(
+        prog="python -m grpo.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the page goes (default: report.html in the first run)")
-    parser.add_argument("--megabytes", type=float, default=4.0, metavar="N", help="for the texts of all runs (default: 4); the charts take 5 more")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where the page goes (default: report.html in the first run)",
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        default=4.0,
+        metavar="N",
+        help="for the texts of all runs (default: 4); the charts take 5 more",
+    )
     arguments = parser.parse_args(argv)
     if not 0 < arguments.megabytes < math.inf:
         raise UserError("--megabytes: give a number above 0, such as 4")
@@ -69,12 +89,27 @@ def page(runs: Sequence[RunData], budget: int) -> str:
     samples = [kept_samples(run, budget) for run in runs]
     told = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(run["name"] for run in told)
-    scripts = {"plotly": get_plotlyjs(), "script": "".join((ROOM / name).read_text() for name in SCRIPTS)}
-    blocks = [data_block("data", json.dumps({"runs": told, "classes": WHY}, separators=(",", ":"))),
-              *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples))]
-    parts = {**scripts, "title": html.escape(f"{names} · report"), "style": (ROOM / "report.css").read_text(), "data": "\n".join(blocks),
-             "hashes": " ".join(f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts.values())}
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (ROOM / "report.html").read_text())  # in one pass: no part is searched for marks
+    scripts = {
+        "plotly": get_plotlyjs(),
+        "script": "".join((ROOM / name).read_text() for name in SCRIPTS),
+    }
+    blocks = [
+        data_block("data", json.dumps({"runs": told, "classes": WHY}, separators=(",", ":"))),
+        *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)),
+    ]
+    parts = {
+        **scripts,
+        "title": html.escape(f"{names} · report"),
+        "style": (ROOM / "report.css").read_text(),
+        "data": "\n".join(blocks),
+        "hashes": " ".join(
+            f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+            for script in scripts.values()
+        ),
+    }
+    return re.sub(
+        r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (ROOM / "report.html").read_text()
+    )  # in one pass: no part is searched for marks
 
 
 def data_block(name: str, text: str) -> str:
@@ -93,22 +128,56 @@ def harmless_json(text: str) -> str:
 
 def described(run: RunData, kept: Record) -> dict[str, Any]:
     """Return what the page says of a run, but its texts: curves, evaluations, timeline, configuration. `kept` are the steps whose texts there are."""
-    lines = run.metrics[::max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
-    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, (int, float)))
+    lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
+    names = dict.fromkeys(
+        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
+    )
     config = {name: value for name, value in run.config.items() if name != "facts"}
     facts = run.config.get("facts") or {}
     control = config.get("control") or "none"
     return {
-        "name": visible(run.path.resolve().name), "path": visible(str(run.path)), "control": None if control == "none" else visible(str(control)),
-        "headline": headline(run), "heldout": heldout(run), "metrics": {name: [short(line.get(name)) for line in lines] for name in names},
-        "drawn": len(lines), "made": len(run.metrics), "evals": [{key: short(line.get(key)) for key in EVALUATION} for line in run.evals],
-        "decisions": [{"step": line["step"], "kind": line["kind"], "from": line["from"], "to": line["to"], "why": visible(line["why"])}
-                      for line in run.decisions],
-        "warnings": warnings_of(run.metrics), "checkpoints": sorted(int(path.name[5:]) for path in (run.path / "checkpoints").glob("step-*")),
-        "config": listed(config), "facts": listed(facts), "stored": len(run.steps()), "kept": sorted(kept)}
+        "name": visible(run.path.resolve().name),
+        "path": visible(str(run.path)),
+        "control": None if control == "none" else visible(str(control)),
+        "headline": headline(run),
+        "heldout": heldout(run),
+        "metrics": {name: [short(line.get(name)) for line in lines] for name in names},
+        "drawn": len(lines),
+        "made": len(run.metrics),
+        "evals": [{key: short(line.get(key)) for key in EVALUATION} for line in run.evals],
+        "decisions": [
+            {
+                "step": line["step"],
+                "kind": line["kind"],
+                "from": line["from"],
+                "to": line["to"],
+                "why": visible(line["why"]),
+            }
+            for line in run.decisions
+        ],
+        "warnings": warnings_of(run.metrics),
+        "checkpoints": sorted(
+            int(path.name[5:]) for path in (run.path / "checkpoints").glob("step-*")
+        ),
+        "config": listed(config),
+        "facts": listed(facts),
+        "stored": len(run.steps()),
+        "kept": sorted(kept),
+    }
 
 
-EVALUATION = ("step", "purpose", "level", "temperature", "metric", "mean", "ci_low", "ci_high", "exact", "n")
+EVALUATION = (
+    "step",
+    "purpose",
+    "level",
+    "temperature",
+    "metric",
+    "mean",
+    "ci_low",
+    "ci_high",
+    "exact",
+    "n",
+)
 
 
 def headline(run: RunData) -> list[tuple[str, str]]:
@@ -118,9 +187,16 @@ def headline(run: RunData) -> list[tuple[str, str]]:
     threads = f", {facts['threads']} threads" if facts.get("threads") else ""
     unit = next((line.get("unit") or "" for line in run.evals), "")
     time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
-    told = {"task": config.get("task"), "level": f"{config.get('level', '')} {unit}", "model": config.get("model"),
-            "paid by": config.get("reward") or "the task's own reward", "steps": f"{len(run.metrics):,}", "tokens": f"{last.get('num_tokens', 0):,}",
-            "time": time + (" h" if time.count(":") > 1 else " min"), "hardware": f"{facts.get('device', 'unknown')}{threads}"}
+    told = {
+        "task": config.get("task"),
+        "level": f"{config.get('level', '')} {unit}",
+        "model": config.get("model"),
+        "paid by": config.get("reward") or "the task's own reward",
+        "steps": f"{len(run.metrics):,}",
+        "tokens": f"{last.get('num_tokens', 0):,}",
+        "time": time + (" h" if time.count(":") > 1 else " min"),
+        "hardware": f"{facts.get('device', 'unknown')}{threads}",
+    }
     return [(name, visible(str(value)).strip()) for name, value in told.items()]
 
 
@@ -134,9 +210,17 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
     for level, temperature in order:
         first, last = series[level, temperature][0], series[level, temperature][-1]
         ends = [first, last] if last is not first else [last]
-        found.append({"what": visible(f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}").strip(),
-                      "how": f"n = {last['n']}, " + (f"temperature {temperature:g}" if temperature else "greedy"),
-                      "scores": [interval(line) for line in ends], "exact": " → ".join(f"{line['exact']:.2f}" for line in ends)})
+        found.append(
+            {
+                "what": visible(
+                    f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
+                ).strip(),
+                "how": f"n = {last['n']}, "
+                + (f"temperature {temperature:g}" if temperature else "greedy"),
+                "scores": [interval(line) for line in ends],
+                "exact": " → ".join(f"{line['exact']:.2f}" for line in ends),
+            }
+        )
     return found
 
 
@@ -144,8 +228,14 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
     """Return where something began that needs a look: half of a step's groups collapsed, half of its completions in a trap, an alarm."""
     found, before = [], set()
     for line in lines:
-        now = {f"half of the completions or more: {visible(name[6:])}" for name, share in line.items() if name.startswith("traps/") and share >= 0.5}
-        if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (line.get("groups/count") or math.inf):
+        now = {
+            f"half of the completions or more: {visible(name[6:])}"
+            for name, share in line.items()
+            if name.startswith("traps/") and share >= 0.5
+        }
+        if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (
+            line.get("groups/count") or math.inf
+        ):
             now.add("half of the groups or more collapsed")
         now |= {visible(event) for event in line.get("events", ()) if event.startswith("ALARM")}
         if line.get("stopped"):
@@ -156,17 +246,28 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(visible(str(name)), "–" if value in (None, "", {}) else visible(value if isinstance(value, str) else json.dumps(value, default=str)))
-            for name, value in values.items()]
+    return [
+        (
+            visible(str(name)),
+            "–"
+            if value in (None, "", {})
+            else visible(value if isinstance(value, str) else json.dumps(value, default=str)),
+        )
+        for name, value in values.items()
+    ]
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     """Return for some steps, as many as `budget` bytes take, their groups as JSON: first and last, the notable, and evenly between them."""
     steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
-    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {line["step"] for line in warnings_of(run.metrics)}
+    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {
+        line["step"] for line in warnings_of(run.metrics)
+    }
     notable = sorted(marked & set(steps))
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
-        for step in (wanted[i] for i in spread(len(wanted))):  # the first and the last of all steps always fit: there is half of the budget left
+        for step in (
+            wanted[i] for i in spread(len(wanted))
+        ):  # the first and the last of all steps always fit: there is half of the budget left
             if step not in kept:
                 text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
                 if used + len(text) > most:
@@ -180,7 +281,9 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
     """Return the groups of a step as JSON, or as many of them, evenly chosen, as `budget` bytes take."""
     chosen, used = {}, 40  # the frame
     for number in spread(len(groups)):
-        text = harmless_json(json.dumps(packed(groups[number], number, pieces), separators=(",", ":")))
+        text = harmless_json(
+            json.dumps(packed(groups[number], number, pieces), separators=(",", ":"))
+        )
         if used + len(text) + 1 > budget:
             break
         chosen[number] = text

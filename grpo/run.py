@@ -3,6 +3,7 @@
 The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
 Of several ranks the first one writes it; the others go through the same motions and write nothing.
 """
+
 import dataclasses
 import json
 import os
@@ -30,7 +31,14 @@ from grpo.records import Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
-from grpo.store.checkpoint import CheckpointRules, find_resume, load_optimizer, load_rng, save_optimizer, save_rng
+from grpo.store.checkpoint import (
+    CheckpointRules,
+    find_resume,
+    load_optimizer,
+    load_rng,
+    save_optimizer,
+    save_rng,
+)
 from grpo.store.files import NoFiles, RunFiles
 from grpo.store.lock import locked
 from grpo.store.metrics import read_metrics
@@ -42,34 +50,55 @@ from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
-PROMOTION_SEED = 2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
+PROMOTION_SEED = (
+    2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
+)
 
 
-def open_run(config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = ALONE) -> tuple["Run", Config]:
+def open_run(
+    config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = ALONE
+) -> tuple["Run", Config]:
     """Return the run and its configuration: a new one below `home`, or the one that --resume names."""
     if config.resume is None:
         folder = ranks.first(lambda: home / config.name if config.name else _free(home, config))
         if ranks.first(folder.exists):
-            raise UserError(f"--name {config.name}: {folder} exists; give another name, or --resume {folder}")
+            raise UserError(
+                f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
+            )
         return Run(folder, ranks=ranks), config
     path = _latest(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     trust(saved["task"], given.get("task"), folder)
-    changed = {name: value for name, value in given.items() if name != "resume" and value != saved[name]}
+    changed = {
+        name: value for name, value in given.items() if name != "resume" and value != saved[name]
+    }
     for name in changed:
         if name not in ON_RESUME:
-            raise UserError(f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
-                            f"--resume only {', '.join(ON_RESUME)} can be changed")
+            raise UserError(
+                f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
+                f"--resume only {', '.join(ON_RESUME)} can be changed"
+            )
     return Run(folder, checkpoint, warnings, ranks), Config(**{**saved, **changed})
 
 
 class Run:
     """The directory of one run, and the rules by which it is written."""
 
-    def __init__(self, folder: Path, checkpoint: Path | None = None, warnings: list[str] = (), ranks: Ranks = ALONE):
-        self.folder, self.checkpoint, self.warnings, self.ranks = folder, checkpoint, warnings, ranks
+    def __init__(
+        self,
+        folder: Path,
+        checkpoint: Path | None = None,
+        warnings: list[str] = (),
+        ranks: Ranks = ALONE,
+    ):
+        self.folder, self.checkpoint, self.warnings, self.ranks = (
+            folder,
+            checkpoint,
+            warnings,
+            ranks,
+        )
 
     @contextmanager
     def held(self):
@@ -85,13 +114,29 @@ class Run:
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
         rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
-        level = config.level or (config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1))
-        promote_by = config.promote_by or ("heldout" if config.curriculum and not config.auto else "running")
-        varied = 8 * (promote_by == "heldout") if config.dynamic_sampling < 0 else config.dynamic_sampling
+        level = config.level or (
+            config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1)
+        )
+        promote_by = config.promote_by or (
+            "heldout" if config.curriculum and not config.auto else "running"
+        )
+        varied = (
+            8 * (promote_by == "heldout")
+            if config.dynamic_sampling < 0
+            else config.dynamic_sampling
+        )
         self.config = dataclasses.replace(
-            config, level=level, promote_by=promote_by, promote_at=config.promote_at or PROMOTE_AT[promote_by], dynamic_sampling=varied,
-            lora_rank=rank, learning_rate=rate, reward=config.reward or getattr(task, "reward", None),
-            steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level), resume=None)
+            config,
+            level=level,
+            promote_by=promote_by,
+            promote_at=config.promote_at or PROMOTE_AT[promote_by],
+            dynamic_sampling=varied,
+            lora_rank=rank,
+            learning_rate=rate,
+            reward=config.reward or getattr(task, "reward", None),
+            steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level),
+            resume=None,
+        )
         return self.config
 
     def attach(self, trainer: Trainer, console: Console):
@@ -108,16 +153,32 @@ class Run:
         self.about = self.facts()
         config.save(self.folder / "config.yaml", **self.about)
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
-        self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, console.warn)
+        self.files = RunFiles(
+            self.folder, dataclasses.asdict(config), config.mark, done, console.warn
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device and commit, for the record."""
         policy = self.trainer.policy
-        device = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else platform.processor() or "cpu"
-        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-        return {"started": datetime.now(UTC).isoformat(timespec="seconds"), "python": platform.python_version(),
-                "torch": str(torch.__version__), "transformers": transformers.__version__, "peft": peft.__version__,
-                "device": device, "ranks": self.ranks.size, "threads": torch.get_num_threads(), "commit": git.stdout.strip() or None}
+        device = (
+            torch.cuda.get_device_name(policy.device)
+            if policy.device.type == "cuda"
+            else platform.processor() or "cpu"
+        )
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+        return {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+            "peft": peft.__version__,
+            "device": device,
+            "ranks": self.ranks.size,
+            "threads": torch.get_num_threads(),
+            "commit": git.stdout.strip() or None,
+        }
 
     def restore(self):
         """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
@@ -129,7 +190,9 @@ class Run:
         try:
             self.trainer.restore(state["trainer"])
         except KeyError as error:
-            raise UserError(f"{self.checkpoint}: its state lacks {error}; the run was made by another version") from error
+            raise UserError(
+                f"{self.checkpoint}: its state lacks {error}; the run was made by another version"
+            ) from error
         self.rules.load_state_dict(state["rules"])
         self.best = state["best"]
         load_optimizer(self.checkpoint, self.trainer.optimizer)
@@ -137,12 +200,19 @@ class Run:
         done = self.trainer.done
         self.files.rewind(done)
         ended = self.trainer.curriculum.ended
-        self.console.say(f"resumed {self.folder} after step {done}" + (f", which was its end: {ended}" if ended else ""))
+        self.console.say(
+            f"resumed {self.folder} after step {done}"
+            + (f", which was its end: {ended}" if ended else "")
+        )
 
     def save_failed(self) -> str:
         """Write the batch of a step that could not be finished, for inspection; return where it is, in words."""
         self.files.keep("failed", self.trainer.done + 1, self.trainer.current)
-        return f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}" if self.ranks.is_first else ""
+        return (
+            f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}"
+            if self.ranks.is_first
+            else ""
+        )
 
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
@@ -156,7 +226,9 @@ class Run:
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
         if not self._checkpoint_path(self.trainer.done).exists():
             self._save([signal])
-        self.console.say(f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}")
+        self.console.say(
+            f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}"
+        )
 
     def _save(self, reasons: list[str]):
         start = time.perf_counter()
@@ -166,9 +238,18 @@ class Run:
         optimizer = self.trainer.optimizer.state_dict()  # of all ranks
         if not self.ranks.is_first:
             return
-        checkpoints.save_checkpoint(self.folder, self.trainer.done, partial(self._write_state, optimizer), note={"reasons": reasons})
-        self.console.say(f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)")
-        keep = self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
+        checkpoints.save_checkpoint(
+            self.folder,
+            self.trainer.done,
+            partial(self._write_state, optimizer),
+            note={"reasons": reasons},
+        )
+        self.console.say(
+            f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)"
+        )
+        keep = (
+            self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
+        )
         for line in checkpoints.prune(self.folder, keep_best=keep):
             self.console.say(line)
 
@@ -179,7 +260,11 @@ class Run:
         self.trainer.policy.save(folder)
         save_optimizer(folder, optimizer)
         save_rng(folder)
-        state = {"trainer": self.trainer.state(), "rules": self.rules.state_dict(), "best": self.best}
+        state = {
+            "trainer": self.trainer.state(),
+            "rules": self.rules.state_dict(),
+            "best": self.best,
+        }
         (folder / "trainer.json").write_text(json.dumps(state))
 
     def evaluate(self):
@@ -188,8 +273,14 @@ class Run:
         A line a level in eval.jsonl, all texts in rollouts/.
         """
         config, curriculum = self.config, self.trainer.curriculum
-        levels = {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
-        every = [group for level in sorted(levels) for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]]
+        levels = (
+            {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
+        )
+        every = [
+            group
+            for level in sorted(levels)
+            for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
+        ]
         self.files.keep("eval", self.trainer.done, every)
 
     def promote_if_due(self):
@@ -197,53 +288,104 @@ class Run:
         curriculum, step = self.trainer.curriculum, self.trainer.done
         if not curriculum.wants_look(step):
             return
-        line, groups = self._evaluate(curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion")
+        line, groups = self._evaluate(
+            curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion"
+        )
         self.files.keep("promotion", step, groups)
         decisions = curriculum.judge(step, line)
         self.files.decided(decisions)
         for decision in decisions:
             self.console.say(decision.line)
 
-    def _evaluate(self, level: int, seed: int, size: int, purpose: str) -> tuple[dict[str, Any], list[Group]]:
+    def _evaluate(
+        self, level: int, seed: int, size: int, purpose: str
+    ) -> tuple[dict[str, Any], list[Group]]:
         """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers."""
         trainer, config, task = self.trainer, self.config, self.trainer.task
         stream = problem_stream(task, seed=seed, split="validation", level=level)
         too_long: list[Problem] = []
-        problems, dropped = held_out(fitting(trainer.policy, stream, too_long), size, trainer.seen, f"validation at level {level}")
-        groups = self.ranks.gather(evaluate(trainer.policy, task, self.ranks.share(problems), temperature=config.temperature, truncate=trainer.truncate))
+        problems, dropped = held_out(
+            fitting(trainer.policy, stream, too_long),
+            size,
+            trainer.seen,
+            f"validation at level {level}",
+        )
+        groups = self.ranks.gather(
+            evaluate(
+                trainer.policy,
+                task,
+                self.ranks.share(problems),
+                temperature=config.temperature,
+                truncate=trainer.truncate,
+            )
+        )
         for index, group in enumerate(groups):
             group.index = index
-        line = {"step": trainer.done, "purpose": purpose, **config.mark, "task": config.task, "level": level,
-                "unit": getattr(task, "level_unit", ""), "split": "validation", "temperature": config.temperature, "dropped": dropped,
-                "too_long": len(too_long), "metric": getattr(task, "metric", "score"), **summarise(groups)}
+        line = {
+            "step": trainer.done,
+            "purpose": purpose,
+            **config.mark,
+            "task": config.task,
+            "level": level,
+            "unit": getattr(task, "level_unit", ""),
+            "split": "validation",
+            "temperature": config.temperature,
+            "dropped": dropped,
+            "too_long": len(too_long),
+            "metric": getattr(task, "metric", "score"),
+            **summarise(groups),
+        }
         self.files.evaluated(line)
         self.console.evaluation(line)
         return line, groups
 
     def finish(self):
         """Evaluate the trained policy and say what came of the run."""
-        if self.ranks.first(lambda: max((line["step"] for line in self.reports), default=-1)) < self.trainer.done:
+        if (
+            self.ranks.first(lambda: max((line["step"] for line in self.reports), default=-1))
+            < self.trainer.done
+        ):
             self.evaluate()
         if not self.ranks.is_first:
             return
         reports = self.reports
-        files = {"metrics": self.folder / "metrics.jsonl", "rollouts": self.folder / "rollouts",
-                 "samples": self.folder / "samples.log", "checkpoints": self.folder / "checkpoints"}
+        files = {
+            "metrics": self.folder / "metrics.jsonl",
+            "rollouts": self.folder / "rollouts",
+            "samples": self.folder / "samples.log",
+            "checkpoints": self.folder / "checkpoints",
+        }
         self.console.say(self._supplied())
         flag = "--words" if self.config.task == "interleave" else "--levels"
-        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items())
-        before, after = ([line for line in reports if line["level"] == self.config.level][i:][:1] for i in (0, -1))
-        self.console.summary(before, after, {name: str(path) for name, path in files.items()}, [
-            f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
-            f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
-            f"python -m grpo.report {self.folder}",
-            f"python -m tasks.audit {self.folder}" + (f" --task {self.config.task}" if self.config.task not in REGISTRY else "")])
+        options = "".join(
+            f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items()
+        )
+        before, after = (
+            [line for line in reports if line["level"] == self.config.level][i:][:1]
+            for i in (0, -1)
+        )
+        self.console.summary(
+            before,
+            after,
+            {name: str(path) for name, path in files.items()},
+            [
+                f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
+                f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
+                f"python -m grpo.report {self.folder}",
+                f"python -m tasks.audit {self.folder}"
+                + (f" --task {self.config.task}" if self.config.task not in REGISTRY else ""),
+            ],
+        )
         self.files.finish()
 
     def stop(self, reason: str):
         """Say by which alarm the run was ended, and keep that in config.yaml."""
         if self.ranks.is_first:
-            self.config.save(self.folder / "config.yaml", **self.about, stopped={"step": self.trainer.done, "reason": reason})
+            self.config.save(
+                self.folder / "config.yaml",
+                **self.about,
+                stopped={"step": self.trainer.done, "reason": reason},
+            )
         self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
     @property
@@ -265,14 +407,23 @@ def check_fit(trainer: Trainer, probes: int = 16):
     for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
-            budget_for(trainer.policy, trainer.policy.encode(problem.prompt), problem.target, trainer.config.max_new_tokens)
+            budget_for(
+                trainer.policy,
+                trainer.policy.encode(problem.prompt),
+                problem.target,
+                trainer.config.max_new_tokens,
+            )
 
 
 def _free(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
     task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
     level = f"-{config.level}" if config.level else ""
-    options = "".join(f"-{part}" for value in config.task_options.values() if (part := re.sub(r"[^a-z0-9-]", "", value)))
+    options = "".join(
+        f"-{part}"
+        for value in config.task_options.values()
+        if (part := re.sub(r"[^a-z0-9-]", "", value))
+    )
     supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
     control = "".join(f"-{name}" for name in config.mark.values())
     base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
@@ -283,5 +434,7 @@ def _free(home: Path, config: Config) -> Path:
 def _latest(home: Path) -> Path:
     runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
     if not runs:
-        raise UserError(f"--resume: no run in {home}{os.sep} to go on with; start one without --resume")
+        raise UserError(
+            f"--resume: no run in {home}{os.sep} to go on with; start one without --resume"
+        )
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)

@@ -4,6 +4,7 @@ A group's advantages are its rewards' deviations, so a level whose groups have n
 in prioritised level replay (arXiv:2010.03934) levels are drawn by what they promise to teach. Rewards are continuous here, so the promise is the
 standard deviation of the rewards within a group, averaged over the groups seen of the level.
 """
+
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,9 @@ from grpo.curriculum import level_draws
 from grpo.records import Decision, Outcome
 
 FADE = 0.95  # what a step leaves of the weight of what is known: half of it after 13 steps
-MOST = 12.0  # groups that a level's knowledge weighs at most, so that it follows a policy that learns
+MOST = (
+    12.0  # groups that a level's knowledge weighs at most, so that it follows a policy that learns
+)
 PEAK_FADE = 0.998  # what a step leaves of the largest spread: half of it after 346 steps, because a spread worth leaving for must outlast a slow fall
 EXPLORE = 0.15  # share of prompts at the next harder level
 CLEARLY = 1.1  # another level must promise so much more before training moves there
@@ -33,13 +36,19 @@ class Servo:
         assert rungs and 0 <= replay < 1
         self.rungs, self.replay, self.mastered_at = list(rungs), replay, mastered_at
         self.level = self.rungs[0]
-        self.known: dict[int, tuple[float, float, float]] = {}  # level -> weight, mean spread, mean score
+        self.known: dict[
+            int, tuple[float, float, float]
+        ] = {}  # level -> weight, mean spread, mean score
         self.peak = 0.0  # largest mean spread of late
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state."""
         rng = level_draws(seed, step, drawn)
-        mastered = [rung for rung in self.rungs if rung < self.level and rung in self.known and self.known[rung][2] >= self.mastered_at]
+        mastered = [
+            rung
+            for rung in self.rungs
+            if rung < self.level and rung in self.known and self.known[rung][2] >= self.mastered_at
+        ]
         harder = [rung for rung in self.rungs if rung > self.level][:1]
         levels = []
         for _ in range(count):
@@ -57,28 +66,53 @@ class Servo:
 
     def observe(self, outcome: Outcome) -> list[Decision]:
         """Take note of a step; return the move to another level, if that promises clearly more."""
-        self.known = {level: (weight * FADE, spread, score) for level, (weight, spread, score) in self.known.items()}
+        self.known = {
+            level: (weight * FADE, spread, score)
+            for level, (weight, spread, score) in self.known.items()
+        }
         for level in [level for level in self.rungs if outcome.spreads.get(level)]:
             weight, spread, score = self.known.get(level, (0.0, 0.0, 0.0))
             new = len(outcome.spreads[level])
             mean = lambda old, values: (weight * old + new * fmean(values)) / (weight + new)  # noqa: B023, E731
-            self.known[level] = min(weight + new, MOST), mean(spread, outcome.spreads[level]), mean(score, outcome.values[level])
+            self.known[level] = (
+                min(weight + new, MOST),
+                mean(spread, outcome.spreads[level]),
+                mean(score, outcome.values[level]),
+            )
         self.peak = max([self.peak * PEAK_FADE, *(spread for _, spread, _ in self.known.values())])
-        reach = self.rungs[:1 + max((self.rungs.index(level) + 1 for level in self.known), default=0)]
+        reach = self.rungs[
+            : 1 + max((self.rungs.index(level) + 1 for level in self.known), default=0)
+        ]
         best = max(reach, key=self.expected)
         before, promised, here = self.level, self.expected(best), self.expected(self.level)
         if promised <= CLEARLY * here:
             return []
         self.level = best
-        return [Decision(outcome.step, before, best, "spread", f"expected spread within groups {promised:.3f}, against {here:.3f}", {
-            "expected": promised, "left": here, "known": [[level, *self.known[level]] for level in sorted(self.known)]})]
+        return [
+            Decision(
+                outcome.step,
+                before,
+                best,
+                "spread",
+                f"expected spread within groups {promised:.3f}, against {here:.3f}",
+                {
+                    "expected": promised,
+                    "left": here,
+                    "known": [[level, *self.known[level]] for level in sorted(self.known)],
+                },
+            )
+        ]
 
     def wants_look(self, step: int) -> bool:
         """Return False: nothing hangs on held-out problems."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"level": self.level, "peak": self.peak, "known": [[level, *entry] for level, entry in self.known.items()]}
+        return {
+            "level": self.level,
+            "peak": self.peak,
+            "known": [[level, *entry] for level, entry in self.known.items()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]):
         self.level, self.peak = state["level"], state["peak"]

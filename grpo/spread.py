@@ -1,4 +1,5 @@
 """How the rewards of a step's groups spread: by the size of the spread, and by the level of the problems."""
+
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +9,13 @@ from typing import Any
 
 from grpo.records import Group
 
-BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)  # of the bins, each with its upper bound; the first holds 0 alone
+BOUNDS = (
+    0,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+)  # of the bins, each with its upper bound; the first holds 0 alone
 
 
 def histogram(spreads: Sequence[float]) -> dict[str, int]:
@@ -27,9 +34,13 @@ def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     levels: dict[int, list[Group]] = {}
     for group in groups:
         levels.setdefault(group.problem.level, []).append(group)
-    return {str(level): {
-        "groups": len(here), "value": fmean(score.value for group in here for score in group.scores),
-        "group_std": fmean(group.spread for group in here),
-        "class": dict(Counter(group.verdict for group in here)),
-        "trap": dict(Counter(group.trap for group in here if group.trap)),
-    } for level, here in sorted(levels.items())}
+    return {
+        str(level): {
+            "groups": len(here),
+            "value": fmean(score.value for group in here for score in group.scores),
+            "group_std": fmean(group.spread for group in here),
+            "class": dict(Counter(group.verdict for group in here)),
+            "trap": dict(Counter(group.trap for group in here if group.trap)),
+        }
+        for level, here in sorted(levels.items())
+    }

@@ -7,4 +7,6 @@ def visible(text: str) -> str:
     >>> visible("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
     """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

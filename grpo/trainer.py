@@ -5,6 +5,7 @@
 Departures from the paper: groups without variance are skipped, replaced, or drawn again, hotter; the level of the problems follows a
 curriculum; a token's log-probability is compared with the sampler's own; the reference is optional.
 """
+
 import ctypes
 import random
 import sys
@@ -44,31 +45,53 @@ MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
 class Trainer:
     """Owns everything that changes while a run goes on; `step` makes one step and reports it. Of several `ranks` each has one, all alike."""
 
-    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply | None = None, ranks: Ranks = ALONE):
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        policy: Policy,
+        supply: Supply | None = None,
+        ranks: Ranks = ALONE,
+    ):
         self.config, self.task, self.policy, self.ranks = config, task, policy, ranks
         self.supply = supply or Supply(task, seed=config.seed, kind=config.problems)
         self.truncate = truncation(config.top_k, config.top_p)
         if policy.device.type == "cpu":
             keep_freed_memory()
-        self.optimizer = Optimizer(policy.parameters, maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay),
-                                   ranks=ranks, shard=config.shard)
+        self.optimizer = Optimizer(
+            policy.parameters,
+            maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay),
+            ranks=ranks,
+            shard=config.shard,
+        )
         self.curriculum = curriculum_of(config)
         self.monitor = VarianceMonitor(
-            config.on_degenerate, temperature=config.temperature, threshold=config.variance_threshold,
-            retries=config.retries, heat=config.heat, ceiling=config.heat_ceiling)
+            config.on_degenerate,
+            temperature=config.temperature,
+            threshold=config.variance_threshold,
+            retries=config.retries,
+            heat=config.heat,
+            ceiling=config.heat_ceiling,
+        )
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.done = 0  # steps
         self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
-        policy.held = policy.weight_bytes + optimizer_bytes(sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size(),
-                                                            config.optimizer, ranks.size if config.shard else 1)
+        policy.held = policy.weight_bytes + optimizer_bytes(
+            sum(p.numel() for p in policy.parameters),
+            policy.parameters[0].element_size(),
+            config.optimizer,
+            ranks.size if config.shard else 1,
+        )
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
         if config.forget_activations:
             policy.forget_activations()
         self.said: list[str] = []  # what happened in the step under way, for the console
-        self.current: list[Group] = []  # the groups of the step under way, for the record if it fails
+        self.current: list[
+            Group
+        ] = []  # the groups of the step under way, for the record if it fails
 
     def step(self) -> StepReport:
         """Draw, score, weigh and learn from one batch of groups."""
@@ -80,7 +103,10 @@ class Trainer:
             problems += more
             groups += self.rollout(step, more, clock)
             kept = [group for group in groups if group.action == "keep"]
-            if len(kept) >= self.config.dynamic_sampling or len(problems) >= MOST_BATCHES * self.config.prompts:
+            if (
+                len(kept) >= self.config.dynamic_sampling
+                or len(problems) >= MOST_BATCHES * self.config.prompts
+            ):
                 break
         for group, values in zip(kept, self.weigh(kept), strict=True):
             group.advantages = values
@@ -93,7 +119,13 @@ class Trainer:
         self.done, self.drawn = step, problems[-1][0] + 1
         if self.stopped:
             metrics["stopped"] = self.stopped
-        return StepReport(step, metrics, groups, metrics["events"] + [decision.line for decision in decisions], decisions)
+        return StepReport(
+            step,
+            metrics,
+            groups,
+            metrics["events"] + [decision.line for decision in decisions],
+            decisions,
+        )
 
     @property
     def stopped(self) -> str:
@@ -105,16 +137,22 @@ class Trainer:
         """Why no step follows the one just done, though there are steps left; "" where one does."""
         return self.stopped or self.curriculum.ended
 
-    def problems(self, step: int, earlier: Sequence[tuple[int, Problem]] = ()) -> list[tuple[int, Problem]]:
+    def problems(
+        self, step: int, earlier: Sequence[tuple[int, Problem]] = ()
+    ) -> list[tuple[int, Problem]]:
         """Return the (index in the training stream, problem) that a step goes on with after its `earlier` ones: a pure function of seed, step
         and state. No index comes twice, those whose problem does not fit the context are passed over, and none is left when the budget is."""
         problems, index = list(earlier), earlier[-1][0] + 1 if earlier else self.drawn
-        for level in self.curriculum.levels_for(self.config.seed, step, self.config.prompts, len(earlier)):
+        for level in self.curriculum.levels_for(
+            self.config.seed, step, self.config.prompts, len(earlier)
+        ):
             passed: list[Problem] = []
-            problem = next(fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed))
+            problem = next(
+                fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed)
+            )
             problems.append((index + len(passed), problem))
             index += len(passed) + 1
-        return problems[len(earlier):self.affordable([problem for _, problem in problems])]
+        return problems[len(earlier) : self.affordable([problem for _, problem in problems])]
 
     def affordable(self, problems: Sequence[Problem]) -> int:
         """Return how many of `problems`, from the first on, a step can take: problems x group size x the largest budget <= `step_tokens`, or 1."""
@@ -122,7 +160,15 @@ class Trainer:
             return len(problems)
         largest = 0
         for number, problem in enumerate(problems, start=1):
-            largest = max(largest, budget_for(self.policy, self.policy.encode(problem.prompt), problem.target, self.config.max_new_tokens))
+            largest = max(
+                largest,
+                budget_for(
+                    self.policy,
+                    self.policy.encode(problem.prompt),
+                    problem.target,
+                    self.config.max_new_tokens,
+                ),
+            )
             if number * self.config.group_size * largest > self.config.step_tokens:
                 return max(1, number - 1)
         return len(problems)
@@ -133,10 +179,16 @@ class Trainer:
         for i, decision in enumerate(decisions):
             if decision.kind == "collapse":
                 why = f"{decision.why}; {self.monitor.raise_temperature()}"
-                decisions[i] = replace(decision, why=why, figures=decision.figures | {"temperature": self.monitor.temperature})
+                decisions[i] = replace(
+                    decision,
+                    why=why,
+                    figures=decision.figures | {"temperature": self.monitor.temperature},
+                )
         return decisions
 
-    def rollout(self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock") -> list[Group]:
+    def rollout(
+        self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
+    ) -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
         groups, waiting, attempt = [], list(problems), 0
         while waiting:
@@ -148,40 +200,70 @@ class Trainer:
             drawn = self.ranks.gather(mine)
             if self.ranks.size > 1:
                 clock.lap("wait")
-            falsify(drawn, self.config.control, key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}")
+            falsify(
+                drawn,
+                self.config.control,
+                key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}",
+            )
             for group in drawn:
-                group.verdict = classify(group.rewards, group.texts, threshold=self.config.variance_threshold)
+                group.verdict = classify(
+                    group.rewards, group.texts, threshold=self.config.variance_threshold
+                )
                 group.trap = common_trap(group.scores)
                 group.action = self.monitor.decide(group.verdict, attempt)
             clock.lap("score")
             groups += drawn
-            waiting = [(group.index, group.problem) for group in drawn if group.action == "resample"]
+            waiting = [
+                (group.index, group.problem) for group in drawn if group.action == "resample"
+            ]
             attempt += 1
         return groups
 
-    def sample(self, step: int, problems: Sequence[tuple[int, Problem]], attempt: int) -> list[Group]:
+    def sample(
+        self, step: int, problems: Sequence[tuple[int, Problem]], attempt: int
+    ) -> list[Group]:
         """Return a group of completions for each problem, unscored."""
         if not problems:
             return []
         prompts = [self.policy.encode(problem.prompt) for _, problem in problems]
         heat = self.monitor.retry_temperature(attempt) if attempt else self.monitor.temperature
-        keys = [[sample_key(self.config.seed, step, index, sample, attempt) for sample in range(self.config.group_size)]
-                for index, _ in problems]
-        budgets = [budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
-                   for prompt, (_, problem) in zip(prompts, problems)]
-        answers = generate(self.policy, prompts, keys=keys, temperatures=[heat] * len(prompts), budgets=budgets,
-                           truncate=self.truncate, drafting=self.drafting,
-                           guesses=[self.draft(problem) for _, problem in problems] if self.draft else None)
-        return [Group(index, problem, prompt, heat, completions, attempt)
-                for (index, problem), prompt, completions in zip(problems, prompts, answers)]
+        keys = [
+            [
+                sample_key(self.config.seed, step, index, sample, attempt)
+                for sample in range(self.config.group_size)
+            ]
+            for index, _ in problems
+        ]
+        budgets = [
+            budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
+            for prompt, (_, problem) in zip(prompts, problems)
+        ]
+        answers = generate(
+            self.policy,
+            prompts,
+            keys=keys,
+            temperatures=[heat] * len(prompts),
+            budgets=budgets,
+            truncate=self.truncate,
+            drafting=self.drafting,
+            guesses=[self.draft(problem) for _, problem in problems] if self.draft else None,
+        )
+        return [
+            Group(index, problem, prompt, heat, completions, attempt)
+            for (index, problem), prompt, completions in zip(problems, prompts, answers)
+        ]
 
     def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: a number a completion, or by --credit alignment a list of one for each token."""
         if self.credits is None:
             return advantages([group.rewards for group in kept], scale=self.config.scale)
         for group in kept:
-            group.scores = [replace(score, credits=credits)
-                            for score, credits in zip(group.scores, self.credits(group.problem, group.texts), strict=True)]
+            group.scores = [
+                replace(score, credits=credits)
+                for score, credits in zip(
+                    group.scores, self.credits(group.problem, group.texts), strict=True
+                )
+            ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
     def learn(self, step: int, kept: list[Group]) -> dict[str, float]:
@@ -191,12 +273,32 @@ class Trainer:
         if not kept:
             return {}
         config, (low, high) = self.config, self.config.clips
-        longest = max(budget_for(self.policy, group.prompt, group.problem.target, config.max_new_tokens) for group in kept)
+        longest = max(
+            budget_for(self.policy, group.prompt, group.problem.target, config.max_new_tokens)
+            for group in kept
+        )
         before: dict = {}
-        passes = [self.within_memory(partial(
-            update, self.policy, self.optimizer, kept, kind=config.loss, beta=config.beta, clip_low=low, clip_high=high,
-            max_length=longest, max_grad_norm=config.max_grad_norm, truncate=self.truncate, before=before,
-            importance_limit=config.importance_limit, parity_limit=config.parity_limit)) for _ in range(config.epochs)]
+        passes = [
+            self.within_memory(
+                partial(
+                    update,
+                    self.policy,
+                    self.optimizer,
+                    kept,
+                    kind=config.loss,
+                    beta=config.beta,
+                    clip_low=low,
+                    clip_high=high,
+                    max_length=longest,
+                    max_grad_norm=config.max_grad_norm,
+                    truncate=self.truncate,
+                    before=before,
+                    importance_limit=config.importance_limit,
+                    parity_limit=config.parity_limit,
+                )
+            )
+            for _ in range(config.epochs)
+        ]
         parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
         return passes[-1] | parity
 
@@ -209,18 +311,28 @@ class Trainer:
             try:
                 return update(micro_tokens=self.micro_tokens)
             except torch.OutOfMemoryError as error:
-                longest = max(len(group.prompt) + len(c.tokens) for group in self.current for c in group.completions)
+                longest = max(
+                    len(group.prompt) + len(c.tokens)
+                    for group in self.current
+                    for c in group.completions
+                )
                 if self.micro_tokens <= longest and self.policy.is_forgetful:
-                    raise UserError(f"out of memory in the update of a single completion of {longest} tokens; give a smaller model, fewer "
-                                    "--words, or --lora-rank 16") from error
+                    raise UserError(
+                        f"out of memory in the update of a single completion of {longest} tokens; give a smaller model, fewer "
+                        "--words, or --lora-rank 16"
+                    ) from error
             self.optimizer.clear()
             torch.cuda.empty_cache()
             if self.micro_tokens > longest:
                 self.micro_tokens = max(longest, self.micro_tokens // 2)
-                self.said.append(f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on (the gradient is the same)")
+                self.said.append(
+                    f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on (the gradient is the same)"
+                )
             else:
                 self.policy.forget_activations()
-                self.said.append("out of memory: activations are computed twice from now on (the gradient is the same)")
+                self.said.append(
+                    "out of memory: activations are computed twice from now on (the gradient is the same)"
+                )
 
     def rate(self, step: int) -> float:
         """Return the share of the learning rate that `step` learns with: warm-up, then constant or cosine to zero."""
@@ -230,7 +342,9 @@ class Trainer:
         progress = step / (self.config.steps + 1)
         return warm * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * progress)).item())
 
-    def metrics(self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock") -> dict[str, Any]:
+    def metrics(
+        self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock"
+    ) -> dict[str, Any]:
         """Return the step's line for metrics.jsonl; figures of reward and length are over first tries."""
         first = [group for group in groups if group.attempt == 0]
         completions = [completion for group in first for completion in group.completions]
@@ -241,8 +355,10 @@ class Trainer:
         size = self.supply.family_size(self.curriculum.level)
         seconds = self.ranks.first(clock.total)  # rungs may be limited by it
         return {
-            "step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            **self.config.mark, "level": self.curriculum.level,
+            "step": step,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **self.config.mark,
+            "level": self.curriculum.level,
             "reward": fmean(score.reward for score in scores),
             "reward_std": fmean(group.spread for group in first),
             "value": fmean(score.value for score in scores),
@@ -250,11 +366,14 @@ class Trainer:
             **self.monitor.metrics(groups),
             **learned,
             **self.drafting.metrics(),
-            "problems/seen": len(self.seen) + len(new), "problems/repeated": 1 - len(new) / len(first),
+            "problems/seen": len(self.seen) + len(new),
+            "problems/repeated": 1 - len(new) / len(first),
             **({"problems/family_share": (len(self.seen) + len(new)) / size} if size else {}),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
-            "completions/clipped_ratio": fmean(completion.finish == "length" for completion in completions),
+            "completions/clipped_ratio": fmean(
+                completion.finish == "length" for completion in completions
+            ),
             "num_tokens": self.tokens,
             "tokens_per_second": tokens / seconds,
             "step_time": seconds,
@@ -263,13 +382,24 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return all that is not a tensor, as JSON values."""
-        return {"done": self.done, "drawn": self.drawn, "tokens": self.tokens, "seen": list(self.seen),
-                "curriculum": self.curriculum.state_dict(), "monitor": self.monitor.state_dict(),
-                "drafting": self.drafting.state_dict()}
+        return {
+            "done": self.done,
+            "drawn": self.drawn,
+            "tokens": self.tokens,
+            "seen": list(self.seen),
+            "curriculum": self.curriculum.state_dict(),
+            "monitor": self.monitor.state_dict(),
+            "drafting": self.drafting.state_dict(),
+        }
 
     def restore(self, state: dict[str, Any]):
         """Go on where `state` was taken."""
-        self.done, self.drawn, self.tokens, self.seen = state["done"], state["drawn"], state["tokens"], dict.fromkeys(state["seen"])
+        self.done, self.drawn, self.tokens, self.seen = (
+            state["done"],
+            state["drawn"],
+            state["tokens"],
+            dict.fromkeys(state["seen"]),
+        )
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
         self.drafting.load_state_dict(state["drafting"])
@@ -281,9 +411,17 @@ def curriculum_of(config: Config) -> Curriculum | Servo:
     promote_at = config.promote_at or PROMOTE_AT[promote_by]
     if config.auto:
         return Servo(config.rungs, replay=config.replay, mastered_at=promote_at)
-    return Curriculum(config.rungs, promote_by=promote_by, promote_at=promote_at, window=config.promote_window,
-                      promote_every=config.promote_every, replay=config.replay, rung_seconds=60 * config.rung_minutes,
-                      rung_tokens=config.rung_tokens, stop=bool(config.curriculum) and config.stop_when_climbed)
+    return Curriculum(
+        config.rungs,
+        promote_by=promote_by,
+        promote_at=promote_at,
+        window=config.promote_window,
+        promote_every=config.promote_every,
+        replay=config.replay,
+        rung_seconds=60 * config.rung_minutes,
+        rung_tokens=config.rung_tokens,
+        stop=bool(config.curriculum) and config.stop_when_climbed,
+    )
 
 
 def keep_freed_memory():
@@ -333,4 +471,6 @@ def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
         values[group.problem.level].append(fmean(score.value for score in group.scores))
         spreads[group.problem.level].append(group.spread)
     collapsed = fmean(group.verdict in COLLAPSED for group in first)
-    return Outcome(step, dict(values), dict(spreads), collapsed, seconds, sum(group.tokens for group in groups))
+    return Outcome(
+        step, dict(values), dict(spreads), collapsed, seconds, sum(group.tokens for group in groups)
+    )

@@ -2,6 +2,7 @@
 
 A metric that a step has not is 0 there (`traps/...`, which are written where they occur). Needs matplotlib (the extra `report`).
 """
+
 import argparse
 from pathlib import Path
 
@@ -23,13 +24,20 @@ def main():
     parser.add_argument("--output", required=True)
     arguments = parser.parse_args()
     names = arguments.metrics.split(",")
-    figure, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 2.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(3.2 * len(names), 2.6), layout="constrained", squeeze=False
+    )
     for folder in arguments.runs:
         lines = read_metrics(folder / "metrics.jsonl")
         for name, axis in zip(names, axes[0]):
             values = [line.get(name) or 0.0 for line in lines]
-            blocks = [values[max(0, i + 1 - arguments.smooth):i + 1] for i in range(len(values))]
-            axis.plot([line["step"] for line in lines], [sum(block) / len(block) for block in blocks], label=folder.name, linewidth=1.2)
+            blocks = [values[max(0, i + 1 - arguments.smooth) : i + 1] for i in range(len(values))]
+            axis.plot(
+                [line["step"] for line in lines],
+                [sum(block) / len(block) for block in blocks],
+                label=folder.name,
+                linewidth=1.2,
+            )
     for name, axis in zip(names, axes[0]):
         axis.set(title=name, xlabel="step")
         axis.spines[["top", "right"]].set_visible(False)

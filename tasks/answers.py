@@ -22,6 +22,7 @@ space (also no-break, figure, thin). So "12 345" is 12345, though two numbers ma
 that are worth one number. Percent and millions are refused because their value is not the number that stands there.
 The time is linear in the length of the text.
 """
+
 import re
 from dataclasses import dataclass
 
@@ -50,19 +51,39 @@ _SIGN = "[-+−\u2010-\u2013\u207b\ufe63\uff0b\uff0d±∓]"
 # would be read again from each of its n places.
 _PREFIX = rf"(?:{_SIGN}|[<>!]=|[≈~≤≥≠]|\b(?:minus|negative)\b)(?:{_SIGN}|[≈~≤≥≠$€£({{\[*_`]|[^\S\n]|\\[a-z]*+)*+"
 _REST = r"\w*+(?:(?:[-+−./^]|\*(?!\*))\d\w*+)*+"  # of a word: x2, x_2, x-2, x/2
-_TOKEN = re.compile(rf"""
+_TOKEN = re.compile(
+    rf"""
     (?P<bad> \\(?:[cdt]?frac|sqrt|binom)(?![a-z]) | [¼-¾⅐-⅞√∛∜] | (?<!\.)\.\d++ )
   | (?P<prefix> {_PREFIX} )?+ (?P<body> \d++ (?: (?:{_JOINT}|\.)\d++ | {_SPACE}\d++(?![^\W_]) )*+ ) (?P<end>)
     _*+ (?P<word> \.e[-+−]?\d++ | [^\W_]{_REST} )?+
     (?: (?= (?:[^\S\n]|[*_`$\\)}}\]])*+
             (?P<scale> %|‰|\^|(?:percent|per[ ]cent|dozen|hundred|thousand|million|billion|trillion)\b) ) )?+
-  | {_PREFIX} | \\[a-z]++ | [^\W\d_]{_REST}""", re.VERBOSE | re.IGNORECASE)
+  | {_PREFIX} | \\[a-z]++ | [^\W\d_]{_REST}""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _GROUPED = re.compile(rf"\d+|\d{{1,3}}({_JOINT}|{_SPACE})\d{{3}}(?:\1\d{{3}})*")
 _READABLE = re.compile(r"[-+−]?(?:\\?[$€£])?")  # of prefixes
 _LITERAL = re.compile(r"\.?e[-+−]?\d+|0[xob]\w+", re.IGNORECASE)  # 1e5, 0x1F
 _BOX = re.compile(rf"(?P<sign>{_SIGN}[^\S\n]*+[$({{*]*+)?\\f?boxed\s*+{{")
-_MARKER = re.compile(r"(?<![<>!])=|\bequals\b|\banswer\b\W{0,8}?(?:\bis\b|:)|<answer>", re.IGNORECASE)
-_OPERATORS = {"/", "÷", "*", "×", "·", "⋅", "^", ":", "x", "X", "times", "cdot", "div", "mod"}  # and prefixes
+_MARKER = re.compile(
+    r"(?<![<>!])=|\bequals\b|\banswer\b\W{0,8}?(?:\bis\b|:)|<answer>", re.IGNORECASE
+)
+_OPERATORS = {
+    "/",
+    "÷",
+    "*",
+    "×",
+    "·",
+    "⋅",
+    "^",
+    ":",
+    "x",
+    "X",
+    "times",
+    "cdot",
+    "div",
+    "mod",
+}  # and prefixes
 
 
 def extract(text: str) -> Answer:
@@ -81,12 +102,12 @@ def extract(text: str) -> Answer:
     if box:
         end = _closing_brace(text, box.end())
         if end is None:
-            return Answer(None, text[box.start():], "open box")
+            return Answer(None, text[box.start() :], "open box")
         if box["sign"]:
-            return Answer(None, text[box.start():end + 1], "unclear sign")
-        text = text[box.end():end]
+            return Answer(None, text[box.start() : end + 1], "unclear sign")
+        text = text[box.end() : end]
     marker = _last(_MARKER, text)
-    return _read(text[marker.end():] if marker else text)
+    return _read(text[marker.end() :] if marker else text)
 
 
 def _last(pattern: re.Pattern, text: str) -> re.Match | None:
@@ -113,8 +134,8 @@ def _read(text: str) -> Answer:
         answer = _number(token)
         if answer is None:
             continue
-        if found and _joined(text[found[-1][0].end("end"):token.start()], token):
-            return Answer(None, text[found[-1][0].start():token.end("end")], "not an integer")
+        if found and _joined(text[found[-1][0].end("end") : token.start()], token):
+            return Answer(None, text[found[-1][0].start() : token.end("end")], "not an integer")
         if answer.reason:
             return answer
         found.append((token, answer))
@@ -122,14 +143,19 @@ def _read(text: str) -> Answer:
         return Answer(None, "", "no number")
     (first, _), (last, answer) = found[0], found[-1]
     if any(other.value != answer.value for _, other in found):
-        return Answer(None, text[first.start():last.end("end")], "several answers")
+        return Answer(None, text[first.start() : last.end("end")], "several answers")
     return answer
 
 
 def _joined(gap: str, token: re.Match) -> bool:
     """Tell whether `gap` ties `token` to the number before it: by an operator, or without white space (10:30, 1'234)."""
     operator = gap.strip(" \t()[]{}$\\")
-    return not re.search(r"\s", gap) or operator in _OPERATORS or not operator and bool(token["prefix"])
+    return (
+        not re.search(r"\s", gap)
+        or operator in _OPERATORS
+        or not operator
+        and bool(token["prefix"])
+    )
 
 
 def _number(token: re.Match) -> Answer | None:
@@ -146,7 +172,9 @@ def _number(token: re.Match) -> Answer | None:
     if not digits.isascii():
         return Answer(None, span, "other digits")
     if not _GROUPED.fullmatch(body):
-        return Answer(None, span, "malformed grouping" if re.search(_JOINT, body) else "several answers")
+        return Answer(
+            None, span, "malformed grouping" if re.search(_JOINT, body) else "several answers"
+        )
     if not _READABLE.fullmatch(prefix):
         return Answer(None, span, "unclear sign")
     if len(digits) > MAX_DIGITS:

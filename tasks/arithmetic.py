@@ -17,6 +17,7 @@ is written never matters (`tasks.answers`). So with 52 as the right answer:
 | -52 | none under the wrong sign | 104/52 | 0 |
 | "52 or 53", 5.2 | | | 0 |
 """
+
 import random
 from collections.abc import Sequence
 
@@ -27,7 +28,9 @@ PROMPT = "What is {}? No working: answer with the bare integer only."
 FACTORS = range(2, 10)  # what a chain multiplies and divides by
 
 
-def chain(steps: int, operands: range, operators: str, rng: random.Random) -> tuple[str, list[int], str]:
+def chain(
+    steps: int, operands: range, operators: str, rng: random.Random
+) -> tuple[str, list[int], str]:
     """Return (expression, its value after each step, canonical form) of `steps` operations, drawn with `rng`.
 
     Sums and differences take any of `operands`; factors and divisors are single digits; a division leaves no rest (where
@@ -38,12 +41,23 @@ def chain(steps: int, operands: range, operators: str, rng: random.Random) -> tu
     for _ in range(steps):
         divisors = [n for n in FACTORS if value % n == 0]
         operator = rng.choice(operators if divisors else operators.replace("/", "") or "+")
-        operand = rng.choice(divisors if operator == "/" else FACTORS if operator == "*" else operands)
-        first, second = sorted((value, operand)) if not values and operator in "+*" else (value, operand)
-        canonical = f"{canonical} {operator} {operand}" if values else f"{first} {operator} {second}"
+        operand = rng.choice(
+            divisors if operator == "/" else FACTORS if operator == "*" else operands
+        )
+        first, second = (
+            sorted((value, operand)) if not values and operator in "+*" else (value, operand)
+        )
+        canonical = (
+            f"{canonical} {operator} {operand}" if values else f"{first} {operator} {second}"
+        )
         text = f"({text})" if last in ("+", "-") else text
         text, last = f"{text} {operator} {operand}", operator
-        value = {"+": value + operand, "-": value - operand, "*": value * operand, "/": value // operand}[operator]
+        value = {
+            "+": value + operand,
+            "-": value - operand,
+            "*": value * operand,
+            "/": value // operand,
+        }[operator]
         values.append(value)
     return text, values, canonical
 
@@ -55,7 +69,7 @@ def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int]
 
 
 def _integers_of(digits: int) -> range:
-    return range(10 ** (digits - 1) if digits > 1 else 2, 10 ** digits)  # 0 and 1 are no factors
+    return range(10 ** (digits - 1) if digits > 1 else 2, 10**digits)  # 0 and 1 are no factors
 
 
 class Arithmetic:
@@ -65,9 +79,11 @@ class Arithmetic:
     rewards = ()
     metric = "exact match"
     level_unit = ""
-    options = {"family": "chain or product (default: chain)",
-               "operands": "of sums and differences in chains, e.g. 1-50 (the default)",
-               "operators": "of chains, some of +-*/ (default: +-*)"}
+    options = {
+        "family": "chain or product (default: chain)",
+        "operands": "of sums and differences in chains, e.g. 1-50 (the default)",
+        "operators": "of chains, some of +-*/ (default: +-*)",
+    }
 
     def __init__(self, family: str = "chain", operands: str = "1-50", operators: str = "+-*"):
         if family not in ("chain", "product"):
@@ -77,7 +93,11 @@ class Arithmetic:
             raise UserError(f"--operands {operands}: give the smallest and the largest, e.g. 1-50")
         if not operators or set(operators) - set("+-*/"):
             raise UserError(f"--operators {operators}: give some of +-*/, e.g. +-")
-        self.family, self.operands, self.operators = family, range(int(low), int(high) + 1), operators
+        self.family, self.operands, self.operators = (
+            family,
+            range(int(low), int(high) + 1),
+            operators,
+        )
 
     @property
     def default_level(self) -> int:
@@ -93,19 +113,31 @@ class Arithmetic:
         Raises UserError for a level that there is not, and when the split seems to have no problem of it.
         """
         if self.family == "product" and not (level >= 10 and level % 10):
-            raise UserError(f"--level {level}: products need digits of both factors, e.g. 32 for three digits times two")
+            raise UserError(
+                f"--level {level}: products need digits of both factors, e.g. 32 for three digits times two"
+            )
         for _ in range(1000):
             problem = self._draw(level, rng)
             if split_of_key(problem.key) == split:
                 return problem
-        raise UserError(f"--level {level}: no {self.family} of the {split} split was found; widen --operands or raise --level")
+        raise UserError(
+            f"--level {level}: no {self.family} of the {split} split was found; widen --operands or raise --level"
+        )
 
     def _draw(self, level: int, rng: random.Random) -> Problem:
         text, values, canonical = (
-            product(divmod(level, 10), rng) if self.family == "product"
-            else chain(level, self.operands, self.operators, rng))
-        return Problem(self.name, level, PROMPT.format(text), target=str(values[-1]), key=key_of(self.name, canonical),
-                       data={"expression": text, "values": values})
+            product(divmod(level, 10), rng)
+            if self.family == "product"
+            else chain(level, self.operands, self.operators, rng)
+        )
+        return Problem(
+            self.name,
+            level,
+            PROMPT.format(text),
+            target=str(values[-1]),
+            key=key_of(self.name, canonical),
+            data={"expression": text, "values": values},
+        )
 
     def key(self, problem: Problem) -> str:
         """Return the canonical key anew, from the expression alone: the audit's check of what was stored."""
@@ -138,12 +170,19 @@ def _score(answer: Answer, target: int) -> Score:
     written, wanted = str(abs(value)), str(abs(target))
     sign = (value < 0) == (target < 0)
     from_left = [x == y for x, y in zip(written, wanted)] + [False] * (len(wanted) - len(written))
-    from_right = [x == y for x, y in zip(written[::-1], wanted[::-1])] + [False] * (len(wanted) - len(written))
+    from_right = [x == y for x, y in zip(written[::-1], wanted[::-1])] + [False] * (
+        len(wanted) - len(written)
+    )
     error, size = abs(value - target), max(1, abs(target))
     places = sign * sum(from_right) / max(len(written), len(wanted))
-    parts = {"answer": str(value), "reason": None, "sign": sign, "length": len(written) == len(wanted),
-             "digits_right": "".join("01"[hit] for hit in reversed(from_right)),
-             "digits_left": "".join("01"[hit] for hit in from_left),
-             "relative_error": error / size if error < 1000 * size else 1000.0}
+    parts = {
+        "answer": str(value),
+        "reason": None,
+        "sign": sign,
+        "length": len(written) == len(wanted),
+        "digits_right": "".join("01"[hit] for hit in reversed(from_right)),
+        "digits_left": "".join("01"[hit] for hit in from_left),
+        "relative_error": error / size if error < 1000 * size else 1000.0,
+    }
     reward = 1.0 if exact else 0.3 * places + 0.2 * max(0.0, 1 - parts["relative_error"])
     return Score(reward, parts, value=float(exact), exact=exact)

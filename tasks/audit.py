@@ -6,6 +6,7 @@ Every problem of every stored step and evaluation is read again, and its canonic
 data, so that swapped factors, a forged key and a tampered list of seen problems are all found. Exit status 0: nothing was
 found; 1: something was, a line each; 2: the run cannot be read.
 """
+
 import re
 import sys
 from pathlib import Path
@@ -33,7 +34,9 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
             problem = Problem(**line["problem"])
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
-                found.append(f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}")
+                found.append(
+                    f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}"
+                )
             if kind == "step":
                 trained.setdefault(key, path.name)
                 trained.setdefault(problem.prompt, path.name)
@@ -45,7 +48,10 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
     found += _wrong_lists(folder, by_step)
     different = set().union(*by_step.values())
-    return found, f"{len(by_step)} steps, {len(different)} different problems trained on, {len(evaluated)} evaluated"
+    return (
+        found,
+        f"{len(by_step)} steps, {len(different)} different problems trained on, {len(evaluated)} evaluated",
+    )
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
@@ -63,9 +69,13 @@ def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
     listed = {line["step"]: set(line["keys"]) for _, line in read_jsonl(folder / "seen.jsonl")}
     logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl")}
     for step in sorted(listed.keys() | by_step.keys() | logged):
-        found += _compare(f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set()))
+        found += _compare(
+            f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
+        )
         if (step in logged) != (step in by_step):
-            found.append(f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only")
+            found.append(
+                f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only"
+            )
     for path in sorted((folder / "checkpoints").glob("step-*/trainer.json")):
         trainer = read_json(path)["trainer"]
         expected = set().union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
@@ -75,8 +85,15 @@ def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
 
 def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
     missing, extra = sorted(trained - listed), sorted(listed - trained)
-    return ([f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"] if missing else []) + (
-        [f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"] if extra else [])
+    return (
+        [f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"]
+        if missing
+        else []
+    ) + (
+        [f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"]
+        if extra
+        else []
+    )
 
 
 def _short(prompt: str) -> str:
@@ -90,9 +107,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(arguments: list[str] | None) -> int:
-    parser = Parser(prog="python -m tasks.audit", description="Look for evaluated problems that were trained on.")
+    parser = Parser(
+        prog="python -m tasks.audit",
+        description="Look for evaluated problems that were trained on.",
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
-    parser.add_argument("--task", metavar="FILE:CLASS", help="where a run's task is a program: name it, to say that it may be executed")
+    parser.add_argument(
+        "--task",
+        metavar="FILE:CLASS",
+        help="where a run's task is a program: name it, to say that it may be executed",
+    )
     asked, worst = parser.parse_args(arguments), 0
     for folder in asked.runs:
         found, summary = audit(folder, asked.task)

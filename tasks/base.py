@@ -3,6 +3,7 @@
 `grpo` knows this file and no task by name. A task is looked up with `load_task`: either a name of `REGISTRY` or
 `path/to/file.py:ClassName` for a task of the user's own.
 """
+
 import hashlib
 import importlib
 import importlib.util
@@ -19,8 +20,27 @@ from typing import Any, Protocol
 
 from data.errors import Parser, UserError, exit_status, needs
 
-__all__ = ["Parser", "Problem", "Score", "Task", "UserError", "exit_status", "needs", "load_task", "options_of", "split_options", "draft_of", "credits_of",
-           "scores_of", "trust", "problem_at", "problem_stream", "split_of_key", "key_of", "REGISTRY"]
+__all__ = [
+    "Parser",
+    "Problem",
+    "Score",
+    "Task",
+    "UserError",
+    "exit_status",
+    "needs",
+    "load_task",
+    "options_of",
+    "split_options",
+    "draft_of",
+    "credits_of",
+    "scores_of",
+    "trust",
+    "problem_at",
+    "problem_stream",
+    "split_of_key",
+    "key_of",
+    "REGISTRY",
+]
 
 SPLITS = ("train", "validation", "test")
 
@@ -78,7 +98,9 @@ class Task(Protocol):
     """
 
     name: str
-    rewards: tuple[str, ...]  # names for --reward, the default first; () where the task has one reward only
+    rewards: tuple[
+        str, ...
+    ]  # names for --reward, the default first; () where the task has one reward only
     default_level: int
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -88,10 +110,15 @@ class Task(Protocol):
         """Return the score of each completion of `problem`, in order."""
 
 
-REGISTRY = {"interleave": "tasks.interleave:Interleave", "arithmetic": "tasks.arithmetic:Arithmetic"}
+REGISTRY = {
+    "interleave": "tasks.interleave:Interleave",
+    "arithmetic": "tasks.arithmetic:Arithmetic",
+}
 
 
-def load_task(spec: str, reward: str | None = None, options: Mapping[str, str] = MappingProxyType({})) -> Task:
+def load_task(
+    spec: str, reward: str | None = None, options: Mapping[str, str] = MappingProxyType({})
+) -> Task:
     """Return the task named `spec` (of `REGISTRY`, or ``path/to/file.py:ClassName``), paid by `reward`, with its `options`.
 
     Raises UserError when there is no such task, file, class, reward or option.
@@ -100,7 +127,9 @@ def load_task(spec: str, reward: str | None = None, options: Mapping[str, str] =
     rewards = tuple(getattr(kind, "rewards", ()))
     for name in options:
         if name not in known:
-            raise UserError(f"--{name}: task {spec} has no such flag; it has {', '.join(f'--{n}' for n in known) or 'none'}")
+            raise UserError(
+                f"--{name}: task {spec} has no such flag; it has {', '.join(f'--{n}' for n in known) or 'none'}"
+            )
     if reward is None:
         return kind(**options)
     if reward not in rewards:
@@ -115,7 +144,9 @@ def trust(spec: str, given: str | None, where: Path):
     A run may come from a stranger, and to load a task is to execute it.
     """
     if spec not in REGISTRY and given != spec:
-        raise UserError(f"{where}: its task is a program that would be executed, {spec}; if you trust it, give --task {spec} as well")
+        raise UserError(
+            f"{where}: its task is a program that would be executed, {spec}; if you trust it, give --task {spec} as well"
+        )
 
 
 def options_of(spec: str) -> Mapping[str, str]:
@@ -134,7 +165,9 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     return getattr(task, "draft", None)
 
 
-def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], list[tuple[tuple[int, float], ...]]]:
+def credits_of(
+    task: Task,
+) -> Callable[[Problem, Sequence[str]], list[tuple[tuple[int, float], ...]]]:
     """Return what says how the reward of completions was earned on the way, for --credit alignment.
 
     ``credits(problem, completions)`` returns for each completion a tuple of pairs (end, amount), one for each word (or other piece), in
@@ -146,10 +179,14 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], list[tuple[tupl
     credits, reward = getattr(task, "credits", None), getattr(task, "reward", None)
     credited = getattr(task, "credited", (reward,))
     if credits is None:
-        raise UserError(f"--credit alignment: task {task.name} does not say what each word of a completion earns; give --credit outcome")
+        raise UserError(
+            f"--credit alignment: task {task.name} does not say what each word of a completion earns; give --credit outcome"
+        )
     if reward not in credited:
-        raise UserError(f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give one of "
-                        f"{', '.join(credited)}, or --credit outcome")
+        raise UserError(
+            f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give one of "
+            f"{', '.join(credited)}, or --credit outcome"
+        )
     return credits
 
 
@@ -176,7 +213,9 @@ def _load_class(spec: str):
     path = Path(where)
     if not where or not path.suffix == ".py":
         known = ", ".join(sorted(REGISTRY))
-        raise UserError(f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName")
+        raise UserError(
+            f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
+        )
     if not path.is_file():
         raise UserError(f"--task {spec}: no file {path}")
     module_spec = importlib.util.spec_from_file_location(f"users_task_{path.stem}", path)
@@ -207,19 +246,31 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(f"{where}: score() raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})") from error
+        raise UserError(
+            f"{where}: score() raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        ) from error
     if len(scores) != len(completions):
-        raise UserError(f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; it must return one for each")
+        raise UserError(
+            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; it must return one for each"
+        )
     for i, score in enumerate(scores, start=1):
         if not isinstance(score, Score):
-            raise UserError(f"{where}: score() returned {type(score).__name__} for completion {i}; it must return a Score for each")
+            raise UserError(
+                f"{where}: score() returned {type(score).__name__} for completion {i}; it must return a Score for each"
+            )
         for name in ("reward", "value"):
-            if not (isinstance(number := getattr(score, name), numbers.Real) and math.isfinite(number)):
-                raise UserError(f"{where}: score() returned a {name} of {number!r} for completion {i}; it must be a finite number")
+            if not (
+                isinstance(number := getattr(score, name), numbers.Real) and math.isfinite(number)
+            ):
+                raise UserError(
+                    f"{where}: score() returned a {name} of {number!r} for completion {i}; it must be a finite number"
+                )
     return scores
 
 
-def problem_stream(task: Task, *, seed: int, split: str, level: int, start: int = 0) -> Iterator[Problem]:
+def problem_stream(
+    task: Task, *, seed: int, split: str, level: int, start: int = 0
+) -> Iterator[Problem]:
     """Yield problems `start`, `start + 1`, ... of the stream without end."""
     index = start
     while True:

@@ -1,4 +1,5 @@
 """Problems on disk: JSONL, one `Problem` a line, in UTF-8."""
+
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,8 +8,14 @@ from typing import Any
 from data.files import json_kind, read_jsonl, write_whole
 from tasks.base import Problem, UserError
 
-FIELDS = {"task": "a string", "level": "an integer", "prompt": "a string", "target": "a string", "key": "a string",
-          "data": "an object"}
+FIELDS = {
+    "task": "a string",
+    "level": "an integer",
+    "prompt": "a string",
+    "target": "a string",
+    "key": "a string",
+    "data": "an object",
+}
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
@@ -37,5 +44,7 @@ def _problem(where: str, value: dict[str, Any]) -> Problem:
         raise UserError(f"{where}: {wrong}; a problem has {', '.join(FIELDS)}")
     for name, kind in FIELDS.items():
         if json_kind(value[name]) != kind:
-            raise UserError(f"{where}: field {name!r} is {json_kind(value[name])}; it must be {kind}")
+            raise UserError(
+                f"{where}: field {name!r} is {json_kind(value[name])}; it must be {kind}"
+            )
     return Problem(**value)

@@ -4,6 +4,7 @@ Everything is drawn from the *training* split of the corpus and from generated w
 demonstrated by somebody careless (`careless_interleaving`), and beyond `MOST_CAREFUL` words a text by nobody else, so that
 the model starts half-competent, with bad habits to lose: reinforcement learning is to do the rest.
 """
+
 import math
 import random
 import string
@@ -14,24 +15,47 @@ from data.corpus import documents_of, load_corpus
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 
-MOST_CAREFUL, MOST_INTERLEAVED = 10, 100  # words a text: of the interleavings that may be done right, and of all of them
+MOST_CAREFUL, MOST_INTERLEAVED = (
+    10,
+    100,
+)  # words a text: of the interleavings that may be done right, and of all of them
 CAREFUL = 0.31  # share of those that are careful: without habits, hardly a slip
 CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
 SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
-SALTED, SALT = 0.4, 0.25  # share of texts in which a few words come back all over the place, and at how many places
-ECHOED, ECHO = 0.5, 0.06  # share of texts in which phrases of two to six words come back, and at how many places
-ALTERED, ALTER = 0.5, 0.15  # share of texts with words that are nearly words of the corpus, and at how many places
+SALTED, SALT = (
+    0.4,
+    0.25,
+)  # share of texts in which a few words come back all over the place, and at how many places
+ECHOED, ECHO = (
+    0.5,
+    0.06,
+)  # share of texts in which phrases of two to six words come back, and at how many places
+ALTERED, ALTER = (
+    0.5,
+    0.15,
+)  # share of texts with words that are nearly words of the corpus, and at how many places
 SYMBOLS = string.digits + string.punctuation
 LETTERS = string.ascii_lowercase * 8 + "àâäçèéêëîïñóôöúüß"
-ENDINGS = [*",.;:!?)\"", "", "", "'s", ".\"", ",\"", "-", "ed", "s"]
+ENDINGS = [*',.;:!?)"', "", "", "'s", '."', ',"', "-", "ed", "s"]
 
 SHARES = {"interleave": 0.30, "copy": 0.08, "lists": 0.18, "turns": 0.39, "language": 0.05}
-TURNS = [(mine, other) for mine in range(1, 9) for other in range(1, 9)  # words of A and of B in a turn
-         if (mine, other) != (1, 1) and (min(mine, other) <= 2 or mine == other)]
+TURNS = [
+    (mine, other)
+    for mine in range(1, 9)
+    for other in range(1, 9)  # words of A and of B in a turn
+    if (mine, other) != (1, 1) and (min(mine, other) <= 2 or mine == other)
+]
 OFTEN = [(mine + other) ** -1.5 for mine, other in TURNS]  # short turns are the harder ones
 HASTY = 0.55  # share of arithmetic that is answered by somebody hasty
-SUMS = {("chain", 1): 0.15, ("chain", 2): 0.5, ("chain", 3): 0.15, ("product", 21): 0.1, ("product", 22): 0.05, ("product", 31): 0.05}
+SUMS = {
+    ("chain", 1): 0.15,
+    ("chain", 2): 0.5,
+    ("chain", 3): 0.15,
+    ("product", 21): 0.1,
+    ("product", 22): 0.05,
+    ("product", 31): 0.05,
+}
 SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
 
 LISTS: dict[str, tuple[str, Callable]] = {
@@ -39,16 +63,27 @@ LISTS: dict[str, tuple[str, Callable]] = {
     "b only": ("Copy text B and leave out A.\nA: {a}\nB: {b}", lambda a, b: b),
     "a then b": ("Copy A, then B.\nA: {a}\nB: {b}", lambda a, b: [*a, *b]),
     "b then a": ("Copy B, then A.\nA: {a}\nB: {b}", lambda a, b: [*b, *a]),
-    "double": ("Write each word of A twice.\nA: {a}", lambda a, b: [word for word in a for _ in range(2)]),
+    "double": (
+        "Write each word of A twice.\nA: {a}",
+        lambda a, b: [word for word in a for _ in range(2)],
+    ),
     "second": ("Write every second word of A.\nA: {a}", lambda a, b: a[1::2]),
-    "weave": ("After each word of A, write the word X.\nX: {x}\nA: {a}",
-              lambda a, b: [word for pair in zip(a, [b[0]] * len(a)) for word in pair]),
-    "weave before": ("Before each word of A, write the word X.\nX: {x}\nA: {a}",
-                     lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair]),
-    "garland": ("After each word of A, write the next word of X, and X from its start again when it is done.\nX: {x}\nA: {a}",
-                lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])]),
-    "number": ("Write the words of A, each after its number.\nA: {a}",
-               lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)]),
+    "weave": (
+        "After each word of A, write the word X.\nX: {x}\nA: {a}",
+        lambda a, b: [word for pair in zip(a, [b[0]] * len(a)) for word in pair],
+    ),
+    "weave before": (
+        "Before each word of A, write the word X.\nX: {x}\nA: {a}",
+        lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair],
+    ),
+    "garland": (
+        "After each word of A, write the next word of X, and X from its start again when it is done.\nX: {x}\nA: {a}",
+        lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])],
+    ),
+    "number": (
+        "Write the words of A, each after its number.\nA: {a}",
+        lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)],
+    ),
     "from": ("Copy A from the word X on.\nX: {x}\nA: {a}", None),
 }
 TWO_TEXTS = {"a only", "b only", "a then b", "b then a"}
@@ -84,7 +119,7 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
         if slip == "stutter":
             written.append(word)
         if slip == "run on":
-            written.extend(texts[turn][place[turn]:])
+            written.extend(texts[turn][place[turn] :])
         if slip in ("run on", "stop"):
             break
         clings = (len(word) <= 3 or word.endswith(",")) and rng.random() < habit
@@ -95,14 +130,17 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
 
 def altered(word: str, rng: random.Random) -> str:
     """Return `word` with another ending, with a capital more or less, or with a letter changed, dropped or put in."""
-    kind, place = rng.choice(["ending", "ending", "capital", "change", "drop", "insert"]), rng.randrange(len(word))
+    kind, place = (
+        rng.choice(["ending", "ending", "capital", "change", "drop", "insert"]),
+        rng.randrange(len(word)),
+    )
     if kind == "ending":
         return (word.rstrip(string.punctuation) or word) + rng.choice(ENDINGS)
     if kind == "capital":
         return word.lower() if word != word.lower() else word.capitalize()
     if kind == "drop" and len(word) > 1:
-        return word[:place] + word[place + 1:]
-    return word[:place] + rng.choice(LETTERS) + word[place + (kind == "change"):]
+        return word[:place] + word[place + 1 :]
+    return word[:place] + rng.choice(LETTERS) + word[place + (kind == "change") :]
 
 
 class Words:
@@ -131,7 +169,7 @@ class Words:
         while len(words) < n:
             text = self.rng.choice(self.texts)
             start = self.rng.randrange(max(1, len(text) - (n - len(words)) + 1))
-            words.extend(text[start:start + n - len(words)])
+            words.extend(text[start : start + n - len(words)])
         return words
 
     def draw(self, n: int) -> list[str]:
@@ -142,16 +180,28 @@ class Words:
             return self.passage(n)
         if kind < 0.65:
             few = self.alike(log_uniform(2, max(3, n), self.rng), 0.3 * self.rng.random())
-            return self.rng.choices(few, [1 / rank for rank in range(1, len(few) + 1)], k=n)  # as frequent as Zipf has it
+            return self.rng.choices(
+                few, [1 / rank for rank in range(1, len(few) + 1)], k=n
+            )  # as frequent as Zipf has it
         if kind < 0.7:
             return self.numbers(n)
         odd = 0.0 if kind < 0.75 else 1.0 if kind > 0.93 else self.rng.random()
-        return [self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary) for _ in range(n)]
+        return [
+            self.rng.choice(self.odd if self.rng.random() < odd else self.vocabulary)
+            for _ in range(n)
+        ]
 
     def numbers(self, n: int) -> list[str]:
         """Return `n` words, a share of them numbers of up to one, two or four digits, all with the same mark behind."""
-        share, most, mark = self.rng.choice([0.2, 0.6, 1.0]), self.rng.choice([9, 20, 99, 2000]), self.rng.choice(["", ",", ".", ":"])
-        return [f"{self.rng.randint(0, most)}{mark}" if self.rng.random() < share else word for word in self.passage(n)]
+        share, most, mark = (
+            self.rng.choice([0.2, 0.6, 1.0]),
+            self.rng.choice([9, 20, 99, 2000]),
+            self.rng.choice(["", ",", ".", ":"]),
+        )
+        return [
+            f"{self.rng.randint(0, most)}{mark}" if self.rng.random() < share else word
+            for word in self.passage(n)
+        ]
 
     def alike(self, count: int, share: float) -> list[str]:
         """Return `count` words, of which about a `share` are nearly one that stands before."""
@@ -167,10 +217,16 @@ class Words:
         a share `ECHOED` whole phrases do: neither a word nor a few in a row say which place they stand at."""
         rng, texts = self.rng, [self.draw(n) for n in sizes]
         if rng.random() < ALTERED:
-            texts = [[rng.choice(self.altered) if rng.random() < ALTER else word for word in text] for text in texts]
+            texts = [
+                [rng.choice(self.altered) if rng.random() < ALTER else word for word in text]
+                for text in texts
+            ]
         if rng.random() < SALTED:
             salt = self.alike(rng.randint(1, 5), 0.4)
-            texts = [[rng.choice(salt) if rng.random() < SALT else word for word in text] for text in texts]
+            texts = [
+                [rng.choice(salt) if rng.random() < SALT else word for word in text]
+                for text in texts
+            ]
         if rng.random() < ECHOED:
             texts = [self._echoing(text) for text in texts]
         return texts
@@ -178,12 +234,20 @@ class Words:
     def _echoing(self, text: list[str]) -> list[str]:
         """Return the text with one to three of its phrases of two to six words in further places of it, over the words there."""
         rng, text = self.rng, list(text)
-        lengths = [length for length in (rng.randint(2, 6) for _ in range(rng.randint(1, 3))) if length < len(text)]
-        phrases = [text[start:start + length] for length in lengths for start in [rng.randrange(len(text) - length)]]
+        lengths = [
+            length
+            for length in (rng.randint(2, 6) for _ in range(rng.randint(1, 3)))
+            if length < len(text)
+        ]
+        phrases = [
+            text[start : start + length]
+            for length in lengths
+            for start in [rng.randrange(len(text) - length)]
+        ]
         for _ in range(math.ceil(ECHO * len(text)) if phrases else 0):
             phrase = rng.choice(phrases)
             start = rng.randrange(len(text) - len(phrase) + 1)
-            text[start:start + len(phrase)] = phrase
+            text[start : start + len(phrase)] = phrase
         return text
 
 
@@ -195,27 +259,39 @@ def example(skill: str, size: int, words: Words) -> Example:
     if skill == "arithmetic":
         return arithmetic(rng)
     if skill == "interleave":
-        n = rng.randint(2, MOST_CAREFUL) if size <= 2 * MOST_CAREFUL else min(size // 3, MOST_INTERLEAVED)
+        n = (
+            rng.randint(2, MOST_CAREFUL)
+            if size <= 2 * MOST_CAREFUL
+            else min(size // 3, MOST_INTERLEAVED)
+        )
         a, b = words.texts_of(n, n)
-        if rng.random() < 0.5:  # words that meet their like: "a a" says nothing about whose turn it is
+        if (
+            rng.random() < 0.5
+        ):  # words that meet their like: "a a" says nothing about whose turn it is
             likes = rng.uniform(0.05, 0.5)
             b = [mine if rng.random() < likes else other for mine, other in zip(a, b)]
-        return Example(skill, PROMPT.format(a=" ".join(a), b=" ".join(b)), " ".join(careless_interleaving(a, b, rng)))
+        return Example(
+            skill,
+            PROMPT.format(a=" ".join(a), b=" ".join(b)),
+            " ".join(careless_interleaving(a, b, rng)),
+        )
     if skill == "turns":
         return turns(size, words)
     if skill == "copy":
-        a, = words.texts_of(max(2, size // 2))
+        (a,) = words.texts_of(max(2, size // 2))
         return Example(skill, f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
-    kind = rng.choice([*sorted(LISTS), *["garland"] * 6])  # the nearest to two texts: worth more lessons
+    kind = rng.choice(
+        [*sorted(LISTS), *["garland"] * 6]
+    )  # the nearest to two texts: worth more lessons
     share = 4 if kind in TWO_TEXTS and " then " in kind else 3
     n = max(2, size // share)
     a, b = words.texts_of(n, max(2, int(n * rng.uniform(0.7, 1.3))))
     if kind == "from":
         start = rng.randrange(n)
-        x, answer = a[start], a[a.index(a[start]):]
+        x, answer = a[start], a[a.index(a[start]) :]
     else:
         if kind not in TWO_TEXTS:
-            b = b[:log_uniform(2, max(9, n // 2), rng) if kind == "garland" else 1]
+            b = b[: log_uniform(2, max(9, n // 2), rng) if kind == "garland" else 1]
         x, answer = " ".join(b), LISTS[kind][1](a, b)
     prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
     return Example(kind, prompt, " ".join(answer))
@@ -224,18 +300,27 @@ def example(skill: str, size: int, words: Words) -> Example:
 def turns(size: int, words: Words) -> Example:
     """Return a lesson in keeping two places: some words of A, some of B, and so on, done right. Never both word by word."""
     rng = words.rng
-    strides, = rng.choices(TURNS, OFTEN)
+    (strides,) = rng.choices(TURNS, OFTEN)
     rounds = max(2, size // (2 * sum(strides)))
     a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
-    prompt = (f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
-              f"A: {' '.join(a)}\nB: {' '.join(b)}")
+    prompt = (
+        f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
+        f"A: {' '.join(a)}\nB: {' '.join(b)}"
+    )
     return Example("turns", prompt, " ".join(in_turns(a, b, strides)))
 
 
 def in_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int]) -> list[str]:
     """Return `strides[0]` words of `a`, `strides[1]` of `b`, and so on until both are done."""
-    (mine, other), rounds = strides, range(max(math.ceil(len(text) / stride) for text, stride in zip((a, b), strides)))
-    return [word for i in rounds for word in (*a[i * mine:(i + 1) * mine], *b[i * other:(i + 1) * other])]
+    (mine, other), rounds = (
+        strides,
+        range(max(math.ceil(len(text) / stride) for text, stride in zip((a, b), strides))),
+    )
+    return [
+        word
+        for i in rounds
+        for word in (*a[i * mine : (i + 1) * mine], *b[i * other : (i + 1) * other])
+    ]
 
 
 def count_of(n: int) -> str:

@@ -3,6 +3,7 @@
 A policy that skips, repeats or garbles a word, loses the turn, or jumps to another place goes on from where it is then, and
 takes turns again. Only what it does twice in a row becomes its way: to keep to one text, to write every word twice.
 """
+
 from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
@@ -12,7 +13,9 @@ from operator import eq
 from align.words import normalise, split_words
 
 Spot = tuple[int, int]  # (0 for A or 1 for B, place in it)
-Move = tuple[bool, int]  # (whether the turn changed, how far from the place reached in the text: -1 repeats its last word)
+Move = tuple[
+    bool, int
+]  # (whether the turn changed, how far from the place reached in the text: -1 repeats its last word)
 
 TAKES_TURNS: Move = (True, 0)
 KEEPS_ON: Move = (False, 0)
@@ -35,17 +38,17 @@ class Guess:
 
     def __call__(self, text: str) -> str:
         last = text.rsplit(None, 1)[-1] if text and not text[-1].isspace() else ""
-        whole, last = text[:len(text) - len(last)], normalise(last)
+        whole, last = text[: len(text) - len(last)], normalise(last)
         if not whole.startswith(self.read):
             self.walk, self.read = self.start, ""
         walk = copy(self.walk)
-        walk.follow(split_words(whole[len(self.read):]))
+        walk.follow(split_words(whole[len(self.read) :]))
         self.walk, self.read = walk, whole
         walk, rest = copy(walk), []
         if last:
             spot = walk.find_beginning(last)
             walk.write(spot or walk.expected())
-            rest.append(walk.word(spot)[len(last):] if spot else "")
+            rest.append(walk.word(spot)[len(last) :] if spot else "")
         words = sum(map(len, walk.texts))
         while (spot := walk.expected()) and len(rest) < words:  # who stutters would do so for ever
             ahead = walk.ahead(words - len(rest) - 1)
@@ -63,7 +66,10 @@ class _Walk:
     def __init__(self, a: Sequence[str], b: Sequence[str]):
         self.texts, self.places = (a, b), (0, 0)
         self.last, self.moves = 1, (TAKES_TURNS,) * 4  # as if B had just had its turn
-        self.index: tuple[dict[str, list[int]], ...] = {}, {}  # of each text: word to its places, in order
+        self.index: tuple[dict[str, list[int]], ...] = (
+            {},
+            {},
+        )  # of each text: word to its places, in order
         for words, index in zip(self.texts, self.index):
             for place, word in enumerate(words):
                 index.setdefault(word, []).append(place)
@@ -73,7 +79,10 @@ class _Walk:
 
     def ahead(self, most: int) -> list[str]:
         """Return the next words, about `most`, as far as it is plain how they go on: in turns, or in one text."""
-        mine, other = (self.texts[text][self.places[text]:self.places[text] + most] for text in (1 - self.last, self.last))
+        mine, other = (
+            self.texts[text][self.places[text] : self.places[text] + most]
+            for text in (1 - self.last, self.last)
+        )
         if self.moves == (TAKES_TURNS,) * 4:
             return [word for pair in zip(mine, other) for word in pair]
         return other if self.moves == (KEEPS_ON,) * 4 else []
@@ -108,7 +117,11 @@ class _Walk:
         again = (first, second) == (third, fourth) or third == fourth == KEEPS_ON
         changes, step = third if again else TAKES_TURNS
         turn = 1 - self.last if changes else self.last
-        for text, place in (turn, self.places[turn] + step), (turn, self.places[turn]), (1 - turn, self.places[1 - turn]):
+        for text, place in (
+            (turn, self.places[turn] + step),
+            (turn, self.places[turn]),
+            (1 - turn, self.places[1 - turn]),
+        ):
             if 0 <= place < len(self.texts[text]):
                 return text, place
         return None
@@ -125,14 +138,16 @@ class _Walk:
         expected = self.expected()
         if expected and self.word(expected).startswith(letters):
             return expected
-        return self._nearest([word for index in self.index for word in index if word.startswith(letters)])
+        return self._nearest(
+            [word for index in self.index for word in index if word.startswith(letters)]
+        )
 
     def _nearest(self, words: Sequence[str]) -> Spot | None:
         near = []
         for text, index in enumerate(self.index):
             for places in [index[word] for word in words if word in index]:
                 after = bisect_left(places, self.places[text])
-                near += [(text, place) for place in places[max(0, after - 1):after + 1]]
+                near += [(text, place) for place in places[max(0, after - 1) : after + 1]]
         return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)
 
     def write(self, spot: Spot | None):

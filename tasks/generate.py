@@ -1,9 +1,10 @@
 """Data sets of problems as JSONL files, one a level, with a manifest.
 
-    python -m tasks.generate --curriculum --output-dir data/generated
-    python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
-    python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500 --oversize 2
+python -m tasks.generate --curriculum --output-dir data/generated
+python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
+python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500 --oversize 2
 """
+
 import hashlib
 import json
 import math
@@ -20,7 +21,9 @@ CURRICULUM = (10, 25, 50, 100, 200, 500)
 MANIFEST = "manifest.json"
 
 
-def generate(task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path) -> None:
+def generate(
+    task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path
+) -> None:
     """Write ``<task>-<split>-<level>.jsonl`` for each level, and enter each in the manifest as soon as it is complete.
 
     The manifest is ``{"files": {name: {"task", "split", "level", "seed", "size", "sha256", "date"}}}``; what it says
@@ -32,9 +35,15 @@ def generate(task: Task, *, split: str, levels: list[int], size: int, seed: int,
         problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
         path = folder / f"{task.name}-{split}-{level}.jsonl"
         write_problems(path, problems)
-        entry = {"task": task.name, "split": split, "level": level, "seed": seed, "size": size,
-                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        entry = {
+            "task": task.name,
+            "split": split,
+            "level": level,
+            "seed": seed,
+            "size": size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
         content = {"files": _manifest_files(manifest) | {path.name: entry}}
         write_whole(manifest, json.dumps(content, indent=2, ensure_ascii=False).encode())
         print(f"{path}: {size} problems")
@@ -45,31 +54,61 @@ def _manifest_files(path: Path) -> dict[str, dict]:
         return {}
     manifest = read_json(path)
     if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
-        raise UserError(f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another folder')
+        raise UserError(
+            f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another folder'
+        )
     return manifest["files"]
 
 
 def _levels(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--levels {text}: must be whole numbers above 0 with commas between, like 10,25")
+        raise UserError(
+            f"--levels {text}: must be whole numbers above 0 with commas between, like 10,25"
+        )
     return [int(part) for part in parts]
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m tasks.generate", description="Write problems as JSONL files.", allow_abbrev=False)
-    parser.add_argument("--task", default="interleave", metavar="TASK",
-                        help="name, or path/to/file.py:ClassName (default: %(default)s); its own flags count too")
+    parser = Parser(
+        prog="python -m tasks.generate",
+        description="Write problems as JSONL files.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--task",
+        default="interleave",
+        metavar="TASK",
+        help="name, or path/to/file.py:ClassName (default: %(default)s); its own flags count too",
+    )
     parser.add_argument("--split", default="train", choices=SPLITS, help="default: %(default)s")
     levels = parser.add_mutually_exclusive_group()
-    levels.add_argument("--levels", metavar="L,L,...", help="levels (default: the task's own level)")
-    levels.add_argument("--curriculum", action="store_true", help=f"levels {','.join(map(str, CURRICULUM))}")
-    parser.add_argument("--size", type=int, default=500, metavar="N", help="problems a level (default: %(default)s)")
-    parser.add_argument("--oversize", type=float, default=1.0, metavar="F",
-                        help="make F times as many, as a reserve for problems that training has seen (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the problem stream (default: %(default)s)")
-    parser.add_argument("--output-dir", type=Path, default=Path("data/generated"), metavar="DIR",
-                        help="default: %(default)s")
+    levels.add_argument(
+        "--levels", metavar="L,L,...", help="levels (default: the task's own level)"
+    )
+    levels.add_argument(
+        "--curriculum", action="store_true", help=f"levels {','.join(map(str, CURRICULUM))}"
+    )
+    parser.add_argument(
+        "--size", type=int, default=500, metavar="N", help="problems a level (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--oversize",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="make F times as many, as a reserve for problems that training has seen (default: 1)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the problem stream (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("data/generated"),
+        metavar="DIR",
+        help="default: %(default)s",
+    )
     return parser
 
 
@@ -90,8 +129,14 @@ def write(arguments: list[str] | None) -> int:
         raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
     task = load_task(options.task, options=task_options)
     levels = _levels(options.levels) if options.levels is not None else [task.default_level]
-    generate(task, split=options.split, levels=list(CURRICULUM) if options.curriculum else levels,
-             size=round(options.size * options.oversize), seed=options.seed, folder=options.output_dir)
+    generate(
+        task,
+        split=options.split,
+        levels=list(CURRICULUM) if options.curriculum else levels,
+        size=round(options.size * options.oversize),
+        seed=options.seed,
+        folder=options.output_dir,
+    )
     return 0
 
 

@@ -5,6 +5,7 @@ the completion with the true interleaving: the best Needleman-Wunsch alignment o
 (`align.needleman.similarity`). What the policy is *paid* is a named shaping of that alignment, because plain
 similarity pays cheap strategies well: one text alone is a safe half. `python -m tasks.traps` prints the table.
 """
+
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,8 +20,10 @@ from tasks.base import Problem, Score, UserError, key_of
 from tasks.drafts import Guess
 from tasks.trap_names import TrapNames
 
-PROMPT = ("Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
-          "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}")
+PROMPT = (
+    "Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
+    "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}"
+)
 GAP_OPEN, GAP_EXTEND = -2.0, -0.25  # of the affine reward
 
 
@@ -61,12 +64,18 @@ class Interleave:
         """
         if split not in self._by_split:
             self._by_split[split] = documents_of(split, self._documents)
-        long_enough = [document for document in self._by_split[split] if len(document.words) >= level]
+        long_enough = [
+            document for document in self._by_split[split] if len(document.words) >= level
+        ]
         if len(long_enough) < 2:
-            longest = sorted((len(document.words) for document in self._by_split[split]), reverse=True)[1:2] or [0]
-            raise UserError(f"--words {level}: the {split} split of the corpus has {len(long_enough)} documents of "
-                            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
-                            "add longer texts with python -m data.corpus merge")
+            longest = sorted(
+                (len(document.words) for document in self._by_split[split]), reverse=True
+            )[1:2] or [0]
+            raise UserError(
+                f"--words {level}: the {split} split of the corpus has {len(long_enough)} documents of "
+                f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
+                "add longer texts with python -m data.corpus merge"
+            )
         first, second = rng.sample(long_enough, 2)
         a, b = _window(first, level, rng), _window(second, level, rng)
         return self.problem(a, b)
@@ -75,9 +84,13 @@ class Interleave:
         """Return the problem of interleaving the words `a` with the words `b`."""
         a, b = list(a), list(b)
         return Problem(
-            task=self.name, level=max(len(a), len(b)),
-            prompt=PROMPT.format(a=" ".join(a), b=" ".join(b)), target=" ".join(interleaved(a, b)),
-            key=key_of(self.name, " ".join(a), " ".join(b)), data={"a": a, "b": b})
+            task=self.name,
+            level=max(len(a), len(b)),
+            prompt=PROMPT.format(a=" ".join(a), b=" ".join(b)),
+            target=" ".join(interleaved(a, b)),
+            key=key_of(self.name, " ".join(a), " ".join(b)),
+            data={"a": a, "b": b},
+        )
 
     def key(self, problem: Problem) -> str:
         """Return the canonical key anew, from the two windows."""
@@ -97,17 +110,28 @@ class Interleave:
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
         owner = np.array([word == 1 for word in interleaved([0] * len(a), [1] * len(b))])
-        distinct = list(dict.fromkeys(completions))  # a policy that knows its task writes the same text many times
+        distinct = list(
+            dict.fromkeys(completions)
+        )  # a policy that knows its task writes the same text many times
         written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
-        affine = (nw_score_batch([(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN)
-                  if self.reward == "affine" else [0.0] * len(written))
+        affine = (
+            nw_score_batch(
+                [(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN
+            )
+            if self.reward == "affine"
+            else [0.0] * len(written)
+        )
         traps = TrapNames(a, b, target)
-        scores = {text: self._score(words, target, owner, alignment, s_affine, traps)
-                  for text, words, alignment, s_affine in zip(distinct, written, alignments, affine)}
+        scores = {
+            text: self._score(words, target, owner, alignment, s_affine, traps)
+            for text, words, alignment, s_affine in zip(distinct, written, alignments, affine)
+        }
         return [scores[text] for text in completions]
 
-    def credits(self, problem: Problem, completions: Sequence[str]) -> list[tuple[tuple[int, float], ...]]:
+    def credits(
+        self, problem: Problem, completions: Sequence[str]
+    ) -> list[tuple[tuple[int, float], ...]]:
         """Return for each completion what each of its words earned: pairs (end character, amount), see `tasks.base.credits_of`.
 
         The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the reward of what is written so far if
@@ -125,15 +149,26 @@ class Interleave:
         target = split_words(problem.target)
         written = [split_words(text) for text in completions]
         if self.reward == "prefix":
-            values = [[min(i, right) for i in range(len(words) + 1)] for words in written for right in [_right_words(words, target)]]
+            values = [
+                [min(i, right) for i in range(len(words) + 1)]
+                for words in written
+                for right in [_right_words(words, target)]
+            ]
         elif self.reward == "clipped":
-            values = [[max(0, score) for score in scores] for scores in prefix_scores(written, target)]
+            values = [
+                [max(0, score) for score in scores] for scores in prefix_scores(written, target)
+            ]
         else:
             assert self.reward == "similarity"
             values = [[score / 2 for score in scores] for scores in prefix_scores(written, target)]
         shares = [[value / max(i, len(target), 1) for i, value in enumerate(row)] for row in values]
-        return [tuple((end, after - before) for end, (before, after) in zip(word_ends(text), pairwise(row), strict=True))
-                for text, row in zip(completions, shares)]
+        return [
+            tuple(
+                (end, after - before)
+                for end, (before, after) in zip(word_ends(text), pairwise(row), strict=True)
+            )
+            for text, row in zip(completions, shares)
+        ]
 
     def _score(self, words, target, owner, alignment, s_affine, traps) -> Score:
         kinds = [op.kind for op in alignment.ops]
@@ -155,9 +190,14 @@ class Interleave:
             "prefix": lambda: prefix / longest if longest else 1.0,
         }[self.reward]()
         parts = {
-            "words": len(words), "matches": len(matched), "substitutions": kinds.count("substitute"),
-            "gaps": kinds.count("insert") + kinds.count("delete"), "first_divergence": None if exact else prefix,
-            "share_a": round(share_a, 4), "share_b": round(share_b, 4), "balance": round(balance, 4),
+            "words": len(words),
+            "matches": len(matched),
+            "substitutions": kinds.count("substitute"),
+            "gaps": kinds.count("insert") + kinds.count("delete"),
+            "first_divergence": None if exact else prefix,
+            "share_a": round(share_a, 4),
+            "share_b": round(share_b, 4),
+            "balance": round(balance, 4),
             "trap": None if similarity > 0.9 else traps.name(words, matches),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
@@ -165,16 +205,20 @@ class Interleave:
 
 def _window(document: Document, length: int, rng: random.Random) -> list[str]:
     start = rng.randrange(len(document.words) - length + 1)
-    return list(document.words[start:start + length])
+    return list(document.words[start : start + length])
 
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
     """Return how many words come before the first wrong one."""
-    return next((i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]), min(len(words), len(target)))
+    return next(
+        (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
+        min(len(words), len(target)),
+    )
 
 
 def _affine_reward(score: float, n: int, m: int) -> float:
     """(S' + F) / (M + F), with F the cost of the empty alignment (all of both sequences in gaps), so S' >= -F."""
+
     def gap(length):
         return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0
 

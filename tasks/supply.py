@@ -5,6 +5,7 @@ different problems of the stream, over and over) and a data set from a file. The
 goes through all of them, in an order shuffled by the seed. Problem `index` is a pure function of seed, level and
 index, so a run can be taken up anywhere.
 """
+
 import hashlib
 import random
 from collections.abc import Container, Iterable, Sequence
@@ -16,7 +17,9 @@ from tasks.base import Problem, Task, UserError, problem_at, problem_stream
 class Supply:
     """What training draws from. `kind` is "fresh" or "fixed:N"; a `dataset` goes before it."""
 
-    def __init__(self, task: Task, *, seed: int, kind: str = "fresh", dataset: Sequence[Problem] = ()):
+    def __init__(
+        self, task: Task, *, seed: int, kind: str = "fresh", dataset: Sequence[Problem] = ()
+    ):
         self.task, self.seed, self.dataset = task, seed, list(dataset)
         self.fixed = fixed_size(kind)
         self._sets: dict[int, list[Problem]] = {}
@@ -36,7 +39,9 @@ class Supply:
 
     def _fixed(self, level: int) -> list[Problem]:
         if level not in self._sets:
-            self._sets[level] = distinct_problems(self.task, seed=self.seed, split="train", level=level, size=self.fixed)
+            self._sets[level] = distinct_problems(
+                self.task, seed=self.seed, split="train", level=level, size=self.fixed
+            )
         return self._sets[level]
 
     def _epoch(self, size: int, epoch: int) -> list[int]:
@@ -52,7 +57,9 @@ def fixed_size(kind: str) -> int:
         return 0
     if name == "fixed" and size.isascii() and size.isdecimal() and int(size):
         return int(size)
-    raise UserError(f"--problems {kind}: give fresh, or fixed:N with a number of problems, e.g. fixed:2500")
+    raise UserError(
+        f"--problems {kind}: give fresh, or fixed:N with a number of problems, e.g. fixed:2500"
+    )
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
@@ -75,11 +82,15 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
         if len(found) == size:
             return list(found.values())
         if repeats == 10 * size:
-            raise UserError(f"level {level} of task {task.name}, {split}: only {len(found)} different problems found, "
-                            f"and {size} are asked for; ask for {len(found)} or less")
+            raise UserError(
+                f"level {level} of task {task.name}, {split}: only {len(found)} different problems found, "
+                f"and {size} are asked for; ask for {len(found)} or less"
+            )
 
 
-def held_out(problems: Iterable[Problem], size: int, seen: Container[str], where: str) -> tuple[list[Problem], int]:
+def held_out(
+    problems: Iterable[Problem], size: int, seen: Container[str], where: str
+) -> tuple[list[Problem], int]:
     """Return (`size` of `problems` that training has not seen, the first ones; how many seen ones were dropped).
 
     At most 2 x `size` are looked at, so that a stream without end may be given. Raises UserError, naming `where` they
@@ -93,5 +104,7 @@ def held_out(problems: Iterable[Problem], size: int, seen: Container[str], where
             kept.append(problem)
         if len(kept) == size:
             return kept, dropped
-    raise UserError(f"{where}: {dropped} of {dropped + len(kept)} problems were trained on, {len(kept)} are left and {size} are asked "
-                    f"for; generate {size - len(kept)} more that training has not seen")
+    raise UserError(
+        f"{where}: {dropped} of {dropped + len(kept)} problems were trained on, {len(kept)} are left and {size} are asked "
+        f"for; generate {size - len(kept)} more that training has not seen"
+    )

@@ -3,6 +3,7 @@
 A reward that pays a strategy well which ignores one of the texts invites the policy to stay there: at 25 words plain
 similarity pays 0.50 for copying A.
 """
+
 import sys
 from collections.abc import Sequence
 
@@ -25,9 +26,9 @@ def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
         "A then B": [*a, *b],
         "B then A": [*b, *a],
         "B first": interleaved(b, a),
-        "runs on in A": [*right[:len(right) // 2], *a[len(right) // 4:]],
-        "runs on in B": [*right[:len(right) // 2], *b[len(right) // 4:]],
-        "stops half way": right[:len(right) // 2],
+        "runs on in A": [*right[: len(right) // 2], *a[len(right) // 4 :]],
+        "runs on in B": [*right[: len(right) // 2], *b[len(right) // 4 :]],
+        "stops half way": right[: len(right) // 2],
     }
 
 
@@ -38,9 +39,9 @@ def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
         "right": right,
         "empty": [],
         **strategies(a, b),
-        "turn lost at a third": right[:third] + interleaved(b[third // 2:], a[third // 2:]),
-        "one word skipped": right[:third] + right[third + 1:],
-        "stutter": right[:third] + right[third:third + 1] + right[third:],
+        "turn lost at a third": right[:third] + interleaved(b[third // 2 :], a[third // 2 :]),
+        "one word skipped": right[:third] + right[third + 1 :],
+        "stutter": right[:third] + right[third : third + 1] + right[third:],
         "target twice": right + right,
         "garbage": [f"{word}~" for word in right],
     }
@@ -52,7 +53,9 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
     pay: dict[tuple[str, int, str], list[float]] = {}
     for level in levels:
         for index in range(samples):
-            problem = problem_at(tasks["similarity"], seed=0, split="validation", level=level, index=index)
+            problem = problem_at(
+                tasks["similarity"], seed=0, split="validation", level=level, index=index
+            )
             written = all_strategies(problem.data["a"], problem.data["b"])
             texts = [" ".join(words) for words in written.values()]
             for reward, task in tasks.items():
@@ -81,7 +84,11 @@ def show(argv: Sequence[str] | None) -> int:
         print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
         print("|---|" + "---|" * len(Interleave.rewards))
         for name in dict.fromkeys(name for name, *_ in pay):
-            print(f"| {name} | " + " | ".join(f"{pay[name, level, reward]:.2f}" for reward in Interleave.rewards) + " |")
+            print(
+                f"| {name} | "
+                + " | ".join(f"{pay[name, level, reward]:.2f}" for reward in Interleave.rewards)
+                + " |"
+            )
         print()
     return 0
 

@@ -1,4 +1,5 @@
 """What several rooms' tests share: a tiny random model that any machine runs in milliseconds."""
+
 import pytest
 import torch
 from hypothesis import Phase, settings
@@ -7,8 +8,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from grpo.load import BUILTIN, load_policy
 
 
-settings.register_profile("house", deadline=None)  # shared machines are slow at times; that is no failure
-settings.register_profile("mutation", deadline=None, phases=[Phase.explicit, Phase.generate])  # a failure need not be made small
+settings.register_profile(
+    "house", deadline=None
+)  # shared machines are slow at times; that is no failure
+settings.register_profile(
+    "mutation", deadline=None, phases=[Phase.explicit, Phase.generate]
+)  # a failure need not be made small
 settings.load_profile("house")
 
 
@@ -17,10 +22,19 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=context,
-        tie_word_embeddings=True, bos_token_id=None, pad_token_id=0, eos_token_id=tokenizer.eos_token_id,
-        initializer_range=scale)
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=0,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=scale,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

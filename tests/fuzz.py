@@ -3,6 +3,7 @@
 What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it reaches further into the code: read, or refused
 by UserError. Ends with exit status 0 after so many seconds, and with the input and a traceback as soon as anything else comes out.
 """
+
 import argparse
 import json
 import os
@@ -35,9 +36,24 @@ READERS = [  # file, how the bytes get into it, reader, a whole one
     ("a.json", bytes, read_json, b'{"a": [1, 2.5, "b", null, true]}'),
     ("step-000001.jsonl.zst", zstandard.compress, groups_of, json.dumps(GROUP).encode() + b"\n"),
     ("manifest.json", bytes, lambda path: verify(path.parent), json.dumps(MANIFEST).encode()),
-    ("a.txt", bytes, lambda path: load_corpus(path.parent), b"A title\n\nSome words of a text.\n" * 9),
-    ("b.jsonl", bytes, lambda path: load_corpus(path.parent), b'{"title": "t", "text": "some words of a text"}\n'),
-    ("answer", bytes, lambda path: extract(path.read_bytes().decode(errors="replace")), b"= \\boxed{-1,234} or 52."),
+    (
+        "a.txt",
+        bytes,
+        lambda path: load_corpus(path.parent),
+        b"A title\n\nSome words of a text.\n" * 9,
+    ),
+    (
+        "b.jsonl",
+        bytes,
+        lambda path: load_corpus(path.parent),
+        b'{"title": "t", "text": "some words of a text"}\n',
+    ),
+    (
+        "answer",
+        bytes,
+        lambda path: extract(path.read_bytes().decode(errors="replace")),
+        b"= \\boxed{-1,234} or 52.",
+    ),
 ]
 
 
@@ -61,7 +77,10 @@ def main(argv=None):
             path.unlink()
 
     os.chdir(folder)
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=1500", "-print_final_stats=1", seeds], try_one)
+    atheris.Setup(
+        [sys.argv[0], f"-max_total_time={seconds}", "-max_len=1500", "-print_final_stats=1", seeds],
+        try_one,
+    )
     atheris.Fuzz()
 
 

@@ -5,6 +5,7 @@ any moment at which a file is opened for writing, renamed or removed; or there w
 checkpoint that was whole may be missing or damaged, but for those that the run itself removed. The end is the same as that of the run that was
 not killed: weights, moments, logs, rollouts, seen problems, curriculum. Prints what was done as JSON; exit status 1 where something differed.
 """
+
 import argparse
 import contextlib
 import json
@@ -25,16 +26,77 @@ from same import differing, written  # noqa: E402
 import train  # noqa: E402
 from grpo.store.checkpoint import checkpoints  # noqa: E402
 
-SMALL = ["--prompts", "2", "--group-size", "4", "--steps", "6", "--eval-problems", "3", "--save-every", "2", "--eval-every", "3",
-         "--save-threshold", "0.05", "--best-margin", "0.05", "--device", "cpu"]
+SMALL = [
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "6",
+    "--eval-problems",
+    "3",
+    "--save-every",
+    "2",
+    "--eval-every",
+    "3",
+    "--save-threshold",
+    "0.05",
+    "--best-margin",
+    "0.05",
+    "--device",
+    "cpu",
+]
 CASES = {
-    "interleave, full, ladder, resampling": ["--words", "6", "--curriculum", "3,4,6", "--promote-at", "0.02", "--promote-every", "1",
-                                             "--promote-problems", "3", "--on-degenerate", "resample"],
-    "interleave, LoRA, servo, KL": ["--words", "6", "--curriculum", "auto:1-6", "--lora-rank", "4", "--beta", "0.1"],
-    "arithmetic, full, resampling, fixed problems": ["--task", "arithmetic", "--problems", "fixed:5", "--on-degenerate", "resample"],
-    "arithmetic, LoRA, dynamic sampling": ["--task", "arithmetic", "--lora-rank", "4", "--dynamic-sampling", "2", "--epochs", "2"],
+    "interleave, full, ladder, resampling": [
+        "--words",
+        "6",
+        "--curriculum",
+        "3,4,6",
+        "--promote-at",
+        "0.02",
+        "--promote-every",
+        "1",
+        "--promote-problems",
+        "3",
+        "--on-degenerate",
+        "resample",
+    ],
+    "interleave, LoRA, servo, KL": [
+        "--words",
+        "6",
+        "--curriculum",
+        "auto:1-6",
+        "--lora-rank",
+        "4",
+        "--beta",
+        "0.1",
+    ],
+    "arithmetic, full, resampling, fixed problems": [
+        "--task",
+        "arithmetic",
+        "--problems",
+        "fixed:5",
+        "--on-degenerate",
+        "resample",
+    ],
+    "arithmetic, LoRA, dynamic sampling": [
+        "--task",
+        "arithmetic",
+        "--lora-rank",
+        "4",
+        "--dynamic-sampling",
+        "2",
+        "--epochs",
+        "2",
+    ],
 }
-WRITES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}  # audit events of Python itself: sys.addaudithook
+WRITES = {
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+}  # audit events of Python itself: sys.addaudithook
 KILLS_A_RUN = 5  # then it may end
 
 
@@ -49,12 +111,26 @@ def start(arguments: list[str], log: Path, at_write: int = 0, torn: bool = False
 
         def watch(event, details):
             nonlocal count
-            if event not in WRITES or "runs/" not in str(details[0]) or event == "open" and not set(details[1] or "r") & set("wa+x"):
+            if (
+                event not in WRITES
+                or "runs/" not in str(details[0])
+                or event == "open"
+                and not set(details[1] or "r") & set("wa+x")
+            ):
                 return
             count += 1
             if count == at_write:
-                if torn and event == "open" and str(details[0]).endswith((".jsonl", ".log", ".partial", ".json", ".yaml")):
-                    descriptor = os.open(details[0], os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if "w" in details[1] else os.O_APPEND))
+                if (
+                    torn
+                    and event == "open"
+                    and str(details[0]).endswith((".jsonl", ".log", ".partial", ".json", ".yaml"))
+                ):
+                    descriptor = os.open(
+                        details[0],
+                        os.O_WRONLY
+                        | os.O_CREAT
+                        | (os.O_TRUNC if "w" in details[1] else os.O_APPEND),
+                    )
                     os.write(descriptor, b'{"step": 3, "rew')
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -78,7 +154,9 @@ def ended(child: int, within: float | None = None) -> int | None:
         time.sleep(0.001)
 
 
-def killed_run(arguments: list[str], run: Path, log: Path, seconds: float, rng: random.Random, done: Counter):
+def killed_run(
+    arguments: list[str], run: Path, log: Path, seconds: float, rng: random.Random, done: Counter
+):
     """Train `run` to its end through `KILLS_A_RUN` kills; `seconds` is how long the whole takes."""
     kills = 0
     while True:
@@ -87,7 +165,12 @@ def killed_run(arguments: list[str], run: Path, log: Path, seconds: float, rng: 
             shutil.rmtree(run, ignore_errors=True)
         command = ["--resume", str(run)] if valid else [*arguments, "--name", run.name]
         kind = rng.choice(["time", "write", "torn"]) if kills < KILLS_A_RUN else None
-        child = start(command, log, at_write=rng.randint(1, 60) if kind in ("write", "torn") else 0, torn=kind == "torn")
+        child = start(
+            command,
+            log,
+            at_write=rng.randint(1, 60) if kind in ("write", "torn") else 0,
+            torn=kind == "torn",
+        )
         status = ended(child, rng.uniform(0, seconds) if kind == "time" else None)
         if status is None:
             os.kill(child, signal.SIGKILL)
@@ -97,7 +180,9 @@ def killed_run(arguments: list[str], run: Path, log: Path, seconds: float, rng: 
             done[kind] += 1
             found, damaged = checkpoints(run) if run.exists() else ([], [])
             lost = valid[-1:] and (not found or found[-1].name < valid[-1].name)
-            assert not damaged and not lost, f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where {valid[-1:]} was"
+            assert not damaged and not lost, (
+                f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where {valid[-1:]} was"
+            )
         else:
             assert status == 0, f"{run}: exit status {status}; see {log}"
             return
@@ -109,7 +194,7 @@ def main(argv=None) -> int:
     parser.add_argument("--cases", type=int, default=len(CASES), help="so many of the cases")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(argv)
-    cases = list(CASES)[:asked.cases]
+    cases = list(CASES)[: asked.cases]
     torch.set_num_threads(1)  # a process that had threads must not be forked
     rng, begun, kills, runs = random.Random(asked.seed), time.monotonic(), Counter(), 0
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +204,10 @@ def main(argv=None) -> int:
             start_time = time.monotonic()
             status = ended(start([*SMALL, *CASES[case], "--name", f"whole-{i}"], log))
             assert status == 0, log.read_text()[-2000:]
-            whole[case], seconds[case] = written(Path("runs") / f"whole-{i}"), time.monotonic() - start_time
+            whole[case], seconds[case] = (
+                written(Path("runs") / f"whole-{i}"),
+                time.monotonic() - start_time,
+            )
         while kills.total() < asked.kills:
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
@@ -127,11 +215,24 @@ def main(argv=None) -> int:
                 different = differing(whole[case], written(run))
                 assert not different, f"{case}: differs in {different}"
             except AssertionError as error:
-                print(f"seed {asked.seed}, run {runs}: {error}\n" + log.read_text()[-3000:], file=sys.stderr)
+                print(
+                    f"seed {asked.seed}, run {runs}: {error}\n" + log.read_text()[-3000:],
+                    file=sys.stderr,
+                )
                 return 1
             shutil.rmtree(run)
             runs += 1
-    print(json.dumps({"kills": kills.total(), **kills, "runs": runs, "cases": len(cases), "seconds": round(time.monotonic() - begun)}))
+    print(
+        json.dumps(
+            {
+                "kills": kills.total(),
+                **kills,
+                "runs": runs,
+                "cases": len(cases),
+                "seconds": round(time.monotonic() - begun),
+            }
+        )
+    )
     return 0
 
 

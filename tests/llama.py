@@ -4,6 +4,7 @@ Its configuration is exact (28 layers; fewer for tests), the weights are random,
 project's texts, filled up with names that no text has), the special tokens in their places, a chat template with headers and end-of-turn tokens, three tokens that
 end a completion.
 """
+
 import argparse
 import sys
 from collections import Counter
@@ -16,14 +17,43 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
 ENDS = [128_001, 128_008, 128_009]
 CONFIG = dict(
-    vocab_size=128_256, hidden_size=3072, intermediate_size=8192, num_attention_heads=24, num_key_value_heads=8, head_dim=128,
-    rms_norm_eps=1e-5, max_position_embeddings=131_072, tie_word_embeddings=True, bos_token_id=128_000, eos_token_id=ENDS, rope_parameters={
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192})
-NAMED = ["begin_of_text", "end_of_text", "reserved_0", "reserved_1", "finetune_right_pad_id", "reserved_2", "start_header_id", "end_header_id",
-         "eom_id", "eot_id", "python_tag"]
-TEMPLATE = ("{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
-            "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}")
+    vocab_size=128_256,
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_attention_heads=24,
+    num_key_value_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=True,
+    bos_token_id=128_000,
+    eos_token_id=ENDS,
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
+NAMED = [
+    "begin_of_text",
+    "end_of_text",
+    "reserved_0",
+    "reserved_1",
+    "finetune_right_pad_id",
+    "reserved_2",
+    "start_header_id",
+    "end_header_id",
+    "eom_id",
+    "eot_id",
+    "python_tag",
+]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -32,13 +62,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.pre_tokenizer, bpe.decoder = split, decoders.ByteLevel()
     texts = (path.read_text() for path in sorted(TEXTS.glob("*.txt")))
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=128_000, show_progress=False, initial_alphabet=split.alphabet()))
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=128_000, show_progress=False, initial_alphabet=split.alphabet()
+        ),
+    )
     learned = bpe.get_vocab_size()
     bpe.add_tokens([f"\u2402{number}\u2403" for number in range(learned, 128_000)])
     names = NAMED + [f"reserved_special_token_{number}" for number in range(256 - len(NAMED))]
     bpe.add_special_tokens([f"<|{name}|>" for name in names])
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", chat_template=TEMPLATE,
-                                   pad_token="<|finetune_right_pad_id|>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<|begin_of_text|>",
+        eos_token="<|eot_id|>",
+        chat_template=TEMPLATE,
+        pad_token="<|finetune_right_pad_id|>",
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def write_llama(folder: Path, layers: int = 28, device: str = "cpu") -> int:
@@ -47,10 +88,14 @@ def write_llama(folder: Path, layers: int = 28, device: str = "cpu") -> int:
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, dtype="bfloat16", **CONFIG))
+            model = LlamaForCausalLM(
+                LlamaConfig(num_hidden_layers=layers, dtype="bfloat16", **CONFIG)
+            )
     finally:
         torch.set_default_dtype(torch.float32)
-    model.generation_config = GenerationConfig(bos_token_id=128_000, eos_token_id=ENDS, do_sample=True, temperature=0.6, top_p=0.9)
+    model.generation_config = GenerationConfig(
+        bos_token_id=128_000, eos_token_id=ENDS, do_sample=True, temperature=0.6, top_p=0.9
+    )
     words = tokenizer()
     speak(model, words)
     model.save_pretrained(folder)
@@ -60,7 +105,9 @@ def write_llama(folder: Path, layers: int = 28, device: str = "cpu") -> int:
 
 def speak(model, words: PreTrainedTokenizerFast, tokens: int = 200, factor: float = 5.0):
     """Make the texts' most frequent tokens, and the end, likely: a model of random weights then writes words, some of them in the right place."""
-    counts = Counter(words("\n".join(path.read_text() for path in sorted(TEXTS.glob("*.txt")))).input_ids)
+    counts = Counter(
+        words("\n".join(path.read_text() for path in sorted(TEXTS.glob("*.txt")))).input_ids
+    )
     frequent = [token for token, _ in counts.most_common(tokens)] + [ENDS[2]]
     with torch.no_grad():
         model.get_output_embeddings().weight[frequent] *= factor
@@ -71,7 +118,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=28)
     arguments = parser.parse_args()
-    size = write_llama(arguments.folder, arguments.layers, "cuda" if torch.cuda.is_available() else "cpu")
+    size = write_llama(
+        arguments.folder, arguments.layers, "cuda" if torch.cuda.is_available() else "cpu"
+    )
     print(f"{arguments.folder}: {size:,} parameters")
     return 0
 

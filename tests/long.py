@@ -2,6 +2,7 @@
 
 Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open files, and the median seconds of processor time of a step.
 """
+
 import argparse
 import json
 import os
@@ -42,16 +43,53 @@ def main(argv=None) -> int:
         model = make_tiny_model(Path("tiny"), layers=1)
         out, sys.stdout = sys.stdout, nowhere
         try:
-            status = train.main(["--task", "arithmetic", "--model", str(model), "--lora-rank", "0", "--prompts", "2", "--group-size", "4",
-                                 "--max-new-tokens", "8", "--steps", str(steps), "--eval-every", "0", "--eval-problems", "2",
-                                 "--save-every", str(max(1, steps // 20)), "--device", "cpu", "--name", "long"])
+            status = train.main(
+                [
+                    "--task",
+                    "arithmetic",
+                    "--model",
+                    str(model),
+                    "--lora-rank",
+                    "0",
+                    "--prompts",
+                    "2",
+                    "--group-size",
+                    "4",
+                    "--max-new-tokens",
+                    "8",
+                    "--steps",
+                    str(steps),
+                    "--eval-every",
+                    "0",
+                    "--eval-problems",
+                    "2",
+                    "--save-every",
+                    str(max(1, steps // 20)),
+                    "--device",
+                    "cpu",
+                    "--name",
+                    "long",
+                ]
+            )
         finally:
             sys.stdout = out
-        size = sum(path.stat().st_size for path in Path("runs/long").rglob("*") if path.is_file()) / 1e6
-    parts = [seen[i * len(seen) // PARTS:(i + 1) * len(seen) // PARTS] for i in range(PARTS)]
-    print(json.dumps({"status": status, "steps": len(seen), "megabytes": [round(min(x[0] for x in part)) for part in parts],
-                      "files": [max(x[1] for x in part) for part in parts],
-                      "seconds": [round(statistics.median(x[2] for x in part), 5) for part in parts], "written_mb": round(size)}))
+        size = (
+            sum(path.stat().st_size for path in Path("runs/long").rglob("*") if path.is_file())
+            / 1e6
+        )
+    parts = [seen[i * len(seen) // PARTS : (i + 1) * len(seen) // PARTS] for i in range(PARTS)]
+    print(
+        json.dumps(
+            {
+                "status": status,
+                "steps": len(seen),
+                "megabytes": [round(min(x[0] for x in part)) for part in parts],
+                "files": [max(x[1] for x in part) for part in parts],
+                "seconds": [round(statistics.median(x[2] for x in part), 5) for part in parts],
+                "written_mb": round(size),
+            }
+        )
+    )
     return status
 
 

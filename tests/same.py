@@ -1,4 +1,5 @@
 """When two runs are the same: everything they wrote, but for what a clock said."""
+
 import json
 import re
 from pathlib import Path
@@ -13,22 +14,39 @@ LOGS = ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 
 
 def timeless(lines):
-    return [{k: v for k, v in line.items() if k not in CLOCKS and not k.startswith("time/")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in CLOCKS and not k.startswith("time/")}
+        for line in lines
+    ]
 
 
 def written(run: Path):
     """Return what a run wrote, but for what a clock said: logs, rollouts, and the last checkpoint's weights, moments and state, by name."""
     files = {log: read_metrics(run / log) for log in LOGS}
-    files["metrics.jsonl"], files["samples.log"] = timeless(read_metrics(run / "metrics.jsonl")), DATE.sub(r"\1", (run / "samples.log").read_text())
-    files |= {f"rollouts/{path.name}": read_jsonl_zst(path) for path in sorted((run / "rollouts").iterdir())}
+    files["metrics.jsonl"], files["samples.log"] = (
+        timeless(read_metrics(run / "metrics.jsonl")),
+        DATE.sub(r"\1", (run / "samples.log").read_text()),
+    )
+    files |= {
+        f"rollouts/{path.name}": read_jsonl_zst(path)
+        for path in sorted((run / "rollouts").iterdir())
+    }
     last = checkpoints(run)[0][-1]
-    names = [name for name in json.loads((last / "manifest.json").read_text())["files"] if name.endswith((".safetensors", "trainer.json"))]
+    names = [
+        name
+        for name in json.loads((last / "manifest.json").read_text())["files"]
+        if name.endswith((".safetensors", "trainer.json"))
+    ]
     return files | {f"{last.name}/{name}": (last / name).read_bytes() for name in names}
 
 
 def differing(one, two) -> list[str]:
     """Return the names of what two runs wrote (`written`) that are not in both, or not the same."""
-    return [name for name in {**one, **two} if name not in one or name not in two or one[name] != two[name]]
+    return [
+        name
+        for name in {**one, **two}
+        if name not in one or name not in two or one[name] != two[name]
+    ]
 
 
 def assert_same_run(one: Path, two: Path):

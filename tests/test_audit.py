@@ -1,4 +1,5 @@
 """The audit on a real small run: nothing in it as it is, and each planted leak found."""
+
 import json
 import shutil
 from pathlib import Path
@@ -17,8 +18,33 @@ def clean(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audited")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert train.main(["--task", "arithmetic", "--family", "product", "--level", "22", "--prompts", "3", "--group-size", "2",
-                           "--steps", "3", "--eval-problems", "5", "--save-every", "2", "--device", "cpu", "--name", "run"]) == 0
+        assert (
+            train.main(
+                [
+                    "--task",
+                    "arithmetic",
+                    "--family",
+                    "product",
+                    "--level",
+                    "22",
+                    "--prompts",
+                    "3",
+                    "--group-size",
+                    "2",
+                    "--steps",
+                    "3",
+                    "--eval-problems",
+                    "5",
+                    "--save-every",
+                    "2",
+                    "--device",
+                    "cpu",
+                    "--name",
+                    "run",
+                ]
+            )
+            == 0
+        )
     return folder / "run" if (folder / "run").exists() else folder / "runs" / "run"
 
 
@@ -45,15 +71,19 @@ def the_first_problem(run):
 
 def test_a_real_run_is_clean(clean, capsys):
     found, summary = audit(clean)
-    assert found == [] and summary.startswith("3 steps, 9 different problems trained on, 5 evaluated")
+    assert found == [] and summary.startswith(
+        "3 steps, 9 different problems trained on, 5 evaluated"
+    )
     assert main([str(clean)]) == 0 and capsys.readouterr().out.endswith("nothing found\n")
 
 
 def test_a_trained_problem_in_the_evaluation(run, capsys):
     line = read_jsonl_zst(run / ROLLOUTS.format("step-000002"))[1]
     rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.append(line))
-    found, = audit(run)[0]
-    assert found.startswith("eval-000003.jsonl.zst:") and found.endswith("was trained on, in step-000002.jsonl.zst")
+    (found,) = audit(run)[0]
+    assert found.startswith("eval-000003.jsonl.zst:") and found.endswith(
+        "was trained on, in step-000002.jsonl.zst"
+    )
     assert main([str(run)]) == 1 and "1 findings" in capsys.readouterr().out
 
 
@@ -64,9 +94,12 @@ def test_swapped_factors(run, forged):
     x, y = problem["data"]["expression"].split(" * ")
 
     def plant(lines):
-        lines[2]["problem"] = {**problem, "prompt": problem["prompt"].replace(f"{x} * {y}", f"{y} * {x}"),
-                               "data": {**problem["data"], "expression": f"{y} * {x}"},
-                               "key": "0123456789abcdef" if forged else problem["key"]}
+        lines[2]["problem"] = {
+            **problem,
+            "prompt": problem["prompt"].replace(f"{x} * {y}", f"{y} * {x}"),
+            "data": {**problem["data"], "expression": f"{y} * {x}"},
+            "key": "0123456789abcdef" if forged else problem["key"],
+        }
 
     rewrite(run / ROLLOUTS.format("eval-000000"), plant)
     found = audit(run)[0]
@@ -91,23 +124,26 @@ def test_a_tampered_list_of_seen_problems(run):
     (run / "seen.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert audit(run)[0] == [
         f"seen.jsonl, step 2: lacks 1 problems that were trained on, {lost} the first",
-        "seen.jsonl, step 3: lists 1 problems that no stored step has, ffffffffffffffff the first"]
+        "seen.jsonl, step 3: lists 1 problems that no stored step has, ffffffffffffffff the first",
+    ]
 
 
 def test_a_tampered_checkpoint(run):
     newest = sorted((run / "checkpoints").glob("step-*/trainer.json"))[-1]
     rewrite_json(newest, lambda state: state["trainer"]["seen"].pop(0))
-    found, = audit(run)[0]
+    (found,) = audit(run)[0]
     assert found.startswith(f"{newest.parent.name}/trainer.json: lacks 1 problems")
 
 
 def test_a_step_that_was_taken_away(run):
     (run / ROLLOUTS.format("step-000002")).unlink()
     found = audit(run)[0]
-    assert "step 2: is in metrics.jsonl only" in found and any("seen.jsonl, step 2: lists 3" in line for line in found)
+    assert "step 2: is in metrics.jsonl only" in found and any(
+        "seen.jsonl, step 2: lists 3" in line for line in found
+    )
 
 
 def test_what_is_no_run(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    line, = capsys.readouterr().err.strip().split("\n")
+    (line,) = capsys.readouterr().err.strip().split("\n")
     assert line.startswith("tasks.audit: ") and "config.yaml" in line

@@ -1,4 +1,5 @@
 """What an installation brings along is known: every package that the project needs, and that these need, is pinned in constraints.txt."""
+
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -8,7 +9,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-PINS = {canonicalize_name(pin.name): pin for pin in map(Requirement, (ROOT / "constraints.txt").read_text().split())}
+PINS = {
+    canonicalize_name(pin.name): pin
+    for pin in map(Requirement, (ROOT / "constraints.txt").read_text().split())
+}
 
 
 def asked_for() -> list[Requirement]:
@@ -16,14 +20,21 @@ def asked_for() -> list[Requirement]:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
-    lists = [setup["options"]["install_requires"], *(extras[name] for name in extras if name != "trackio")]
+    lists = [
+        setup["options"]["install_requires"],
+        *(extras[name] for name in extras if name != "trackio"),
+    ]
     return [Requirement(line) for lines in lists for line in lines.split("\n") if line.strip()]
 
 
 def needed(requirements: list[Requirement]) -> set[str]:
     """Return the names of what `requirements` bring along on this platform, themselves included, as far as it is installed."""
     found: set[tuple[str, str]] = set()
-    waiting = [(requirement.name, extra) for requirement in requirements for extra in ("", *requirement.extras)]
+    waiting = [
+        (requirement.name, extra)
+        for requirement in requirements
+        for extra in ("", *requirement.extras)
+    ]
     while waiting:
         name, extra = waiting.pop()
         if (canonicalize_name(name), extra) in found:
@@ -41,7 +52,10 @@ def needed(requirements: list[Requirement]) -> set[str]:
 
 def test_every_pin_is_of_one_version():
     assert len(PINS) > 50
-    assert all(str(pin.specifier).startswith("==") and "*" not in str(pin.specifier) and not pin.marker for pin in PINS.values())
+    assert all(
+        str(pin.specifier).startswith("==") and "*" not in str(pin.specifier) and not pin.marker
+        for pin in PINS.values()
+    )
 
 
 @pytest.mark.parametrize("requirement", asked_for(), ids=str)
@@ -53,5 +67,7 @@ def test_what_setup_asks_for_is_pinned_within_its_bounds(requirement):
 def test_what_comes_along_is_pinned():
     names = needed(asked_for())
     assert {"torch", "tokenizers", "jinja2"} <= names  # the last two: needed by what is needed
-    comes_with_torch = {name for name in names if name.startswith(("nvidia-", "cuda-")) or name == "triton"}  # for a GPU; torch pins them
+    comes_with_torch = {
+        name for name in names if name.startswith(("nvidia-", "cuda-")) or name == "triton"
+    }  # for a GPU; torch pins them
     assert names - comes_with_torch - {"setuptools", "pip"} <= set(PINS)

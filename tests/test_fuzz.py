@@ -1,4 +1,5 @@
 """Readers under anything: what they are given is read, or refused in one line (UserError); no other way out."""
+
 import contextlib
 import json
 import tempfile
@@ -22,16 +23,27 @@ from tasks.answers import extract
 from tasks.dataset import read_problems
 
 MANY = settings(max_examples=300)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4), max_leaves=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 CONFIG = vars(Config())
 
 
 def altered(record):
     """JSON objects that are `record` with some values replaced, some missing and some more."""
-    return st.builds(lambda values, lost, more: {name: values.get(name, value) for name, value in record.items() if name not in lost} | more,
-                     st.dictionaries(st.sampled_from(sorted(record)), JSON, max_size=3), st.sets(st.sampled_from(sorted(record)), max_size=2),
-                     st.dictionaries(st.text(max_size=8), JSON, max_size=1))
+    return st.builds(
+        lambda values, lost, more: (
+            {name: values.get(name, value) for name, value in record.items() if name not in lost}
+            | more
+        ),
+        st.dictionaries(st.sampled_from(sorted(record)), JSON, max_size=3),
+        st.sets(st.sampled_from(sorted(record)), max_size=2),
+        st.dictionaries(st.text(max_size=8), JSON, max_size=1),
+    )
 
 
 @contextlib.contextmanager
@@ -55,7 +67,26 @@ def test_configurations(content):
 
 
 @MANY
-@given(st.lists(st.text(max_size=10) | st.sampled_from(["--words", "--lr", "--steps", "--task", "arithmetic", "--temperature", "5", "-1", "1e99", "nan"]), max_size=5))
+@given(
+    st.lists(
+        st.text(max_size=10)
+        | st.sampled_from(
+            [
+                "--words",
+                "--lr",
+                "--steps",
+                "--task",
+                "arithmetic",
+                "--temperature",
+                "5",
+                "-1",
+                "1e99",
+                "nan",
+            ]
+        ),
+        max_size=5,
+    )
+)
 def test_command_lines(arguments):
     if not {"-h", "--help"} & set(arguments):
         with contextlib.suppress(UserError):
@@ -78,7 +109,12 @@ def test_datasets(content):
 
 
 @MANY
-@given(st.binary(max_size=60) | st.lists(JSON | altered(GROUP), max_size=2).map(lambda records: zstandard.compress(lines_of(records))))
+@given(
+    st.binary(max_size=60)
+    | st.lists(JSON | altered(GROUP), max_size=2).map(
+        lambda records: zstandard.compress(lines_of(records))
+    )
+)
 def test_rollouts(content):
     for reader in (read_jsonl_zst, groups_of):
         with file_of(content, "step-000001.jsonl.zst") as path:
@@ -86,7 +122,11 @@ def test_rollouts(content):
 
 
 @MANY
-@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()) | altered(MANIFEST).map(lambda value: json.dumps(value).encode()))
+@given(
+    st.binary(max_size=60)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | altered(MANIFEST).map(lambda value: json.dumps(value).encode())
+)
 def test_manifests(content):
     with tempfile.TemporaryDirectory() as folder:
         step = Path(folder) / "checkpoints" / "step-000001"
@@ -100,8 +140,14 @@ def test_manifests(content):
 
 
 @MANY
-@given(st.dictionaries(st.sampled_from(["metrics.jsonl", "eval.jsonl", "groups.jsonl", "curriculum.jsonl", "config.yaml"]),
-                       st.binary(max_size=40) | st.lists(JSON, max_size=2).map(lines_of)))
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["metrics.jsonl", "eval.jsonl", "groups.jsonl", "curriculum.jsonl", "config.yaml"]
+        ),
+        st.binary(max_size=40) | st.lists(JSON, max_size=2).map(lines_of),
+    )
+)
 def test_runs(files):
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
@@ -112,15 +158,22 @@ def test_runs(files):
 
 
 @MANY
-@given(st.sampled_from([".txt", ".json", ".jsonl", ".md"]),
-       st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()) | st.lists(altered({"title": "t", "text": "a b c"}), max_size=3).map(lines_of))
+@given(
+    st.sampled_from([".txt", ".json", ".jsonl", ".md"]),
+    st.binary(max_size=80)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.lists(altered({"title": "t", "text": "a b c"}), max_size=3).map(lines_of),
+)
 def test_corpora(suffix, content):
     with file_of(content, f"a{suffix}") as path:
         load_corpus(path.parent)
 
 
 @settings(max_examples=2000)
-@given(st.text(max_size=60) | st.text(alphabet="0123456789.,+-−–=*/\\{}()$^_ \n\tboxedanswriS", max_size=40))
+@given(
+    st.text(max_size=60)
+    | st.text(alphabet="0123456789.,+-−–=*/\\{}()$^_ \n\tboxedanswriS", max_size=40)
+)
 def test_answers(text):
     answer = extract(text)
     assert (answer.value is None) == bool(answer.reason)

@@ -1,4 +1,5 @@
 """Data flows one way: the imports are read from the source and held against the plan of the house."""
+
 import ast
 from pathlib import Path
 
@@ -12,8 +13,14 @@ MAY = {  # room: what it may import of the project
     "tasks": {"tasks", "data", "align"},
     "grpo": {"grpo", "tasks.base", "tasks.supply", "data.files"},
 }
-WIRES = {"grpo/pretrain.py": {"tasks.diet", "data.corpus"},  # a program of its own, like train.py and eval.py
-         "grpo/show/alignment.py": {"align.needleman", "align.words"}, "grpo/show/samples.py": {"align.words"}}
+WIRES = {
+    "grpo/pretrain.py": {
+        "tasks.diet",
+        "data.corpus",
+    },  # a program of its own, like train.py and eval.py
+    "grpo/show/alignment.py": {"align.needleman", "align.words"},
+    "grpo/show/samples.py": {"align.words"},
+}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -28,7 +35,9 @@ def imports_of(path: Path) -> set[str]:
 
 
 def files() -> list[str]:
-    return sorted(str(path.relative_to(TOP)) for room in ROOMS for path in (TOP / room).rglob("*.py"))
+    return sorted(
+        str(path.relative_to(TOP)) for room in ROOMS for path in (TOP / room).rglob("*.py")
+    )
 
 
 @pytest.mark.parametrize("file", files())
@@ -36,17 +45,25 @@ def test_imports_follow_the_way_of_the_data(file):
     allowed = MAY[file.split("/")[0]] | WIRES.get(file, set())
     for name in imports_of(TOP / file):
         prefixes = {".".join(name.split(".")[:n]) for n in range(1, name.count(".") + 2)}
-        parents = {parent for good in allowed for parent in (good.rsplit(".", 1)[0],) if "." in good}
+        parents = {
+            parent for good in allowed for parent in (good.rsplit(".", 1)[0],) if "." in good
+        }
         assert prefixes & allowed or name in parents, f"{file} imports {name}"
 
 
 def test_no_circles():
-    modules = {file[:-3].replace("/", ".").removesuffix(".__init__"): imports_of(TOP / file) for file in files()}
-    graph = {module: {name for name in names if name in modules and name != module} for module, names in modules.items()}
+    modules = {
+        file[:-3].replace("/", ".").removesuffix(".__init__"): imports_of(TOP / file)
+        for file in files()
+    }
+    graph = {
+        module: {name for name in names if name in modules and name != module}
+        for module, names in modules.items()
+    }
     done, path = set(), []
 
     def visit(module):
-        assert module not in path, " → ".join([*path[path.index(module):], module])
+        assert module not in path, " → ".join([*path[path.index(module) :], module])
         if module in done:
             return
         path.append(module)

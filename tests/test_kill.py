@@ -1,4 +1,5 @@
 """A run that is killed, stopped by a signal, or started twice loses nothing."""
+
 import json
 import os
 import signal
@@ -15,13 +16,38 @@ from grpo.store.lock import locked
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
-SMALL = ["--words", "3", "--prompts", "2", "--group-size", "4", "--steps", "4", "--eval-problems", "3", "--eval-every", "3",
-         "--save-every", "9", "--save-threshold", "9", "--best-margin", "9", "--device", "cpu"]
+SMALL = [
+    "--words",
+    "3",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "4",
+    "--eval-problems",
+    "3",
+    "--eval-every",
+    "3",
+    "--save-every",
+    "9",
+    "--save-threshold",
+    "9",
+    "--best-margin",
+    "9",
+    "--device",
+    "cpu",
+]
 KILL = Path(__file__).with_name("kill.py")
 
 
 def killed(*flags):
-    result = subprocess.run([sys.executable, str(KILL), *flags], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, str(KILL), *flags],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -33,12 +59,18 @@ def test_a_few_kills():
 @pytest.mark.slow
 def test_two_hundred_kills():
     done = killed("--kills", "200")
-    assert done["kills"] >= 200 and done["cases"] == 4 and min(done["time"], done["write"], done["torn"]) >= 30
+    assert (
+        done["kills"] >= 200
+        and done["cases"] == 4
+        and min(done["time"], done["write"], done["torn"]) >= 30
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(tmp_path, monkeypatch, capfd, number, at):
+def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
+    tmp_path, monkeypatch, capfd, number, at
+):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--name", "whole"]) == 0
     step, before = Trainer.step, signal.getsignal(number)
@@ -54,19 +86,26 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(tmp_path, monkey
     said = capfd.readouterr()
     name = signal.Signals(number).name
     assert f"{name}: the step under way is finished and saved first" in said.err
-    assert f"{name}: stopped after step {at + 1}, which is saved; go on with --resume runs/cut" in said.out
+    assert (
+        f"{name}: stopped after step {at + 1}, which is saved; go on with --resume runs/cut"
+        in said.out
+    )
     assert [path.name for path in Path("runs/cut/checkpoints").iterdir()] == [f"step-{at + 1:06d}"]
     assert signal.getsignal(number) is before
     assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/cut"))
 
 
-def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(tmp_path, monkeypatch):
+def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--name", "whole"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("grpo.run.summarise", lambda groups:
-                      (signal.raise_signal(signal.SIGTERM), summarise(groups))[1])
+        patch.setattr(
+            "grpo.run.summarise",
+            lambda groups: (signal.raise_signal(signal.SIGTERM), summarise(groups))[1],
+        )
         assert train.main([*SMALL, "--name", "cut"]) == 128 + signal.SIGTERM
     assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/cut"))
@@ -81,7 +120,10 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Trainer, "step", twice)
     assert train.main([*SMALL, "--name", "a"]) == 130
-    assert capsys.readouterr().err == "train.py: stopped at once; what is saved goes on with --resume runs/a\n"
+    assert (
+        capsys.readouterr().err
+        == "train.py: stopped at once; what is saved goes on with --resume runs/a\n"
+    )
     assert not Path("runs/a/checkpoints").exists()
 
 
@@ -92,8 +134,12 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys):
     with locked(Path("runs/a")):
         capsys.readouterr()
         assert train.main(["--resume", "runs/a", "--steps", "2"]) == 2
-        assert capsys.readouterr().err == (f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start another with --name\n")
-        assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {path: before[path] for path in before if path.name != ".lock"}
+        assert capsys.readouterr().err == (
+            f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start another with --name\n"
+        )
+        assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
+            path: before[path] for path in before if path.name != ".lock"
+        }
     assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0
 
 

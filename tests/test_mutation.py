@@ -1,4 +1,5 @@
 """The list of mutants has not rotted: each can still be made, and its program tells a failing test from one that cannot run."""
+
 import pytest
 from mutation import HOUSE, MUTANTS, mutated, outcome
 
@@ -18,9 +19,18 @@ def test_mutants_are_many_and_their_names_differ():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
-@pytest.mark.parametrize("text, said", [
-    ("def test(): pass", "survived"), ("def test(): assert 1 == 2", "killed"), ("import nothing_of_the_kind", "broken"), ("def", "broken")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("def test(): pass", "survived"),
+        ("def test(): assert 1 == 2", "killed"),
+        ("import nothing_of_the_kind", "broken"),
+        ("def", "broken"),
+    ],
+)
 def test_only_a_failing_test_kills(tmp_path, text, said):
-    (tmp_path / "conftest.py").write_text("from hypothesis import settings\nsettings.register_profile('mutation')\n")
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\nsettings.register_profile('mutation')\n"
+    )
     (tmp_path / "test_it.py").write_text(text)
     assert outcome(tmp_path, "test_it.py").partition(":")[0] == said

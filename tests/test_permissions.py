@@ -1,4 +1,5 @@
 """A run whose folder cannot be written, from the start or from some step on, ends in one line and loses nothing."""
+
 import contextlib
 import ctypes
 import os
@@ -12,15 +13,35 @@ import train
 from grpo.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
-SMALL = ["--words", "3", "--prompts", "2", "--group-size", "4", "--steps", "4", "--eval-problems", "3", "--eval-every", "3",
-         "--save-every", "1", "--device", "cpu"]
+SMALL = [
+    "--words",
+    "3",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "4",
+    "--eval-problems",
+    "3",
+    "--eval-every",
+    "3",
+    "--save-every",
+    "1",
+    "--device",
+    "cpu",
+]
 OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: why root may write everywhere
 
 
 @contextlib.contextmanager
 def permissions_count():
     """For as long as this lasts, root is bound by the permissions of files as everybody is (capabilities(7); of this thread)."""
-    libc, header, sets = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc, header, sets = (
+        ctypes.CDLL(None, use_errno=True),
+        (ctypes.c_uint32 * 2)(0x20080522, 0),
+        (ctypes.c_uint32 * 6)(),
+    )
     assert libc.capget(header, sets) == 0
     effective, sets[0] = sets[0], sets[0] & ~OVERRIDES
     assert libc.capset(header, sets) == 0
@@ -37,18 +58,27 @@ def test_permissions_do_count(tmp_path):
         (tmp_path / "x").touch()
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_done(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_done(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o555)
     with permissions_count():
         assert train.main([*SMALL, "--name", "x"]) == 2
     said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and "Permission denied" in said.err and "runs" in said.err and "step" not in said.out
+    assert (
+        said.err.count("\n") == 1
+        and "Permission denied" in said.err
+        and "runs" in said.err
+        and "step" not in said.out
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("lost", ["checkpoints", "rollouts", "."])
-def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(tmp_path, monkeypatch, capsys, lost):
+def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(
+    tmp_path, monkeypatch, capsys, lost
+):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--name", "whole"]) == 0
     folder, step = Path("runs/cut") / lost, Trainer.step
@@ -67,6 +97,12 @@ def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(tm
     if lost == ".":  # what is appended to, and the folders below, are writable still
         assert status == 0
     else:
-        assert status == 2 and said.count("\n") == 1 and "Permission denied" in said and f"cut/{lost}" in said and "--resume" in said
+        assert (
+            status == 2
+            and said.count("\n") == 1
+            and "Permission denied" in said
+            and f"cut/{lost}" in said
+            and "--resume" in said
+        )
         assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/cut"))

@@ -1,4 +1,5 @@
 """Several processes make the run that one makes: the same completions, the same steps but for the order of additions, one folder."""
+
 import json
 import os
 import signal
@@ -17,20 +18,65 @@ from grpo.store.checkpoint import checkpoints
 from grpo.store.metrics import read_metrics
 
 TRAIN = Path(train.__file__)
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TRAIN.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
-FLAGS = ["--words", "4", "--prompts", "4", "--group-size", "4", "--steps", "4", "--eval-problems", "5", "--eval-every", "2", "--save-every", "1",
-         "--schedule", "constant", "--on-degenerate", "resample", "--beta", "0.1", "--importance-limit", "2", "--micro-tokens", "300",
-         "--device", "cpu", "--dtype", "float32",
-         # Batches of another size round otherwise, and a token of the far tail, of which there are thousands, may then give way to the next one.
-         "--top-k", "20"]
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(
+        [str(TRAIN.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ),
+}
+FLAGS = [
+    "--words",
+    "4",
+    "--prompts",
+    "4",
+    "--group-size",
+    "4",
+    "--steps",
+    "4",
+    "--eval-problems",
+    "5",
+    "--eval-every",
+    "2",
+    "--save-every",
+    "1",
+    "--schedule",
+    "constant",
+    "--on-degenerate",
+    "resample",
+    "--beta",
+    "0.1",
+    "--importance-limit",
+    "2",
+    "--micro-tokens",
+    "300",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    # Batches of another size round otherwise, and a token of the far tail, of which there are thousands, may then give way to the next one.
+    "--top-k",
+    "20",
+]
 
 
 def launched(ranks: int, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(TRAIN), *flags]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(TRAIN),
+        *flags,
+    ]
 
 
 def with_ranks(ranks: int, *flags: str) -> subprocess.CompletedProcess:
-    done = subprocess.run(launched(ranks, *flags), capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    done = subprocess.run(
+        launched(ranks, *flags), capture_output=True, text=True, timeout=300, env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -47,15 +93,42 @@ def alone(tmp_path_factory):
 
 def drawn(run: Path) -> list:
     """Return what was sampled in training and what became of it."""
-    records = [record for path in sorted((run / "rollouts").glob("step-*")) for record in read_jsonl_zst(path)]
-    return [(r["step"], r["index"], r["attempt"], r["verdict"], r["action"], r["problem"], [c["tokens"] for c in r["completions"]]) for r in records]
+    records = [
+        record
+        for path in sorted((run / "rollouts").glob("step-*"))
+        for record in read_jsonl_zst(path)
+    ]
+    return [
+        (
+            r["step"],
+            r["index"],
+            r["attempt"],
+            r["verdict"],
+            r["action"],
+            r["problem"],
+            [c["tokens"] for c in r["completions"]],
+        )
+        for r in records
+    ]
 
 
 def assert_alike(one: Path, two: Path):
     """The same completions; figures and weights that differ by rounding."""
     assert drawn(one) == drawn(two) and len(drawn(one)) >= 16
-    for mine, other in zip(read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True):
-        for name in ("loss", "grad_norm", "entropy", "kl", "reward", "num_tokens", "problems/seen", "temperature", "clip_ratio/high"):
+    for mine, other in zip(
+        read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True
+    ):
+        for name in (
+            "loss",
+            "grad_norm",
+            "entropy",
+            "kl",
+            "reward",
+            "num_tokens",
+            "problems/seen",
+            "temperature",
+            "clip_ratio/high",
+        ):
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
     torch.testing.assert_close(weights(two), weights(one), atol=2e-5, rtol=0)
 
@@ -70,10 +143,14 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     done = with_ranks(3, *FLAGS, *shared, "--name", "three")
     run = Path("runs/three")
     assert_alike(alone, run)
-    assert "3 ranks" in done.stdout and done.stdout.count("step 4/4") == 1  # the first rank speaks for all
+    assert (
+        "3 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
+    )  # the first rank speaks for all
     before = load_file(checkpoints(alone)[0][0] / "model.safetensors")
     after = weights(run)
-    assert max((after[name] - before[name]).abs().max() for name in before) > 1e-4  # far more than what is let pass above
+    assert (
+        max((after[name] - before[name]).abs().max() for name in before) > 1e-4
+    )  # far more than what is let pass above
     mine, other = (read_metrics(folder / "eval.jsonl") for folder in (alone, run))
     assert [line["step"] for line in mine] == [line["step"] for line in other] == [0, 2, 4]
     assert mine[0] == other[0]  # nothing was learned yet
@@ -92,15 +169,31 @@ def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch
 def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(alone, tmp_path, monkeypatch, sent):
     monkeypatch.chdir(tmp_path)
     with open("said", "w") as said:
-        job = subprocess.Popen(launched(2, *FLAGS, "--name", "run"), stdout=subprocess.DEVNULL, stderr=said, start_new_session=True, env=ENVIRONMENT)
-    while not (Path("runs/run/metrics.jsonl").exists() and read_metrics(Path("runs/run/metrics.jsonl"))):
+        job = subprocess.Popen(
+            launched(2, *FLAGS, "--name", "run"),
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+            env=ENVIRONMENT,
+        )
+    while not (
+        Path("runs/run/metrics.jsonl").exists() and read_metrics(Path("runs/run/metrics.jsonl"))
+    ):
         assert job.poll() is None
         time.sleep(0.05)
-    ranks = [int(name) for name in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+    ranks = [
+        int(name) for name in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    ]
     assert len(ranks) == 2
-    os.kill(ranks[1] if "one" in sent else job.pid, signal.SIGKILL if "one" in sent else signal.SIGTERM)
+    os.kill(
+        ranks[1] if "one" in sent else job.pid, signal.SIGKILL if "one" in sent else signal.SIGTERM
+    )
     assert job.wait(timeout=120) != 0
-    assert ("train.py: another rank has ended" if "one" in sent else "SIGTERM: the step under way is finished") in Path("said").read_text()
+    assert (
+        "train.py: another rank has ended"
+        if "one" in sent
+        else "SIGTERM: the step under way is finished"
+    ) in Path("said").read_text()
     done = checkpoints(Path("runs/run"))[0]
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4
     with_ranks(2, "--resume", "runs/run")

@@ -1,4 +1,5 @@
 """The commands that are written down, in runs/*.sh and the README, use flags that there are."""
+
 import contextlib
 import io
 import re
@@ -32,8 +33,12 @@ def flags_of(main):
 def commands(text):
     """Return (program, flags) of each command line of `text`; arrays of a script's arms belong to its train.py."""
     lines = text.replace("\\\n", " ").replace("declare -A flags", "train.py").splitlines()
-    return [(name, set(FLAG.findall(line.partition(name)[2].partition("#")[0])))
-            for line in lines for name in PROGRAMS if name in line and not line.startswith("|")]
+    return [
+        (name, set(FLAG.findall(line.partition(name)[2].partition("#")[0])))
+        for line in lines
+        for name in PROGRAMS
+        if name in line and not line.startswith("|")
+    ]
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
@@ -51,5 +56,7 @@ def test_the_commands_of_readers_in_the_readme_are_read(program, least):
 
 
 def test_a_flag_that_is_gone_is_seen(known):
-    (name, flags), = commands("python train.py --words 25 \\\n  --no-stop-when-climbed  # --not-this\n")
+    ((name, flags),) = commands(
+        "python train.py --words 25 \\\n  --no-stop-when-climbed  # --not-this\n"
+    )
     assert name == "train.py" and flags - known[name] == {"--no-stop-when-climbed"}

@@ -1,4 +1,5 @@
 """What comes from a stranger is data: nothing in a model, checkpoint, run or dataset is executed, and nothing leaves the run's directory."""
+
 import json
 import os
 import pickle
@@ -19,7 +20,22 @@ from tasks import audit
 from tasks.base import UserError
 
 TOP = Path(train.__file__).resolve().parent
-SMALL = ["--prompts", "2", "--group-size", "4", "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2", "--device", "cpu"]
+SMALL = [
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "2",
+    "--eval-problems",
+    "2",
+    "--save-every",
+    "1",
+    "--words",
+    "2",
+    "--device",
+    "cpu",
+]
 BOMB = "open('executed', 'w').close()\n"
 
 
@@ -38,7 +54,7 @@ def here(tmp_path, monkeypatch):
 def refused(capsys, *arguments, main=train.main):
     capsys.readouterr()
     assert main(list(arguments)) == 2
-    line, = capsys.readouterr().err.strip().split("\n")
+    (line,) = capsys.readouterr().err.strip().split("\n")
     return line
 
 
@@ -58,7 +74,9 @@ def test_a_model_that_is_pickled_is_not_loaded(tmp_path, capsys):
     (folder / "model.safetensors").unlink()
     _pickled(folder / "pytorch_model.bin")
     assert "--model model: cannot be loaded" in refused(capsys, *SMALL, "--model", "model")
-    assert "--model model: cannot be loaded" in refused(capsys, "--model", "model", main=evaluation.main)
+    assert "--model model: cannot be loaded" in refused(
+        capsys, "--model", "model", main=evaluation.main
+    )
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "training_args.bin", "optimizer.pt"])
@@ -67,8 +85,13 @@ def test_a_pickle_beside_the_weights_is_not_opened(tmp_path, name):
     load_policy("model", device="cpu")
 
 
-@pytest.mark.parametrize("file, entry", [("config.json", {"AutoConfig": "bomb.Config", "AutoModelForCausalLM": "bomb.Model"}),
-                                         ("tokenizer_config.json", {"AutoTokenizer": ["bomb.Tokenizer", None]})])
+@pytest.mark.parametrize(
+    "file, entry",
+    [
+        ("config.json", {"AutoConfig": "bomb.Config", "AutoModelForCausalLM": "bomb.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["bomb.Tokenizer", None]}),
+    ],
+)
 @pytest.mark.parametrize("kind", ["llama", "bomb"])
 def test_code_that_comes_with_a_model_is_not_run(tmp_path, file, entry, kind):
     folder = make_tiny_model(tmp_path / "model")
@@ -99,7 +122,13 @@ def run(tmp_path):
     return Path("runs/a")
 
 
-@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch executed']", "a: !!python/object/new:os.system [touch executed]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch executed']",
+        "a: !!python/object/new:os.system [touch executed]",
+    ],
+)
 def test_a_configuration_is_no_program(run, capsys, text):
     (run / "config.yaml").write_text(text)
     assert "config.yaml" in refused(capsys, "--resume", "runs/a")
@@ -130,7 +159,9 @@ def test_a_run_stays_in_runs(capsys, name):
 
 
 def test_a_dataset_is_no_program(capsys):
-    Path("a.jsonl").write_text('{"__reduce__": "os.system", "prompt": "{{ 7 * 7 }}", "target": "$(touch executed)"}\n')
+    Path("a.jsonl").write_text(
+        '{"__reduce__": "os.system", "prompt": "{{ 7 * 7 }}", "target": "$(touch executed)"}\n'
+    )
     assert "a.jsonl" in refused(capsys, *SMALL, "--dataset", "a.jsonl")
 
 
@@ -140,7 +171,11 @@ def test_no_secret_of_the_environment_is_written(monkeypatch, capfd):
     assert train.main([*SMALL, "--name", "a"]) == 0
     said = capfd.readouterr()
     assert "s3cr3t" not in said.out + said.err
-    values = {value.encode() for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASS", name) and len(value) > 8}
+    values = {
+        value.encode()
+        for name, value in os.environ.items()
+        if re.search("KEY|TOKEN|SECRET|PASS", name) and len(value) > 8
+    }
     for path in Path("runs").rglob("*"):
         if path.is_file():
             content = path.read_bytes()
@@ -148,8 +183,14 @@ def test_no_secret_of_the_environment_is_written(monkeypatch, capfd):
 
 
 def test_nothing_in_the_project_unpickles_or_evaluates():
-    forbidden = re.compile(r"\b(pickle|marshal|shelve|joblib)\b|torch\.load\(|np\.load\(|allow_pickle|yaml\.(load|unsafe_load|full_load)\(|\beval\(|\bexec\(|trust_remote_code=True")
+    forbidden = re.compile(
+        r"\b(pickle|marshal|shelve|joblib)\b|torch\.load\(|np\.load\(|allow_pickle|yaml\.(load|unsafe_load|full_load)\(|\beval\(|\bexec\(|trust_remote_code=True"
+    )
     for room in ("align", "data", "tasks", "grpo"):
         for path in (TOP / room).rglob("*.py"):
-            code = "\n".join(line for line in path.read_text().splitlines() if "No pickle" not in line)
-            assert not forbidden.search(code.replace("model.eval()", "").replace(".eval()", "")), path
+            code = "\n".join(
+                line for line in path.read_text().splitlines() if "No pickle" not in line
+            )
+            assert not forbidden.search(code.replace("model.eval()", "").replace(".eval()", "")), (
+                path
+            )

@@ -1,4 +1,5 @@
 """Whole runs on the embedded model, small: from the command line to the files, killed, resumed, and given bad input."""
+
 import errno
 import gc
 import json
@@ -25,8 +26,28 @@ from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
 TOP = Path(train.__file__).resolve().parent
-SMALL = ["--words", "6", "--prompts", "2", "--group-size", "4", "--steps", "4", "--eval-problems", "4", "--save-every", "2",
-         "--eval-every", "3", "--save-threshold", "9", "--best-margin", "9", "--device", "cpu"]
+SMALL = [
+    "--words",
+    "6",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "4",
+    "--eval-problems",
+    "4",
+    "--save-every",
+    "2",
+    "--eval-every",
+    "3",
+    "--save-threshold",
+    "9",
+    "--best-margin",
+    "9",
+    "--device",
+    "cpu",
+]
 
 
 class Killed(BaseException):
@@ -46,7 +67,7 @@ def fails(capsys, *arguments, main=train.main, status=2):
     """Return the one line that a bad command line gets."""
     capsys.readouterr()
     assert main(list(arguments)) == status
-    line, = capsys.readouterr().err.strip().split("\n")
+    (line,) = capsys.readouterr().err.strip().split("\n")
     return line
 
 
@@ -54,36 +75,97 @@ def test_what_a_run_writes(tmp_path, capsys):
     run("--name", "a")
     folder = tmp_path / "runs" / "a"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["level"] == 6 and config["reward"] == "prefix" and config["facts"]["torch"] and config["facts"]["device"]
+    assert (
+        config["level"] == 6
+        and config["reward"] == "prefix"
+        and config["facts"]["torch"]
+        and config["facts"]["device"]
+    )
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
-    assert {"reward", "reward_std", "frac_reward_zero_std", "entropy", "clip_ratio/low", "completions/mean_length",
-            "completions/clipped_ratio", "grad_norm", "learning_rate", "step_time", "num_tokens", "level", "temperature",
-            "groups/kept", "groups/class/varied", "wasted_tokens", "parity/max_abs_logprob_diff", "parity/kl", "parity/worst",
-            "draft/acceptance", "draft/tokens_per_forward", "time/saved_by_drafts", "time/rollout", "time/score", "time/update"} <= set(metrics[0])
+    assert {
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "entropy",
+        "clip_ratio/low",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "grad_norm",
+        "learning_rate",
+        "step_time",
+        "num_tokens",
+        "level",
+        "temperature",
+        "groups/kept",
+        "groups/class/varied",
+        "wasted_tokens",
+        "parity/max_abs_logprob_diff",
+        "parity/kl",
+        "parity/worst",
+        "draft/acceptance",
+        "draft/tokens_per_forward",
+        "time/saved_by_drafts",
+        "time/rollout",
+        "time/score",
+        "time/update",
+    } <= set(metrics[0])
     assert all(line["parity/max_abs_logprob_diff"] < 1e-4 for line in metrics)
     assert [line["step"] for line in read_metrics(folder / "eval.jsonl")] == [0, 3, 4]
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
-        f"{name}.jsonl.zst" for name in ("eval-000000", "eval-000003", "eval-000004",
-                                         "step-000001", "step-000002", "step-000003", "step-000004")]
+        f"{name}.jsonl.zst"
+        for name in (
+            "eval-000000",
+            "eval-000003",
+            "eval-000004",
+            "step-000001",
+            "step-000002",
+            "step-000003",
+            "step-000004",
+        )
+    ]
     groups = groups_of(folder / "rollouts" / "step-000001.jsonl.zst")
     assert len(groups) == 2 and all(len(group.completions) == 4 for group in groups)
     assert (folder / "samples.log").read_text().startswith("=== step 1 ")
-    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+    ]
     said = capsys.readouterr().out
-    assert "held-out similarity at 6 words" in said and "python eval.py --model runs/a --task interleave --words 6" in said
+    assert (
+        "held-out similarity at 6 words" in said
+        and "python eval.py --model runs/a --task interleave --words 6" in said
+    )
 
 
 CLIMBS = {  # each decides something after the checkpoint of step 2, by what it saw before
-    "ladder": ["--curriculum", "3,4,5,6", "--promote-at", "0.02", "--promote-every", "1", "--promote-problems", "3", "--step-tokens", "120"],
+    "ladder": [
+        "--curriculum",
+        "3,4,5,6",
+        "--promote-at",
+        "0.02",
+        "--promote-every",
+        "1",
+        "--promote-problems",
+        "3",
+        "--step-tokens",
+        "120",
+    ],
     "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "12"],
     "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "300", "--promote-at", "1"],
 }
 
 
-@pytest.mark.parametrize("tuning", [[], ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
-                                    ["--lora-rank", "4", "--lora-variant", "dora", "--beta", "0.1"],
-                                    ["--credit", "alignment", "--epochs", "2"], *CLIMBS.values()])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        [],
+        ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
+        ["--lora-rank", "4", "--lora-variant", "dora", "--beta", "0.1"],
+        ["--credit", "alignment", "--epochs", "2"],
+        *CLIMBS.values(),
+    ],
+)
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
     run("--name", "whole", *tuning)
 
@@ -101,25 +183,37 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
     assert train.main(["--resume", "runs/cut"]) == 0
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
     if tuning in CLIMBS.values():
-        assert any(decision["step"] > 2 for decision in read_metrics(tmp_path / "runs" / "cut" / "curriculum.jsonl"))
+        assert any(
+            decision["step"] > 2
+            for decision in read_metrics(tmp_path / "runs" / "cut" / "curriculum.jsonl")
+        )
 
 
 def _after(then):
     from grpo.run import Run
+
     original = Run.save_if_due
 
     def both(self, report):
         original(self, report)
         then(self, report)
+
     return both
 
 
 def test_sigkill_and_resume_of_a_real_process(tmp_path):
     run("--name", "whole")
-    process = subprocess.Popen([sys.executable, str(TOP / "train.py"), *SMALL, "--name", "cut"], cwd=tmp_path,
-                               stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(TOP)})
+    process = subprocess.Popen(
+        [sys.executable, str(TOP / "train.py"), *SMALL, "--name", "cut"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(TOP)},
+    )
     deadline = time.time() + 60
-    while not (tmp_path / "runs" / "cut" / "checkpoints" / "step-000002").exists() and time.time() < deadline:
+    while (
+        not (tmp_path / "runs" / "cut" / "checkpoints" / "step-000002").exists()
+        and time.time() < deadline
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -129,31 +223,69 @@ def test_sigkill_and_resume_of_a_real_process(tmp_path):
 
 def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsys):
     small = [part for part in SMALL if part not in ("--words", "6")]
-    arguments = [*small, "--name", "a", "--curriculum", "4,6", "--promote-at", "0.01", "--promote-every", "1", "--promote-problems", "5",
-                 "--save-every", "9", "--stop-when-climbed"]
+    arguments = [
+        *small,
+        "--name",
+        "a",
+        "--curriculum",
+        "4,6",
+        "--promote-at",
+        "0.01",
+        "--promote-every",
+        "1",
+        "--promote-problems",
+        "5",
+        "--save-every",
+        "9",
+        "--stop-when-climbed",
+    ]
     assert train.main(arguments) == 0
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
-    assert yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6  # the last rung, not the task's 25
-    assert "step 1: level 4 → 6, held-out mean" in said and "step 2: level 6, the last rung is climbed: held-out mean" in said
+    assert (
+        yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6
+    )  # the last rung, not the task's 25
+    assert (
+        "step 1: level 4 → 6, held-out mean" in said
+        and "step 2: level 6, the last rung is climbed: held-out mean" in said
+    )
     assert "--words 6\n" in said and "step 3" not in said
     lines = read_metrics(folder / "eval.jsonl")
     assert [(line["step"], line["level"], line["purpose"], line["n"]) for line in lines] == [
-        (0, 4, "report", 4), (0, 6, "report", 4), (1, 4, "promotion", 5), (2, 6, "promotion", 5), (2, 6, "report", 4)]
+        (0, 4, "report", 4),
+        (0, 6, "report", 4),
+        (1, 4, "promotion", 5),
+        (2, 6, "promotion", 5),
+        (2, 6, "report", 4),
+    ]
     decisions = read_metrics(folder / "curriculum.jsonl")
-    assert [(line["step"], line["from"], line["to"], line["kind"]) for line in decisions] == [(1, 4, 6, "promotion"), (2, 6, 6, "climbed")]
-    assert decisions[0]["figures"] == {name: lines[2][name] for name in ("mean", "ci_low", "ci_high", "n")}
-    keys = [{group.problem.key for group in groups_of(folder / "rollouts" / f"{kind}-000002.jsonl.zst")} for kind in ("promotion", "eval")]
+    assert [(line["step"], line["from"], line["to"], line["kind"]) for line in decisions] == [
+        (1, 4, 6, "promotion"),
+        (2, 6, 6, "climbed"),
+    ]
+    assert decisions[0]["figures"] == {
+        name: lines[2][name] for name in ("mean", "ci_low", "ci_high", "n")
+    }
+    keys = [
+        {group.problem.key for group in groups_of(folder / "rollouts" / f"{kind}-000002.jsonl.zst")}
+        for kind in ("promotion", "eval")
+    ]
     assert not keys[0] & keys[1]  # what is reported was not chosen by
     assert (folder / "checkpoints" / "step-000002").exists()
     assert train.main(["--resume", "runs/a"]) == 0  # there is nothing left to do
     assert "which was its end: the last rung is climbed" in capsys.readouterr().out
-    assert read_metrics(folder / "eval.jsonl") == lines and len(read_metrics(folder / "metrics.jsonl")) == 2
+    assert (
+        read_metrics(folder / "eval.jsonl") == lines
+        and len(read_metrics(folder / "metrics.jsonl")) == 2
+    )
 
 
 def test_a_run_ends_with_the_budget_of_its_last_rung(tmp_path, capsys):
     run("--name", "a", "--no-ramp", "--rung-minutes", "0.000001", "--step-tokens", "60")
     said = capsys.readouterr().out
-    assert "step 1: level 6, the budget of the last rung is spent: 0.0 of 1e-06 minutes, " in said and "step 2" not in said
+    assert (
+        "step 1: level 6, the budget of the last rung is spent: 0.0 of 1e-06 minutes, " in said
+        and "step 2" not in said
+    )
     assert len(groups_of(tmp_path / "runs" / "a" / "rollouts" / "step-000001.jsonl.zst")) == 1
     assert "in 1 draws" in said  # one prompt
 
@@ -186,9 +318,13 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys):
     assert train.main(["--resume", "runs/a"]) == 0
 
 
-def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(tmp_path, monkeypatch):
+def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
+    tmp_path, monkeypatch
+):
     spared, step = [], train.Trainer.step
-    monkeypatch.setattr(train.Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer))
+    monkeypatch.setattr(
+        train.Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer)
+    )
     assert train.main([*SMALL, "--steps", "1"]) == 0
     monkeypatch.setattr(train.Trainer, "step", lambda trainer: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -197,7 +333,10 @@ def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("grpo.trainer.advantages", lambda rewards, **_: [[float("nan")] * len(row) for row in rewards])
+    monkeypatch.setattr(
+        "grpo.trainer.advantages",
+        lambda rewards, **_: [[float("nan")] * len(row) for row in rewards],
+    )
     line = fails(capsys, *SMALL, "--name", "a", status=1)
     assert "the loss is nan" in line and "runs/a/rollouts/failed-000001.jsonl.zst" in line
     assert len(read_jsonl_zst(Path("runs/a/rollouts/failed-000001.jsonl.zst"))) == 2
@@ -212,18 +351,26 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--group-size 1: a group of one has no variance" in said("--group-size", "1")
     assert "--temperature 0.0: give a number above 0" in said("--temperature", "0")
     assert said("--credit", "alignment", "--task", "arithmetic") == (
-        "train.py: --credit alignment: task arithmetic does not say what each word of a completion earns; give --credit outcome")
+        "train.py: --credit alignment: task arithmetic does not say what each word of a completion earns; give --credit outcome"
+    )
     for reward in ("affine", "balanced"):
         assert said("--credit", "alignment", "--reward", reward) == (
             f"train.py: --credit alignment: --reward {reward} of task interleave is no sum over words; give one of prefix, clipped, "
-            "similarity, or --credit outcome")
-    assert "--credit alignment: gspo weighs whole sequences" in said("--credit", "alignment", "--loss", "gspo")
+            "similarity, or --credit outcome"
+        )
+    assert "--credit alignment: gspo weighs whole sequences" in said(
+        "--credit", "alignment", "--loss", "gspo"
+    )
     assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
     assert "--curriculum auto:10: give rising numbers" in said("--curriculum", "auto:10")
-    assert "--rung-tokens 5: leave it out: --curriculum auto has no rungs" in said("--curriculum", "auto", "--rung-tokens", "5")
+    assert "--rung-tokens 5: leave it out: --curriculum auto has no rungs" in said(
+        "--curriculum", "auto", "--rung-tokens", "5"
+    )
     assert "--promote-by luck: give one of running, heldout" in said("--promote-by", "luck")
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
-    assert "--max-new-tokens 3: the right answer takes" in said("--words", "6", "--max-new-tokens", "3")
+    assert "--max-new-tokens 3: the right answer takes" in said(
+        "--words", "6", "--max-new-tokens", "3"
+    )
     (tmp_path / "empty").mkdir()
     assert "--model empty: no model there" in said("--model", "empty")
     assert "--model no/such/model: no such directory" in said("--model", "no/such/model")
@@ -242,7 +389,10 @@ def test_bad_command_lines_of_runs_and_datasets(tmp_path, capsys):
     config = Path("runs/a/config.yaml")
     config.write_text(config.read_text() + "colour: red\n")
     assert "unknown key colour" in fails(capsys, "--resume", "runs/a")
-    problems = [problem_at(load_task("interleave"), seed=0, split="train", level=6, index=i) for i in range(3)]
+    problems = [
+        problem_at(load_task("interleave"), seed=0, split="train", level=6, index=i)
+        for i in range(3)
+    ]
     write_problems(tmp_path / "set.jsonl", problems)
     lines = (tmp_path / "set.jsonl").read_text().splitlines()
     (tmp_path / "set.jsonl").write_text("\n".join([lines[0], lines[1][:-9], lines[2]]) + "\n")
@@ -252,24 +402,35 @@ def test_bad_command_lines_of_runs_and_datasets(tmp_path, capsys):
 def test_eval_drops_what_was_trained_on(tmp_path, capsys):
     """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
     task = load_task("interleave")
-    write_problems(tmp_path / "set.jsonl", [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)])
-    run("--name", "a", "--steps", "1", "--dataset", "set.jsonl")  # two prompts a step: two of the four problems
+    write_problems(
+        tmp_path / "set.jsonl",
+        [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)],
+    )
+    run(
+        "--name", "a", "--steps", "1", "--dataset", "set.jsonl"
+    )  # two prompts a step: two of the four problems
     arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
     assert evaluation.main([*arguments, "--seed", "3"]) == 0
-    line, = json.loads(Path("out.json").read_text())
-    assert (line["dropped"], line["n"], line["split"], line["level"]) == (2, 4, "test", 6)  # the next ones of the stream stand in
+    (line,) = json.loads(Path("out.json").read_text())
+    assert (line["dropped"], line["n"], line["split"], line["level"]) == (
+        2,
+        4,
+        "test",
+        6,
+    )  # the next ones of the stream stand in
     assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
-    first, = json.loads(Path("out.json").read_text())
+    (first,) = json.loads(Path("out.json").read_text())
     assert (first["dropped"], first["n"], first["temperature"]) == (0, 4, 0)
     assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
     assert json.loads(Path("out.json").read_text()) == [first]
     capsys.readouterr()
     assert evaluation.main([*arguments[:-1], "2", "--dataset", "set.jsonl"]) == 0
-    from_file, = json.loads(Path("out.json").read_text())
+    (from_file,) = json.loads(Path("out.json").read_text())
     assert from_file["n"] == 2 and from_file["dropped"] <= 2 and from_file["dataset"] == "set.jsonl"
     assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
         "eval.py: set.jsonl, level 6: 2 of 4 problems were trained on, 2 are left and 4 are asked for; generate 2 more that "
-        "training has not seen")
+        "training has not seen"
+    )
 
 
 def test_bad_evaluations(capsys):
@@ -283,36 +444,78 @@ def test_bad_evaluations(capsys):
 @pytest.mark.parametrize("control", ["shuffled-rewards", "constant-reward"])
 def test_a_control_run_is_marked_wherever_it_is_seen(control, capsys):
     run("--control", control, "--task", "arithmetic", "--words", "1", "--steps", "2")
-    folder, = Path("runs").iterdir()
-    assert folder.name == f"arithmetic-1-{control}-seed0" and yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
+    (folder,) = Path("runs").iterdir()
+    assert (
+        folder.name == f"arithmetic-1-{control}-seed0"
+        and yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
+    )
     for log in ("metrics.jsonl", "eval.jsonl"):
         assert {line["control"] for line in read_metrics(folder / log)} == {control}
     said = capsys.readouterr().out.splitlines()
     assert f"{control}: NOT A REAL RUN" in "".join(said)
     about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
     assert len(about) == 5 and all(f"CONTROL {control}" in line for line in about)
-    assert evaluation.main(["--model", str(folder), "--task", "arithmetic", "--problems", "2", "--words", "1", "--json", "o.json"]) == 0
-    assert f"CONTROL {control}" in capsys.readouterr().out and json.loads(Path("o.json").read_text())[0]["control"] == control
+    assert (
+        evaluation.main(
+            [
+                "--model",
+                str(folder),
+                "--task",
+                "arithmetic",
+                "--problems",
+                "2",
+                "--words",
+                "1",
+                "--json",
+                "o.json",
+            ]
+        )
+        == 0
+    )
+    assert (
+        f"CONTROL {control}" in capsys.readouterr().out
+        and json.loads(Path("o.json").read_text())[0]["control"] == control
+    )
 
 
 def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
-    options = ["--task", "arithmetic", "--family", "product", "--words", "21", "--problems", "fixed:3"]
+    options = [
+        "--task",
+        "arithmetic",
+        "--family",
+        "product",
+        "--words",
+        "21",
+        "--problems",
+        "fixed:3",
+    ]
     run(*options)
     folder = Path("runs/arithmetic-product-21-fixed3-seed0")
-    steps = [[group.problem for group in groups_of(folder / f"rollouts/step-00000{step}.jsonl.zst")] for step in range(1, 5)]
+    steps = [
+        [group.problem for group in groups_of(folder / f"rollouts/step-00000{step}.jsonl.zst")]
+        for step in range(1, 5)
+    ]
     assert len({problem.key for problems in steps for problem in problems}) == 3
     assert all("*" in problem.data["expression"] for problems in steps for problem in problems)
     lines = read_metrics(folder / "metrics.jsonl")
-    assert [line["problems/seen"] for line in lines] == [2, 3, 3, 3] and lines[-1]["problems/repeated"] == 1
+    assert [line["problems/seen"] for line in lines] == [2, 3, 3, 3] and lines[-1][
+        "problems/repeated"
+    ] == 1
     assert lines[-1]["problems/family_share"] == pytest.approx(3 / 720)  # 90 * 8
     said = capsys.readouterr().out
     assert "trained on 3 different problems in 8 draws, 0.4% of the 720 that there are" in said
     assert "--task arithmetic --family product --levels 21" in said
-    assert "the run in" in fails(capsys, "--resume", str(folder), "--task", "arithmetic", "--family", "chain")
-    assert "--family sums: give chain or product" in fails(capsys, "--task", "arithmetic", "--family", "sums")
+    assert "the run in" in fails(
+        capsys, "--resume", str(folder), "--task", "arithmetic", "--family", "chain"
+    )
+    assert "--family sums: give chain or product" in fails(
+        capsys, "--task", "arithmetic", "--family", "sums"
+    )
     assert "--family: no such flag" in fails(capsys, "--family", "chain")
     assert "--problems stale: give fresh, or fixed:N" in fails(capsys, "--problems", "stale")
-    assert "--control none-such: give one of none, shuffled-rewards" in fails(capsys, "--control", "none-such")
+    assert "--control none-such: give one of none, shuffled-rewards" in fails(
+        capsys, "--control", "none-such"
+    )
 
 
 def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(monkeypatch):
@@ -320,9 +523,12 @@ def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(monkeypatch):
     run("--name", "cut", "--problems", "fixed:5", "--steps", "2", "--schedule", "constant")
     run("--name", "straight", "--problems", "fixed:5", "--schedule", "constant")
     assert train.main(["--resume", "runs/cut", "--steps", "4"]) == 0
-    assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(Path("runs/straight/seen.jsonl"))
+    assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(
+        Path("runs/straight/seen.jsonl")
+    )
     assert [line["keys"] for line in read_metrics(Path("runs/whole/seen.jsonl"))] == [
-        line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))]
+        line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))
+    ]
 
 
 TRAPPED = """
@@ -342,20 +548,46 @@ class Trapped:
 
 def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
     (tmp_path / "trapped.py").write_text(TRAPPED)
-    options = [*SMALL, "--steps", "9", "--words", "1", "--task", "trapped.py:Trapped", "--on-alarm", "stop"]
+    options = [
+        *SMALL,
+        "--steps",
+        "9",
+        "--words",
+        "1",
+        "--task",
+        "trapped.py:Trapped",
+        "--on-alarm",
+        "stop",
+    ]
     assert train.main([*options, "--name", "a"]) == 3
-    reason = ("ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "  # (0 + 0.1 + 0.2 + 0.3) / 4
-              + TRAP_REMEDY)
+    reason = (
+        "ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "  # (0 + 0.1 + 0.2 + 0.3) / 4
+        + TRAP_REMEDY
+    )
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].endswith(f"  stopped after step 5: {reason}") and any(line.endswith(f"  {reason}") for line in said[:-1])
+    assert said[-1].endswith(f"  stopped after step 5: {reason}") and any(
+        line.endswith(f"  {reason}") for line in said[:-1]
+    )
     steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
     assert [line.get("stopped") for line in steps] == [None] * 4 + [reason]
-    assert all(line["traps/sulks"] == 1 and line["groups/trapped"] == 2 and line["levels"]["1"]["trap"] == {"sulks": 2} for line in steps)
-    assert {group.trap for group in groups_of(tmp_path / "runs/a/rollouts/step-000005.jsonl.zst")} == {"sulks"}
+    assert all(
+        line["traps/sulks"] == 1
+        and line["groups/trapped"] == 2
+        and line["levels"]["1"]["trap"] == {"sulks": 2}
+        for line in steps
+    )
+    assert {
+        group.trap for group in groups_of(tmp_path / "runs/a/rollouts/step-000005.jsonl.zst")
+    } == {"sulks"}
     config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
-    assert config["on_alarm"] == "stop" and config["facts"]["stopped"] == {"step": 5, "reason": reason}
+    assert config["on_alarm"] == "stop" and config["facts"]["stopped"] == {
+        "step": 5,
+        "reason": reason,
+    }
     assert config["facts"]["torch"]
-    assert (tmp_path / "runs/a/checkpoints/step-000005").is_dir() and read_metrics(tmp_path / "runs/a/eval.jsonl")[-1]["step"] == 5
+    assert (tmp_path / "runs/a/checkpoints/step-000005").is_dir() and read_metrics(
+        tmp_path / "runs/a/eval.jsonl"
+    )[-1]["step"] == 5
 
     def killed(self, report):
         if report.step == 4:
@@ -367,7 +599,9 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     trapped = ["--task", "trapped.py:Trapped"]
-    assert "its task is a program that would be executed, trapped.py:Trapped" in fails(capsys, "--resume", "runs/cut")
+    assert "its task is a program that would be executed, trapped.py:Trapped" in fails(
+        capsys, "--resume", "runs/cut"
+    )
     for _ in range(2):  # the second time nothing is left to do, and it is said again
         capsys.readouterr()
         assert train.main(["--resume", "runs/cut", *trapped]) == 3
@@ -375,19 +609,48 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
     assert timeless(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == timeless(steps)
     assert train.main(["--resume", "runs/cut", *trapped, "--on-alarm", "say"]) == 0
     lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
-    assert len(lines) == 9 and [line.get("stopped") for line in lines] == [None] * 4 + [reason] + [None] * 4
+    assert (
+        len(lines) == 9
+        and [line.get("stopped") for line in lines] == [None] * 4 + [reason] + [None] * 4
+    )
 
 
 def test_an_alarm_is_only_said_by_default(tmp_path, capsys):
     (tmp_path / "trapped.py").write_text(TRAPPED)
     assert train.main([*SMALL, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]) == 0
-    assert sum("ALARM: for 5 steps 100% of the completions are the trap 'sulks'" in line for line in capsys.readouterr().out.splitlines()) == 1
-    run_, = Path("runs").iterdir()
-    assert len(read_metrics(run_ / "metrics.jsonl")) == 6 and "stopped" not in yaml.safe_load((run_ / "config.yaml").read_text())["facts"]
+    assert (
+        sum(
+            "ALARM: for 5 steps 100% of the completions are the trap 'sulks'" in line
+            for line in capsys.readouterr().out.splitlines()
+        )
+        == 1
+    )
+    (run_,) = Path("runs").iterdir()
+    assert (
+        len(read_metrics(run_ / "metrics.jsonl")) == 6
+        and "stopped" not in yaml.safe_load((run_ / "config.yaml").read_text())["facts"]
+    )
 
 
 def test_a_users_task_trains(tmp_path):
     example = TOP / "tests" / "examples" / "reverse.py"
-    assert train.main(["--task", f"{example}:Reverse", "--prompts", "2", "--group-size", "4", "--steps", "1",
-                       "--eval-problems", "2", "--device", "cpu"]) == 0
+    assert (
+        train.main(
+            [
+                "--task",
+                f"{example}:Reverse",
+                "--prompts",
+                "2",
+                "--group-size",
+                "4",
+                "--steps",
+                "1",
+                "--eval-problems",
+                "2",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "runs" / "reverse-seed0" / "metrics.jsonl").exists()

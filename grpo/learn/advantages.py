@@ -4,6 +4,7 @@ The standard deviation is that of a sample (divisor n - 1), as in TRL and as `to
 leaves it open. Means and deviations are computed exactly and rounded once to float64 (`statistics`), so that a constant
 group gets zeros and not rounding errors that the division would blow up.
 """
+
 from statistics import mean, stdev
 
 SCALES = ("group", "batch", "none")
@@ -16,7 +17,10 @@ def advantages(rewards: list[list[float]], *, scale: str, eps: float = 1e-4) -> 
     their groups (TRL's `scale_rewards="batch"`), so across ranks the caller gathers first; "none", no division at all.
     A group, and for "batch" the batch, has at least two rewards.
     """
-    return [_centred_over(group, divisor) for group, divisor in zip(rewards, divisors(rewards, scale=scale, eps=eps), strict=True)]
+    return [
+        _centred_over(group, divisor)
+        for group, divisor in zip(rewards, divisors(rewards, scale=scale, eps=eps), strict=True)
+    ]
 
 
 def divisors(rewards: list[list[float]], *, scale: str, eps: float) -> list[float]:

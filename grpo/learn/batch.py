@@ -6,6 +6,7 @@ once a completion.
 
 Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens, M tokens of all rows without padding.
 """
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,30 +34,52 @@ class MicroBatch:
     weights_R: Tensor
 
 
-def micro_batches(groups: Sequence[Group], kind: str, *, micro_tokens: int, max_length: int, device: torch.device,
-                  rank: int = 0, ranks: int = 1) -> Iterator[MicroBatch]:
+def micro_batches(
+    groups: Sequence[Group],
+    kind: str,
+    *,
+    micro_tokens: int,
+    max_length: int,
+    device: torch.device,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[MicroBatch]:
     """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens` tokens.
 
     Counted are prompts once and completions; 0 means no bound. A group that is too large alone is cut into parts of its rows, a
     row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`. Of several `ranks` each has a part of the rows, of about as many
     tokens as the others; the weights are those of the whole step.
     """
-    lengths = torch.tensor([len(completion.tokens) for group in groups for completion in group.completions])
+    lengths = torch.tensor(
+        [len(completion.tokens) for group in groups for completion in group.completions]
+    )
     weights = token_weights(kind, lengths, max_length=max_length).tolist()
     parts, first = [], 0
     for group in groups:
         size = len(group.completions)
-        rows = list(zip(group.completions, group.advantages, weights[first:first + size], range(size), strict=True))
+        rows = list(
+            zip(
+                group.completions,
+                group.advantages,
+                weights[first : first + size],
+                range(size),
+                strict=True,
+            )
+        )
         first += size
         longest = max(len(completion.tokens) for completion in group.completions)
         fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
         fit = min(fit, -(-size * len(groups) // ranks))  # fewer groups than ranks: nobody idles
         fit = -(-size // -(-size // fit))  # parts of about the same size
-        parts += [(group, rows[start:start + fit]) for start in range(0, size, fit)]
+        parts += [(group, rows[start : start + fit]) for start in range(0, size, fit)]
     parts = _share(parts, rank, ranks)
     bundle: list = []
     for part in parts:
-        if bundle and (len(part[1]) != len(bundle[0][1]) or micro_tokens and _tokens([*bundle, part]) > micro_tokens):
+        if bundle and (
+            len(part[1]) != len(bundle[0][1])
+            or micro_tokens
+            and _tokens([*bundle, part]) > micro_tokens
+        ):
             yield _tensors(bundle, device)
             bundle = []
         bundle.append(part)
@@ -76,13 +99,19 @@ def _share(parts: list, rank: int, ranks: int) -> list:
 
 
 def _tokens(bundle) -> int:
-    return sum(len(group.prompt) + sum(len(completion.tokens) for completion, *_ in rows) for group, rows in bundle)
+    return sum(
+        len(group.prompt) + sum(len(completion.tokens) for completion, *_ in rows)
+        for group, rows in bundle
+    )
 
 
 def _tensors(bundle, device) -> MicroBatch:
     rows = [row for _, part in bundle for row in part]
     T = max(len(completion.tokens) for completion, *_ in rows)
-    tokens, mask = torch.zeros(len(rows), T, dtype=torch.long), torch.zeros(len(rows), T, dtype=torch.bool)
+    tokens, mask = (
+        torch.zeros(len(rows), T, dtype=torch.long),
+        torch.zeros(len(rows), T, dtype=torch.bool),
+    )
     old = torch.zeros(len(rows), T)
     for r, (completion, *_) in enumerate(rows):
         n = len(completion.tokens)
@@ -94,10 +123,18 @@ def _tensors(bundle, device) -> MicroBatch:
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
         places_M=places([len(completion.tokens) for completion, *_ in rows], T, device),
-        **{name: sent(tensor, device) for name, tensor in dict(
-            tokens_RT=tokens, mask_RT=mask, old_RT=old,
-            advantages=_padded([advantage for _, advantage, *_ in rows], T), temperatures_R=torch.tensor(temperatures),
-            weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64)).items()})
+        **{
+            name: sent(tensor, device)
+            for name, tensor in dict(
+                tokens_RT=tokens,
+                mask_RT=mask,
+                old_RT=old,
+                advantages=_padded([advantage for _, advantage, *_ in rows], T),
+                temperatures_R=torch.tensor(temperatures),
+                weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64),
+            ).items()
+        },
+    )
 
 
 def _padded(advantages: list[float] | list[list[float]], T: int) -> Tensor:

@@ -19,6 +19,7 @@ learned in a state that k completions shared counts (k - 1) / k: where nobody el
 
 Shapes: T tokens of a completion.
 """
+
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -35,25 +36,42 @@ State = tuple[int, float, str]
 CREDITS = ("outcome", "alignment")
 
 
-def token_advantages(groups: Sequence[Group], decode: Decode, *, scale: str, eps: float = 1e-4) -> list[list[list[float]]]:
+def token_advantages(
+    groups: Sequence[Group], decode: Decode, *, scale: str, eps: float = 1e-4
+) -> list[list[list[float]]]:
     """Return for each group, for each completion, the advantage of each token (T,), see above.
 
     The scores have `credits`; `decode` is `Policy.decode`; `scale` is that of `advantages`, applied to the rewards.
     """
     decode_one, made = cache(lambda token: decode((token,))), []
-    for group, divisor in zip(groups, divisors([group.rewards for group in groups], scale=scale, eps=eps), strict=True):
-        states = [token_states(completion.text, token_ends(completion.tokens, completion.text, decode, decode_one), score.credits)
-                  for completion, score in zip(group.completions, group.scores, strict=True)]
+    for group, divisor in zip(
+        groups, divisors([group.rewards for group in groups], scale=scale, eps=eps), strict=True
+    ):
+        states = [
+            token_states(
+                completion.text,
+                token_ends(completion.tokens, completion.text, decode, decode_one),
+                score.credits,
+            )
+            for completion, score in zip(group.completions, group.scores, strict=True)
+        ]
         rewards = defaultdict(list)  # of the completions that were in a state
         for reward, row in zip(group.rewards, states):
             for state in dict.fromkeys(row):
                 rewards[state].append(reward)
         means = {state: mean(values) for state, values in rewards.items()}
-        made.append([[(reward - means[state]) / divisor for state in row] for reward, row in zip(group.rewards, states)])
+        made.append(
+            [
+                [(reward - means[state]) / divisor for state in row]
+                for reward, row in zip(group.rewards, states)
+            ]
+        )
     return made
 
 
-def token_states(text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]]) -> list[State]:
+def token_states(
+    text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]]
+) -> list[State]:
     """Return the state (T,) in which each token of `text` was drawn; `ends` (T,) are those of `token_ends`.
 
     Earnings are rounded to 12 places: completions that earned the same by different sums were in one state.
@@ -63,11 +81,13 @@ def token_states(text: str, ends: Sequence[int], credits: Sequence[tuple[int, fl
     states = []
     for reached in (0, *ends[:-1]):
         words = bisect_left(word_ends, reached, lo=1) - 1
-        states.append((words, round(earned[words], 12), text[word_ends[words]:reached].lstrip()))
+        states.append((words, round(earned[words], 12), text[word_ends[words] : reached].lstrip()))
     return states
 
 
-def token_ends(tokens: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]) -> list[int]:
+def token_ends(
+    tokens: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]
+) -> list[int]:
     """Return how many characters of `text` = decode(tokens) are whole when each of the tokens is there, (T,).
 
     Tokens that do not decode by themselves (parts of a character, or a space that is dropped where it stands first) are
@@ -79,7 +99,7 @@ def token_ends(tokens: Sequence[int], text: str, decode: Decode, decode_one: Cal
     ends, first, done = [], 0, 0  # text[:done] is what the tokens before `first` write
     for t in range(1, len(tokens) + 1):
         before = max(0, first - 1)
-        piece = decode(tokens[before:t])[len(decode(tokens[before:first])):]
+        piece = decode(tokens[before:t])[len(decode(tokens[before:first])) :]
         if not piece.endswith("\N{REPLACEMENT CHARACTER}"):
             first, done = t, done + len(piece)
         ends.append(done)

@@ -7,6 +7,7 @@ one more product with the head. On a CPU, where time is dearer than memory, one 
 
 Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
 """
+
 from collections.abc import Callable
 
 import torch
@@ -16,12 +17,21 @@ from torch.utils.checkpoint import checkpoint
 from grpo.learn.precision import linear, products
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
-Truncate = Callable[[Tensor, Tensor], Tensor]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
+Truncate = Callable[
+    [Tensor, Tensor], Tensor
+]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
 KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
 
 
-def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature_N: Tensor, *, chunk: int = 0,
-                   truncate: Truncate | None = None) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden_NH: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    *,
+    chunk: int = 0,
+    truncate: Truncate | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,) each.
 
     Both are float32 whatever the head's precision (float64 from a float64 head). Gradients flow through the
@@ -31,12 +41,34 @@ def token_logprobs(hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature
     `chunk` 0 is 1,024 on a GPU, and on a CPU as many as keep the logits within its cache.
     """
     if not chunk:
-        chunk = 1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
+        chunk = (
+            1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
+        )
     if truncate is None and type(head) is nn.Linear:
-        return _LinearLogprobs.apply(hidden_NH, head.weight, head.bias, targets_N, temperature_N, chunk, torch.is_grad_enabled())
-    chunks = zip(hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True)
-    parts = [checkpoint(_chunk_logprobs, hidden_nH, head, targets_n, temperature_n, truncate, use_reentrant=False)
-             for hidden_nH, targets_n, temperature_n in chunks]
+        return _LinearLogprobs.apply(
+            hidden_NH,
+            head.weight,
+            head.bias,
+            targets_N,
+            temperature_N,
+            chunk,
+            torch.is_grad_enabled(),
+        )
+    chunks = zip(
+        hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+    )
+    parts = [
+        checkpoint(
+            _chunk_logprobs,
+            hidden_nH,
+            head,
+            targets_n,
+            temperature_n,
+            truncate,
+            use_reentrant=False,
+        )
+        for hidden_nH, targets_n, temperature_n in chunks
+    ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -46,49 +78,103 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk, is_learning):
-        (N, _), V, like = hidden_NH.shape, len(weight_VH), torch.promote_types(hidden_NH.dtype, torch.float32)
+        (N, _), V, like = (
+            hidden_NH.shape,
+            len(weight_VH),
+            torch.promote_types(hidden_NH.dtype, torch.float32),
+        )
         temperature_N = temperature_N.to(like)
         logprobs_N, entropies_N, lse_N = (hidden_NH.new_empty(N, dtype=like) for _ in range(3))
         is_fused = hidden_NH.is_cuda and like == torch.float32
         is_kept = is_learning and not hidden_NH.is_cuda and N * V * like.itemsize <= KEPT
         probability_NV = hidden_NH.new_empty(N, V, dtype=like) if is_kept else None
         for part in _parts(N, chunk):
-            logits_nV, targets_n, temperature_n = linear(hidden_NH[part], weight_VH, bias_V), targets_N[part], temperature_N[part]
+            logits_nV, targets_n, temperature_n = (
+                linear(hidden_NH[part], weight_VH, bias_V),
+                targets_N[part],
+                temperature_N[part],
+            )
             if is_fused:
                 from grpo.learn import kernels
-                kernels.logprobs[(len(logits_nV),)](logits_nV, targets_n, temperature_n, logprobs_N[part], entropies_N[part], lse_N[part], V,
-                                                    BLOCK=4096, num_warps=8)
+
+                kernels.logprobs[(len(logits_nV),)](
+                    logits_nV,
+                    targets_n,
+                    temperature_n,
+                    logprobs_N[part],
+                    entropies_N[part],
+                    lse_N[part],
+                    V,
+                    BLOCK=4096,
+                    num_warps=8,
+                )
             else:
                 logits_nV = logits_nV.to(like).div_(temperature_n[:, None])
-                probability_nV = torch.softmax(logits_nV, -1, out=probability_NV[part] if is_kept else None)
+                probability_nV = torch.softmax(
+                    logits_nV, -1, out=probability_NV[part] if is_kept else None
+                )
                 all_nV = logits_nV.log_softmax(-1)
                 logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
                 entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N if is_fused else None, probability_NV)
+        ctx.save_for_backward(
+            hidden_NH,
+            weight_VH,
+            bias_V,
+            targets_N,
+            temperature_N,
+            lse_N if is_fused else None,
+            probability_NV,
+        )
         ctx.chunk = chunk
         ctx.mark_non_differentiable(entropies_N)
         return logprobs_N, entropies_N
 
     @staticmethod
     def backward(ctx, d_N, _):
-        hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N, probability_NV = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
+            ctx.saved_tensors
+        )
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         d_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         d_weight_VH = torch.zeros_like(weight_VH) if for_weight else None
         d_bias_V = torch.zeros_like(bias_V) if for_bias else None
         for part in _parts(len(hidden_NH), ctx.chunk):
-            hidden_nH, targets_n, temperature_n, d_n = hidden_NH[part], targets_N[part], temperature_N[part], d_N[part]
+            hidden_nH, targets_n, temperature_n, d_n = (
+                hidden_NH[part],
+                targets_N[part],
+                temperature_N[part],
+                d_N[part],
+            )
             if lse_N is not None:
                 from grpo.learn import kernels
+
                 d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
                 n, V = d_logits_nV.shape
-                kernels.logprobs_backward[(n, -(-V // 4096))](d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V, BLOCK=4096,
-                                                              num_warps=8)
+                kernels.logprobs_backward[(n, -(-V // 4096))](
+                    d_logits_nV,
+                    targets_n,
+                    temperature_n,
+                    lse_N[part],
+                    d_n.contiguous(),
+                    V,
+                    BLOCK=4096,
+                    num_warps=8,
+                )
             else:
                 scale_n1 = (d_n / temperature_n)[:, None]
-                probability_nV = (probability_NV[part] if probability_NV is not None else
-                                  linear(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None]).softmax(-1))
-                d_logits_nV = probability_nV.mul_(-scale_n1).scatter_add_(-1, targets_n[:, None], scale_n1).to(hidden_nH.dtype)
+                probability_nV = (
+                    probability_NV[part]
+                    if probability_NV is not None
+                    else linear(hidden_nH, weight_VH, bias_V)
+                    .to(d_n.dtype)
+                    .div_(temperature_n[:, None])
+                    .softmax(-1)
+                )
+                d_logits_nV = (
+                    probability_nV.mul_(-scale_n1)
+                    .scatter_add_(-1, targets_n[:, None], scale_n1)
+                    .to(hidden_nH.dtype)
+                )
             with products(d_logits_nV):
                 if for_hidden:
                     torch.mm(d_logits_nV, weight_VH, out=d_hidden_NH[part])
@@ -103,8 +189,13 @@ def _parts(N: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, N, chunk)]
 
 
-def _chunk_logprobs(hidden_nH: Tensor, head: Head, targets_n: Tensor, temperature_n: Tensor,
-                    truncate: Truncate | None) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(
+    hidden_nH: Tensor,
+    head: Head,
+    targets_n: Tensor,
+    temperature_n: Tensor,
+    truncate: Truncate | None,
+) -> tuple[Tensor, Tensor]:
     logits_nV = head(hidden_nH)
     logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
     logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]

@@ -21,6 +21,7 @@ way round, from the reference to the policy.
 
 Shapes: R rows (completions), T tokens. Padding is False in `mask_RT`; what stands there, even NaN, has no effect.
 """
+
 import torch
 from torch import Tensor
 
@@ -44,8 +45,16 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     return torch.where(lengths_R > 0, weights_R, 0.0)
 
 
-def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, mask_RT: Tensor, *,
-                clip_low: float, clip_high: float) -> tuple[Tensor, Tensor, Tensor]:
+def policy_loss(
+    kind: str,
+    logp_RT: Tensor,
+    old_RT: Tensor,
+    advantages: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the policy term of each token (0 at padding), and which tokens were clipped low and high: (R, T) each.
 
     `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no gradient). `advantages` are (R,), one
@@ -58,7 +67,9 @@ def policy_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, 
     log_ratio_RT = _log_ratio(logp_RT, old_RT, mask_RT)
     if kind == "gspo":
         # An empty row is 0 / 0 here, and padding all over.
-        log_ratio_RT = (log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)).expand_as(log_ratio_RT)
+        log_ratio_RT = (
+            log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)
+        ).expand_as(log_ratio_RT)
     ratio_RT = log_ratio_RT.exp()
     clipped_RT = ratio_RT.clamp(1 - clip_low, 1 + clip_high)
     low_RT, high_RT = ratio_RT < 1 - clip_low, ratio_RT > 1 + clip_high
@@ -80,9 +91,21 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     return difference_RT.exp() - difference_RT - 1
 
 
-def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, mask_RT: Tensor, weights_R: Tensor, *,
-              clip_low: float, clip_high: float, beta: float = 0.0, ref_RT: Tensor | None = None, entropy_RT: Tensor | None = None,
-              importance_RT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(
+    kind: str,
+    logp_RT: Tensor,
+    old_RT: Tensor,
+    advantages: Tensor,
+    mask_RT: Tensor,
+    weights_R: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    beta: float = 0.0,
+    ref_RT: Tensor | None = None,
+    entropy_RT: Tensor | None = None,
+    importance_RT: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     `advantages` are those of `policy_loss`. `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums)
@@ -91,8 +114,9 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, ma
     where `entropy_RT` is given (nats).
     """
     assert beta == 0 or ref_RT is not None
-    loss_RT, low_RT, high_RT = policy_loss(kind, logp_RT, old_RT, advantages, mask_RT,
-                                           clip_low=clip_low, clip_high=clip_high)
+    loss_RT, low_RT, high_RT = policy_loss(
+        kind, logp_RT, old_RT, advantages, mask_RT, clip_low=clip_low, clip_high=clip_high
+    )
     if importance_RT is not None:
         loss_RT = loss_RT * _zero_padding(importance_RT, mask_RT)
     terms = {"tokens": mask_RT, "clipped_low": low_RT, "clipped_high": high_RT}
@@ -103,7 +127,9 @@ def step_loss(kind: str, logp_RT: Tensor, old_RT: Tensor, advantages: Tensor, ma
     if beta:
         loss_RT = loss_RT + beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms["kl"]
     loss = (weights_R[:, None] * loss_RT).sum()
-    return loss, {name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()}
+    return loss, {
+        name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()
+    }
 
 
 def _log_ratio(logp_RT: Tensor, old_RT: Tensor, mask_RT: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 On a GPU a pass is a Triton kernel (`learn.kernels`). Shapes: M tokens, N hidden size, H and K query and key heads of size D, F inner size.
 """
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +11,9 @@ from grpo.learn.joined import Joined
 from grpo.learn.precision import products
 
 
-def add_norm(x_MN: Tensor, y_MN: Tensor | None, weight_N: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x_MN: Tensor, y_MN: Tensor | None, weight_N: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return x + y and its RMSNorm (arXiv:1910.07467)."""
     return _apply(_AddNorm, x_MN, y_MN, weight_N, eps)
 
@@ -20,7 +23,9 @@ def product(x_MN: Tensor, joined: Joined, is_adapted: bool, is_gated: bool = Fal
     return _apply(_Product, x_MN, joined, is_adapted, is_gated, *joined.parameters)
 
 
-def rotate(heads_MX: Tensor, cos_Md: Tensor, sin_Md: Tensor, H: int, K: int) -> tuple[Tensor, Tensor, Tensor]:
+def rotate(
+    heads_MX: Tensor, cos_Md: Tensor, sin_Md: Tensor, H: int, K: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries (M, H, D), keys and values (M, K, D) from these side by side; the first two by rotary positions (arXiv:2104.09864).
 
     `cos` and `sin` (M, D / 2) are of the angles by which the pairs (i, i + D / 2) of a token turn.
@@ -30,7 +35,11 @@ def rotate(heads_MX: Tensor, cos_Md: Tensor, sin_Md: Tensor, H: int, K: int) -> 
 
 def _apply(function, *inputs):
     """Apply an autograd function. Where no gradient is wanted only its forward pass runs: autograd's part costs a CPU 40 us a call."""
-    return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_Forgotten(), *inputs)
+    return (
+        function.apply(*inputs)
+        if torch.is_grad_enabled()
+        else function.forward(_Forgotten(), *inputs)
+    )
 
 
 class _Forgotten:
@@ -44,6 +53,7 @@ def gate(both_MF: Tensor) -> Tensor:
     M, width = len(both_MF), both_MF.shape[1] // 2
     if both_MF.is_cuda:
         from grpo.learn import kernels
+
         out = both_MF.new_empty(M, width)
         kernels.gate[(M, -(-width // 1024))](both_MF, out, both_MF.stride(0), width, BLOCK=1024)
         return out
@@ -55,7 +65,10 @@ def _gate_backward(d_MF: Tensor, both_MF: Tensor) -> Tensor:
     out = both_MF.new_empty(M, 2 * width)
     if both_MF.is_cuda:
         from grpo.learn import kernels
-        kernels.gate_backward[(M, -(-width // 1024))](d_MF, both_MF, out, both_MF.stride(0), width, BLOCK=1024)
+
+        kernels.gate_backward[(M, -(-width // 1024))](
+            d_MF, both_MF, out, both_MF.stride(0), width, BLOCK=1024
+        )
         return out
     a, b = both_MF[:, :width], both_MF[:, width:]
     torch.mul(d_MF, F.silu(a), out=out[:, width:])
@@ -75,7 +88,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx, dy):
         x, inner = ctx.saved_tensors
         with products(dy):
-            dx, on = ctx.joined.gradients(dy, gate(x) if ctx.is_gated else x, inner, ctx.needs_input_grad[4:])
+            dx, on = ctx.joined.gradients(
+                dy, gate(x) if ctx.is_gated else x, inner, ctx.needs_input_grad[4:]
+            )
         return _gate_backward(dx, x) if ctx.is_gated else dx, None, None, None, *on
 
 
@@ -87,10 +102,23 @@ class _AddNorm(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         if x.is_cuda:
             from grpo.learn import kernels
+
             total = x if y is None else torch.empty_like(x)
             normed, scale_M1 = torch.empty_like(x), x.new_empty(M, 1, dtype=torch.float32)
-            kernels.add_norm[(M,)](x, x if y is None else y, weight, total, normed, scale_M1, 0 if y is None else y.stride(0), N, eps,
-                                   ADD=y is not None, BLOCK=1 << (N - 1).bit_length(), num_warps=8)
+            kernels.add_norm[(M,)](
+                x,
+                x if y is None else y,
+                weight,
+                total,
+                normed,
+                scale_M1,
+                0 if y is None else y.stride(0),
+                N,
+                eps,
+                ADD=y is not None,
+                BLOCK=1 << (N - 1).bit_length(),
+                num_warps=8,
+            )
         else:
             total = x if y is None else x + y
             scale_M1 = (total.to(wide).square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -107,16 +135,33 @@ class _AddNorm(torch.autograd.Function):
         M, N = total.shape
         if total.is_cuda:
             from grpo.learn import kernels
+
             d_sum = torch.empty_like(total)
             own = d_sum if d_total is None else d_total.contiguous()
-            kernels.add_norm_backward[(M,)](d_normed.contiguous(), own, total, weight, scale_M1, d_sum, N, ADD=d_total is not None,
-                                            BLOCK=1 << (N - 1).bit_length(), num_warps=8)
+            kernels.add_norm_backward[(M,)](
+                d_normed.contiguous(),
+                own,
+                total,
+                weight,
+                scale_M1,
+                d_sum,
+                N,
+                ADD=d_total is not None,
+                BLOCK=1 << (N - 1).bit_length(),
+                num_warps=8,
+            )
         else:
             d_scaled = d_normed * weight
-            along_M1 = (d_scaled * total).sum(-1, keepdim=True, dtype=scale_M1.dtype) * scale_M1**3 / -N
+            along_M1 = (
+                (d_scaled * total).sum(-1, keepdim=True, dtype=scale_M1.dtype) * scale_M1**3 / -N
+            )
             d_sum = torch.addcmul(d_scaled * scale_M1, total, along_M1).to(total.dtype)
             d_sum = d_sum if d_total is None else d_sum.add_(d_total)
-        d_weight = (d_normed * (total * scale_M1).to(total.dtype)).sum(0) if ctx.needs_input_grad[2] else None
+        d_weight = (
+            (d_normed * (total * scale_M1).to(total.dtype)).sum(0)
+            if ctx.needs_input_grad[2]
+            else None
+        )
         return d_sum, d_sum if ctx.adds else None, d_weight, None
 
 
@@ -136,7 +181,9 @@ class _Rotate(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         (M, half), (H, K) = cos.shape, ctx.sizes
         heads = gradients[0].new_empty(M, (H + 2 * K) * 2 * half)
-        _turn(gradients, heads.view(M, H + 2 * K, 2 * half).split([H, K, K], 1), cos, -sin)  # back by the same angle
+        _turn(
+            gradients, heads.view(M, H + 2 * K, 2 * half).split([H, K, K], 1), cos, -sin
+        )  # back by the same angle
         return heads, None, None, None, None
 
 
@@ -145,14 +192,34 @@ def _turn(parts, turned, cos_Md: Tensor, sin_Md: Tensor):
     M, half = cos_Md.shape
     if cos_Md.is_cuda:
         from grpo.learn import kernels
+
         (q, k, v), (H, K) = parts, (parts[0].shape[1], parts[1].shape[1])
-        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == 2 * half else x.contiguous() for x in (q, k, v))
-        kernels.turn[(M,)](q, k, v, *turned, cos_Md, sin_Md, *(x.stride(0) for x in (q, k, v, *turned)), H=H, K=K, D=2 * half,
-                           BLOCK_H=1 << (H - 1).bit_length(), BLOCK_K=1 << (K - 1).bit_length())
+        q, k, v = (
+            x if x.stride(2) == 1 and x.stride(1) == 2 * half else x.contiguous() for x in (q, k, v)
+        )
+        kernels.turn[(M,)](
+            q,
+            k,
+            v,
+            *turned,
+            cos_Md,
+            sin_Md,
+            *(x.stride(0) for x in (q, k, v, *turned)),
+            H=H,
+            K=K,
+            D=2 * half,
+            BLOCK_H=1 << (H - 1).bit_length(),
+            BLOCK_K=1 << (K - 1).bit_length(),
+        )
         return
     cos, sin = cos_Md[:, None], sin_Md[:, None]
     for source, target in zip(parts[:2], turned):
-        a, b, first, second = source[..., :half], source[..., half:], target[..., :half], target[..., half:]
+        a, b, first, second = (
+            source[..., :half],
+            source[..., half:],
+            target[..., :half],
+            target[..., half:],
+        )
         torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=second).addcmul_(a, sin)
     turned[2].copy_(parts[2])

@@ -8,6 +8,7 @@ With `shard` each rank holds masters and moments of its part of each weight's ro
 gradients' sum comes by reduce-scatter, the new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every token that is
 sampled reads them all.
 """
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,9 @@ from tasks.base import needs
 OPTIMIZERS = tuple(STATE)
 
 
-def maker(kind: str, *, rate: float, weight_decay: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def maker(
+    kind: str, *, rate: float, weight_decay: float
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Return what makes the optimizer that is called `kind`. Raises UserError where its package is missing."""
     settings = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
@@ -35,14 +38,26 @@ def maker(kind: str, *, rate: float, weight_decay: float) -> Callable[[list[nn.P
 class Optimizer:
     """Steps on `weights` by the optimizer that `make` returns for their masters. Of several `ranks` all do the same, or with `shard` each its part."""
 
-    def __init__(self, weights: Sequence[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, ranks: Ranks = ALONE,
-                 shard: bool = False):
+    def __init__(
+        self,
+        weights: Sequence[nn.Parameter],
+        make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        ranks: Ranks = ALONE,
+        shard: bool = False,
+    ):
         self.weights, self.ranks = list(weights), ranks
         self.is_shared = shard and ranks.size > 1
-        self.masters = [weight if self._is_master(weight) else nn.Parameter(weight.detach()[self.rows(number)].to(_wide(weight), copy=True))
-                        for number, weight in enumerate(self.weights)]
+        self.masters = [
+            weight
+            if self._is_master(weight)
+            else nn.Parameter(weight.detach()[self.rows(number)].to(_wide(weight), copy=True))
+            for number, weight in enumerate(self.weights)
+        ]
         self.inner = make(self.masters)
-        self.sums: dict[int, Tensor] = {}  # of the gradients of bfloat16 weights in the update under way, by number of the weight
+        self.sums: dict[
+            int, Tensor
+        ] = {}  # of the gradients of bfloat16 weights in the update under way, by number of the weight
         for number, weight in enumerate(self.weights):
             if weight.dtype != _wide(weight):
                 weight.register_post_accumulate_grad_hook(partial(self._sum, number))
@@ -96,7 +111,11 @@ class Optimizer:
 
         Every rank calls it; with `shard` only the first is told the tensors.
         """
-        state = {number: dict(self.inner.state[master]) for number, master in enumerate(self.masters) if master in self.inner.state}
+        state = {
+            number: dict(self.inner.state[master])
+            for number, master in enumerate(self.masters)
+            if master in self.inner.state
+        }
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
@@ -113,7 +132,9 @@ class Optimizer:
         for number, master in enumerate(self.masters):
             if number in state and "master" in state[number]:
                 master.copy_(state[number].pop("master"))
-        self.inner.load_state_dict(saved | {"state": {number: entry for number, entry in state.items() if entry}})
+        self.inner.load_state_dict(
+            saved | {"state": {number: entry for number, entry in state.items() if entry}}
+        )
         self._publish()
 
     def rows(self, number: int) -> slice:

@@ -7,6 +7,7 @@ a whole row alone, to be given those of the join is all that makes each part's g
 
 Shapes: N tokens of the row, M completion tokens to be predicted, H query heads, K key heads (K divides H), D head size.
 """
+
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -20,13 +21,19 @@ TO_THE_TOP_LEFT = 1  # the name of causal masks in aten._efficient_attention_for
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Return `tensor` on the device. A GPU fetches it when it comes to it, from memory that cannot be paged; the host does not wait for that."""
-    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if torch.device(device).type == "cuda"
+        else tensor.to(device)
+    )
 
 
 class Segments:
     """Which queries attend to which keys: the i-th run of queries to the i-th run of keys, all of them or (`causal`) up to its own."""
 
-    def __init__(self, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device):
+    def __init__(
+        self, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device
+    ):
         self.causal, self.count, self.empty = causal, len(queries), not sum(queries)
         self.most_queries, self.most_keys = max(queries, default=0), max(keys, default=0)
         self.query_bounds, self.key_bounds = _bounds(queries, device), _bounds(keys, device)
@@ -41,7 +48,11 @@ class Segments:
 
     @cached_property
     def key_places(self) -> Tensor:
-        return self.query_places if self.keys is self.queries else places(self.keys, self.most_keys, self.device)
+        return (
+            self.query_places
+            if self.keys is self.queries
+            else places(self.keys, self.most_keys, self.device)
+        )
 
     @cached_property
     def key_lengths(self) -> Tensor:
@@ -54,7 +65,9 @@ def _bounds(lengths, device) -> Tensor:
 
 def places(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
     """Return where the tokens of sequences of such lengths stand, one after the other, in a grid of rows of `longest`."""
-    return sent((torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0], device)
+    return sent(
+        (torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0], device
+    )
 
 
 class Packing:
@@ -64,28 +77,48 @@ class Packing:
     keyword argument `shared`, it is asked for the attention of each layer (see `rollout.cache`).
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device):
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        device: torch.device,
+    ):
         rows = len(completions) // len(prompts)
-        before, after = [len(prompt) for prompt in prompts], [len(completion) - 1 for completion in completions]
+        before, after = (
+            [len(prompt) for prompt in prompts],
+            [len(completion) - 1 for completion in completions],
+        )
         ends = list(accumulate(before))
         self.first = place = ends[-1]  # of the completions' tokens
         self.longest, predictors = max(before), []
-        tokens, positions = [torch.tensor(prompt) for prompt in prompts], [torch.arange(length) for length in before]
+        tokens, positions = (
+            [torch.tensor(prompt) for prompt in prompts],
+            [torch.arange(length) for length in before],
+        )
         for r, completion in enumerate(completions):
-            predictors += [torch.tensor([ends[r // rows] - 1]), torch.arange(place, place + after[r])]
+            predictors += [
+                torch.tensor([ends[r // rows] - 1]),
+                torch.arange(place, place + after[r]),
+            ]
             positions.append(torch.arange(before[r // rows], before[r // rows] + after[r]))
             tokens.append(torch.tensor(completion[:-1], dtype=torch.long))
             place, self.longest = place + after[r], max(self.longest, before[r // rows] + after[r])
-        self.tokens_N, self.positions_N, self.predictors_M = (sent(torch.cat(parts), device) for parts in (tokens, positions, predictors))
+        self.tokens_N, self.positions_N, self.predictors_M = (
+            sent(torch.cat(parts), device) for parts in (tokens, positions, predictors)
+        )
         self.prompts = Segments(before, before, True, device)
         self.own = Segments(after, after, True, device)
-        self.on_prompt = Segments([sum(after[i:i + rows]) for i in range(0, len(after), rows)], before, False, device)
+        self.on_prompt = Segments(
+            [sum(after[i : i + rows]) for i in range(0, len(after), rows)], before, False, device
+        )
 
     def reach(self, new: int) -> int:
         """Return how many tokens the longest sequence has, `new` ones included."""
         return self.longest
 
-    def attend(self, layer: int, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, scale: float
+    ) -> Tensor:
         """Return the attention (1, N, H, D)."""
         query, key, value = (x[0].transpose(0, 1) for x in (query_1HND, key_1KND, value_1KND))
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
@@ -94,11 +127,21 @@ class Packing:
 class PlainPacking:
     """The same for a model that cannot share prompts (see `rollout.plain`): `tokens_RT`, padded, and `mask_RT`, where tokens stand."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device):
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        device: torch.device,
+    ):
         self.prompts = prompts
-        tokens_RT = torch.nn.utils.rnn.pad_sequence([torch.tensor(completion) for completion in completions], batch_first=True)
+        tokens_RT = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(completion) for completion in completions], batch_first=True
+        )
         lengths = torch.tensor([len(completion) for completion in completions])
-        self.tokens_RT, self.mask_RT = sent(tokens_RT, device), sent(torch.arange(tokens_RT.shape[1]) < lengths[:, None], device)
+        self.tokens_RT, self.mask_RT = (
+            sent(tokens_RT, device),
+            sent(torch.arange(tokens_RT.shape[1]) < lengths[:, None], device),
+        )
 
 
 class _SharedPrefixAttention(torch.autograd.Function):
@@ -124,15 +167,26 @@ class _SharedPrefixAttention(torch.autograd.Function):
         before, after = slice(0, n), slice(n, None)
 
         def part(queries, keys, segments):
-            return _attend_backward(gradient[queries], query[queries], key[keys], value[keys], output[queries], lse[queries],
-                                    segments, ctx.scale)
+            return _attend_backward(
+                gradient[queries],
+                query[queries],
+                key[keys],
+                value[keys],
+                output[queries],
+                lse[queries],
+                segments,
+                ctx.scale,
+            )
 
         on_query, on_key, on_value = part(before, before, packing.prompts)
         if not packing.own.empty:
             own_query, own_key, own_value = part(after, after, packing.own)
             other_query, other_key, other_value = part(after, before, packing.on_prompt)
             on_query = torch.cat([on_query, own_query + other_query])
-            on_key, on_value = torch.cat([on_key + other_key, own_key]), torch.cat([on_value + other_value, own_value])
+            on_key, on_value = (
+                torch.cat([on_key + other_key, own_key]),
+                torch.cat([on_value + other_value, own_value]),
+            )
         return on_query, on_key, on_value, None, None
 
 
@@ -140,39 +194,98 @@ def _joined(one, other, one_lse, other_lse) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, D) to both of two parts, and its log-sum-exps (N, H)."""
     if one.is_cuda:
         from grpo.learn import kernels
+
         (N, H, D), lse, both = one.shape, one_lse.new_empty(one_lse.shape), torch.empty_like(one)
-        kernels.join[(N,)](one, other, one_lse, other_lse, both, lse, *one_lse.stride(), *other_lse.stride(), H=H, D=D,
-                           BLOCK_H=1 << (H - 1).bit_length(), BLOCK_D=1 << (D - 1).bit_length())
+        kernels.join[(N,)](
+            one,
+            other,
+            one_lse,
+            other_lse,
+            both,
+            lse,
+            *one_lse.stride(),
+            *other_lse.stride(),
+            H=H,
+            D=D,
+            BLOCK_H=1 << (H - 1).bit_length(),
+            BLOCK_D=1 << (D - 1).bit_length(),
+        )
         return both, lse
     lse = torch.logaddexp(one_lse, other_lse)
-    both = one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]  # in the precision of the sums
+    both = (
+        one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]
+    )  # in the precision of the sums
     return both.to(one.dtype), lse
 
 
 def _attend(query, key, value, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, D) within `segments` and its log-sum-exps (N, H)."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        output, lse, *_ = aten._flash_attention_forward(query, key, value, segments.query_bounds, segments.key_bounds,
-                                                        segments.most_queries, segments.most_keys, 0.0, segments.causal, False, scale=scale)
+        output, lse, *_ = aten._flash_attention_forward(
+            query,
+            key,
+            value,
+            segments.query_bounds,
+            segments.key_bounds,
+            segments.most_queries,
+            segments.most_keys,
+            0.0,
+            segments.causal,
+            False,
+            scale=scale,
+        )
         return output, lse.transpose(0, 1)
     if query.is_cuda:
         key, value = (_for_each_query_head(x, query.shape[1]) for x in (key, value))
         output, lse, *_ = aten._efficient_attention_forward(
-            query[None], key[None], value[None], None, segments.query_bounds, segments.key_bounds, segments.most_queries, segments.most_keys,
-            0.0, TO_THE_TOP_LEFT if segments.causal else 0, True, scale=scale)
-        return output[0], lse.transpose(1, 2).reshape(-1, query.shape[1])[_in_rows(segments, lse.shape[2])]
+            query[None],
+            key[None],
+            value[None],
+            None,
+            segments.query_bounds,
+            segments.key_bounds,
+            segments.most_queries,
+            segments.most_keys,
+            0.0,
+            TO_THE_TOP_LEFT if segments.causal else 0,
+            True,
+            scale=scale,
+        )
+        return output[0], lse.transpose(1, 2).reshape(-1, query.shape[1])[
+            _in_rows(segments, lse.shape[2])
+        ]
     grids = _grids(query, key, value, segments)
-    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(*grids, 0.0, segments.causal, attn_mask=_padding(segments, query), scale=scale)
+    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        *grids, 0.0, segments.causal, attn_mask=_padding(segments, query), scale=scale
+    )
     return _packed(output, segments.query_places), _packed(lse, segments.query_places)
 
 
-def _attend_backward(gradient, query, key, value, output, lse, segments: Segments, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(
+    gradient, query, key, value, output, lse, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values within `segments`, given output and log-sum-exps of the whole rows."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of a dropout that there is not
+        seed = torch.zeros(
+            2, dtype=torch.uint64, device=query.device
+        )  # of a dropout that there is not
         return aten._flash_attention_backward(
-            gradient.contiguous(), query, key, value, output, lse.transpose(0, 1).contiguous(), segments.query_bounds, segments.key_bounds,
-            segments.most_queries, segments.most_keys, 0.0, segments.causal, seed, seed[:0], scale=scale)
+            gradient.contiguous(),
+            query,
+            key,
+            value,
+            output,
+            lse.transpose(0, 1).contiguous(),
+            segments.query_bounds,
+            segments.key_bounds,
+            segments.most_queries,
+            segments.most_keys,
+            0.0,
+            segments.causal,
+            seed,
+            seed[:0],
+            scale=scale,
+        )
     if query.is_cuda:
         heads, length = query.shape[1], -(-segments.most_queries // 32) * 32
         rows = lse.new_full((segments.count * length, heads), torch.inf)
@@ -181,20 +294,54 @@ def _attend_backward(gradient, query, key, value, output, lse, segments: Segment
         wide = (_for_each_query_head(x, heads) for x in (key, value))
         seed = torch.zeros((), dtype=torch.long, device=query.device)
         on_query, on_key, on_value, _ = aten._efficient_attention_backward(
-            gradient[None].contiguous(), query[None], *(x[None] for x in wide), None, output[None], segments.query_bounds, segments.key_bounds,
-            segments.most_queries, segments.most_keys, lse, 0.0, seed, seed, TO_THE_TOP_LEFT if segments.causal else 0, False, scale=scale)
-        return on_query[0], *(x[0].unflatten(1, (key.shape[1], -1)).sum(2) for x in (on_key, on_value))
+            gradient[None].contiguous(),
+            query[None],
+            *(x[None] for x in wide),
+            None,
+            output[None],
+            segments.query_bounds,
+            segments.key_bounds,
+            segments.most_queries,
+            segments.most_keys,
+            lse,
+            0.0,
+            seed,
+            seed,
+            TO_THE_TOP_LEFT if segments.causal else 0,
+            False,
+            scale=scale,
+        )
+        return on_query[0], *(
+            x[0].unflatten(1, (key.shape[1], -1)).sum(2) for x in (on_key, on_value)
+        )
     grids = _grids(query, key, value, segments)
-    gradient, output, lse = (_grid(x, segments.query_places, segments.count, segments.most_queries) for x in (gradient, output, lse))
+    gradient, output, lse = (
+        _grid(x, segments.query_places, segments.count, segments.most_queries)
+        for x in (gradient, output, lse)
+    )
     on_query, on_key, on_value = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, *grids, output, lse, 0.0, segments.causal, attn_mask=_padding(segments, query), scale=scale)
-    return _packed(on_query, segments.query_places), _packed(on_key, segments.key_places), _packed(on_value, segments.key_places)
+        gradient,
+        *grids,
+        output,
+        lse,
+        0.0,
+        segments.causal,
+        attn_mask=_padding(segments, query),
+        scale=scale,
+    )
+    return (
+        _packed(on_query, segments.query_places),
+        _packed(on_key, segments.key_places),
+        _packed(on_value, segments.key_places),
+    )
 
 
 def _grids(query, key, value, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
-    return (_grid(query, segments.query_places, segments.count, segments.most_queries),
-            _grid(key, segments.key_places, segments.count, segments.most_keys),
-            _grid(value, segments.key_places, segments.count, segments.most_keys))
+    return (
+        _grid(query, segments.query_places, segments.count, segments.most_queries),
+        _grid(key, segments.key_places, segments.count, segments.most_keys),
+        _grid(value, segments.key_places, segments.count, segments.most_keys),
+    )
 
 
 def _grid(packed_NX: Tensor, places_N: Tensor, count: int, longest: int) -> Tensor:
@@ -225,5 +372,8 @@ def _for_each_query_head(x_NKD: Tensor, heads: int) -> Tensor:
 
 def _in_rows(segments: Segments, length: int) -> Tensor:
     """Return the places of the queries in a grid of rows of `length`."""
-    row, offset = segments.query_places // segments.most_queries, segments.query_places % segments.most_queries
+    row, offset = (
+        segments.query_places // segments.most_queries,
+        segments.query_places % segments.most_queries,
+    )
     return row * length + offset

@@ -4,6 +4,7 @@ sums where it has tiles for them (AMX): two to five times as fast.
 The forward pass stays exact, so that sampler and trainer agree; a gradient is rounded to three digits, as in any mixed precision
 (arXiv:1710.03740), without bias.
 """
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,11 @@ def _is_amd() -> bool:
         return False
 
 
-_by_onednn = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_amd()
+_by_onednn = (
+    torch.backends.mkldnn.is_available()
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and _is_amd()
+)
 
 
 def linear(x_MK: Tensor, weight_XK: Tensor, bias_X: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 Shapes: R rows (completions), T tokens, M tokens of all of them.
 """
+
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,9 @@ from grpo.ranks import Ranks
 from grpo.records import Group
 
 
-def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | None = None, packing=None) -> tuple[Tensor, Tensor]:
+def completion_logprobs(
+    policy: Policy, batch: MicroBatch, truncate: Callable | None = None, packing=None
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T), 0 at padding.
 
     `packing` is that of the batch by `Policy.pack`, where it has been made already.
@@ -28,15 +31,36 @@ def completion_logprobs(policy: Policy, batch: MicroBatch, truncate: Callable | 
     """
     (R, T), places_M = batch.tokens_RT.shape, batch.places_M
     hidden_MH = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
-    logp_M, entropy_M = token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T], truncate=truncate)
+    logp_M, entropy_M = token_logprobs(
+        hidden_MH,
+        policy.head,
+        batch.tokens_RT.take(places_M),
+        batch.temperatures_R[places_M // T],
+        truncate=truncate,
+    )
     zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
-    return zeros.scatter(0, places_M, logp_M).view(R, T), zeros.scatter(0, places_M, entropy_M).view(R, T)
+    return zeros.scatter(0, places_M, logp_M).view(R, T), zeros.scatter(
+        0, places_M, entropy_M
+    ).view(R, T)
 
 
-def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kind: str, beta: float,
-           clip_low: float, clip_high: float, max_length: int, micro_tokens: int, max_grad_norm: float,
-           truncate: Callable | None = None, importance_limit: float = 0.0, parity_limit: float = 0.0,
-           before: dict[tuple[int, int], Tensor] | None = None) -> dict[str, Any]:
+def update(
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Group],
+    *,
+    kind: str,
+    beta: float,
+    clip_low: float,
+    clip_high: float,
+    max_length: int,
+    micro_tokens: int,
+    max_grad_norm: float,
+    truncate: Callable | None = None,
+    importance_limit: float = 0.0,
+    parity_limit: float = 0.0,
+    before: dict[tuple[int, int], Tensor] | None = None,
+) -> dict[str, Any]:
     """Take one optimizer step on `groups` (advantages filled in); return means over the step's tokens.
 
     Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`), "entropy" (nats),
@@ -53,8 +77,15 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
     ranks = optimizer.ranks
     optimizer.clear()
     seen = []  # what each micro-batch came to, on the device: the host has them all under way before it waits for the first
-    for batch in micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=max_length, device=policy.device,
-                               rank=ranks.rank, ranks=ranks.size):
+    for batch in micro_batches(
+        groups,
+        kind,
+        micro_tokens=micro_tokens,
+        max_length=max_length,
+        device=policy.device,
+        rank=ranks.rank,
+        ranks=ranks.size,
+    ):
         packing, reference_RT = policy.pack(batch.prompts, batch.completions), None
         if beta:
             with policy.reference() as reference:
@@ -65,8 +96,19 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
             old_RT = _remembered(before, batch, logp_RT.detach())
             importance_RT = (old_RT - batch.old_RT).exp().clamp(max=importance_limit)
         loss, parts = step_loss(
-            kind, logp_RT, old_RT, batch.advantages, batch.mask_RT, batch.weights_R, clip_low=clip_low,
-            clip_high=clip_high, beta=beta, ref_RT=reference_RT, entropy_RT=entropy_RT, importance_RT=importance_RT)
+            kind,
+            logp_RT,
+            old_RT,
+            batch.advantages,
+            batch.mask_RT,
+            batch.weights_R,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            beta=beta,
+            ref_RT=reference_RT,
+            entropy_RT=entropy_RT,
+            importance_RT=importance_RT,
+        )
         with rough_gradients(policy.has_rough_gradients):
             loss.backward()
         seen.append((batch, loss.detach(), parts, logp_RT.detach()))
@@ -78,17 +120,28 @@ def update(policy: Policy, optimizer: Optimizer, groups: Sequence[Group], *, kin
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(f"the {name} is {value}")
     if parity_limit and parity > parity_limit:
-        raise FloatingPointError(f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and --parity-limit "
-                                 f"is {parity_limit:g}")
+        raise FloatingPointError(
+            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and --parity-limit "
+            f"is {parity_limit:g}"
+        )
     optimizer.step()
     mean = {name: value / sums["tokens"] for name, value in sums.items()}
-    metrics = {"loss": total, "grad_norm": grad_norm, "entropy": mean["entropy"],
-               "clip_ratio/low": mean["clipped_low"], "clip_ratio/high": mean["clipped_high"],
-               "parity/max_abs_logprob_diff": parity, "parity/kl": mean["parity"], "parity/worst": worst}
+    metrics = {
+        "loss": total,
+        "grad_norm": grad_norm,
+        "entropy": mean["entropy"],
+        "clip_ratio/low": mean["clipped_low"],
+        "clip_ratio/high": mean["clipped_high"],
+        "parity/max_abs_logprob_diff": parity,
+        "parity/kl": mean["parity"],
+        "parity/worst": worst,
+    }
     return metrics | ({"kl": mean["kl"]} if beta else {})
 
 
-def _figures(seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]]) -> tuple[float, dict[str, float], float, list]:
+def _figures(
+    seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]],
+) -> tuple[float, dict[str, float], float, list]:
     """Return the loss, the sums over tokens, the largest difference between sampler and trainer, and the worst tokens of all micro-batches."""
     total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
     for batch, loss, parts, logp_RT in seen:
@@ -98,7 +151,9 @@ def _figures(seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]
         difference_RT = (batch.old_RT - logp_RT) * batch.mask_RT
         parity = max(parity, difference_RT.abs().max().item())
         worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
-        sums["parity"] += (difference_RT.exp() - difference_RT - 1).sum().item()  # k3 estimate, cf. loss.kl_k3
+        sums["parity"] += (
+            (difference_RT.exp() - difference_RT - 1).sum().item()
+        )  # k3 estimate, cf. loss.kl_k3
     return total, sums, parity, worst
 
 
@@ -106,8 +161,12 @@ def _of_all(ranks: Ranks, *mine: Any) -> tuple[float, dict[str, float], float, l
     """Return the loss, the sums, the largest difference and the worst tokens of all ranks."""
     totals, sums, parities, worst = zip(*ranks.gather([mine]))
     names = {name for each in sums for name in each}
-    return (sum(totals), {name: sum(each.get(name, 0.0) for each in sums) for name in names}, max(parities),
-            sorted((token for each in worst for token in each), key=_by_difference)[:3])
+    return (
+        sum(totals),
+        {name: sum(each.get(name, 0.0) for each in sums) for name in names},
+        max(parities),
+        sorted((token for each in worst for token in each), key=_by_difference)[:3],
+    )
 
 
 def _by_difference(token: dict[str, Any]) -> float:
@@ -116,16 +175,29 @@ def _by_difference(token: dict[str, Any]) -> float:
 
 def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
     """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of `logp_RT` where it has none yet."""
-    rows = [before.setdefault(name, row[:len(tokens)]) for name, row, tokens in zip(batch.names, logp_RT, batch.completions)]
+    rows = [
+        before.setdefault(name, row[: len(tokens)])
+        for name, row, tokens in zip(batch.names, logp_RT, batch.completions)
+    ]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _worst_tokens(batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor) -> list[dict[str, Any]]:
+def _worst_tokens(
+    batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor
+) -> list[dict[str, Any]]:
     """Return the three tokens on which sampler and trainer differ most: where, which, and both log-probabilities."""
     places = difference_RT.abs().flatten().topk(min(3, difference_RT.numel())).indices.tolist()
     found = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
         group, sample = batch.names[row]
-        found.append({"group": group, "sample": sample, "position": position, "token": int(batch.tokens_RT[row, position]),
-                      "sampler": round(batch.old_RT[row, position].item(), 6), "trainer": round(logp_RT[row, position].item(), 6)})
+        found.append(
+            {
+                "group": group,
+                "sample": sample,
+                "position": position,
+                "token": int(batch.tokens_RT[row, position]),
+                "sampler": round(batch.old_RT[row, position].item(), 6),
+                "trainer": round(logp_RT[row, position].item(), 6),
+            }
+        )
     return found

@@ -7,6 +7,7 @@ included, lives on the device.
 
 Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
 """
+
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -17,7 +18,25 @@ from torch import Tensor, nn
 from grpo.learn.joined import Joined
 from grpo.rollout.drafting import LENGTHS
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of a captured step
+BUCKETS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+)  # rows of a captured step
 BLOCK = 128  # columns of the hidden states that one program adds
 FEW = 64  # tokens whose products are `kernels.multiply`
 WIDTH = LENGTHS[-1] + 1
@@ -57,11 +76,20 @@ class FusedModel:
         self.kernels, self.policy = kernels, policy
         lean = policy.lean
         self.D, self.K, self.H, self.scale = lean.D, lean.K, lean.H, lean.scale
-        self.embedding, self.final_norm, self.rotary, self.blocks = lean.embedding, lean.final_norm, lean.rotary, lean.blocks
+        self.embedding, self.final_norm, self.rotary, self.blocks = (
+            lean.embedding,
+            lean.final_norm,
+            lean.rotary,
+            lean.blocks,
+        )
         self.V, self.N = policy.head.weight.shape
         self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
         has_products = kernels.IS_HOPPER and self.dtype.itemsize == 2
-        self.processors = torch.cuda.get_device_properties(policy.device).multi_processor_count if has_products else 0
+        self.processors = (
+            torch.cuda.get_device_properties(policy.device).multi_processor_count
+            if has_products
+            else 0
+        )
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
         self.forget_graphs()
         self.rows = self.prompts = self.longest = self.room = 0
@@ -69,22 +97,36 @@ class FusedModel:
     def allot(self, rows: int, prompts: int, longest: int, room: int):
         """Make caches for so many rows with `room` tokens each, and prompts of up to `longest` tokens; keep those that suffice."""
         rows, longest, room = bucket(rows), -(-longest // 128) * 128, -(-room // 64) * 64
-        fits = rows <= self.rows and prompts <= self.prompts and longest <= self.longest and room <= self.room
+        fits = (
+            rows <= self.rows
+            and prompts <= self.prompts
+            and longest <= self.longest
+            and room <= self.room
+        )
         if fits and rows * room >= self.rows * self.room / 4:
             return
         self.forget_graphs()
         self.own = self.shared = None  # free them first
         self.rows, self.prompts, self.longest, self.room = rows, prompts, longest, room
         device, blocks = self.policy.device, len(self.blocks)
-        self.own = torch.zeros(blocks, 2, rows, self.K, room, self.D, dtype=self.dtype, device=device)
-        self.shared = torch.zeros(blocks, 2, prompts, self.K, longest, self.D, dtype=self.dtype, device=device)
+        self.own = torch.zeros(
+            blocks, 2, rows, self.K, room, self.D, dtype=self.dtype, device=device
+        )
+        self.shared = torch.zeros(
+            blocks, 2, prompts, self.K, longest, self.D, dtype=self.dtype, device=device
+        )
         positions = torch.arange(longest + room, device=device)[None]
         cos, sin = self.rotary(self.embedding.weight[:1], positions)
-        self.cos, self.sin = (x[0, :, :self.D // 2].contiguous() for x in (cos, sin))
-        whole = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("slot", "budget", "written", "live", "start", "key")}
+        self.cos, self.sin = (x[0, :, : self.D // 2].contiguous() for x in (cos, sin))
+        whole = {
+            name: torch.zeros(rows, dtype=torch.int64, device=device)
+            for name in ("slot", "budget", "written", "live", "start", "key")
+        }
         self.state = whole | {"heat": torch.zeros(rows, dtype=torch.float32, device=device)}
         self.feed = torch.zeros(rows, WIDTH, dtype=torch.int64, device=device)
-        self.tile = torch.zeros(3, max(rows, TOKENS), dtype=torch.int32, device=device)  # their prompts, first tokens, numbers of tokens
+        self.tile = torch.zeros(
+            3, max(rows, TOKENS), dtype=torch.int32, device=device
+        )  # their prompts, first tokens, numbers of tokens
         self.lengths = torch.zeros(prompts, dtype=torch.int32, device=device)
         self.out_tokens = torch.zeros(rows, room, dtype=torch.int64, device=device)
         self.out_logprobs = torch.zeros(rows, room, dtype=torch.float32, device=device)
@@ -136,64 +178,211 @@ class FusedModel:
 
     def forward(self, R: int, T: int, tiles: int) -> Tensor:
         """Return hidden states (M, N) of the tokens that stand in `feed`."""
-        k, M, H, K, Q, D, state = self.kernels, R * T, self.H, self.K, self.H // self.K, self.D, self.state
+        k, M, H, K, Q, D, state = (
+            self.kernels,
+            R * T,
+            self.H,
+            self.K,
+            self.H // self.K,
+            self.D,
+            self.state,
+        )
         x = nn.functional.embedding(self.feed[:R, :T].reshape(M), self.embedding.weight)
         h, q = torch.empty_like(x), x.new_empty(M, H, D)
-        attended, squares = x.new_empty(M, H * D), torch.empty(M, -(-self.N // BLOCK), dtype=torch.float32, device=x.device)
+        attended, squares = (
+            x.new_empty(M, H * D),
+            torch.empty(M, -(-self.N // BLOCK), dtype=torch.float32, device=x.device),
+        )
         of_prompt, of_own = self.stretches(M)
         first = -(-self.longest // of_prompt)
         places = first + -(-self.room // of_own)
-        tops, sums = (torch.empty(M, H, places, dtype=torch.float32, device=x.device) for _ in range(2))
+        tops, sums = (
+            torch.empty(M, H, places, dtype=torch.float32, device=x.device) for _ in range(2)
+        )
         partial = torch.empty(M, H, places, D, dtype=torch.float32, device=x.device)
         sizes, tokens = dict(T=T, H=H, K=K, D=D), dict(BLOCKS=squares.shape[1], BLOCK_M=16)
         queries = lambda tokens: max(16, 1 << (tokens * Q - 1).bit_length())  # noqa: E731
-        of_tile, of_row = queries(self.tile_tokens(T)), queries(min(T, max(1, 64 // Q)))  # queries of a program
+        of_tile, of_row = (
+            queries(self.tile_tokens(T)),
+            queries(min(T, max(1, 64 // Q))),
+        )  # queries of a program
         programs = tiles * K * first + R * K * (places - first) * -(-T // (of_row // Q))
         stretches = dict(first=first, splits=places, PROMPT=of_prompt, OWN=of_own)
-        spare = dict(maxnreg=96) if T == 1 and self.processors else {}  # five programs on a processor at once instead of four
+        spare = (
+            dict(maxnreg=96) if T == 1 and self.processors else {}
+        )  # five programs on a processor at once instead of four
         last = (None, None)  # what the layer before adds
         for i, layer in enumerate(self.blocks):
-            qkv, gate_up, eps, (keys, values) = layer.qkv, layer.gate_up, layer.norm.variance_epsilon, self.own[i]
+            qkv, gate_up, eps, (keys, values) = (
+                layer.qkv,
+                layer.gate_up,
+                layer.norm.variance_epsilon,
+                self.own[i],
+            )
             self._add(x, *last, layer.norm, h, squares)
             heads = self._product(h, qkv)
             norms = (layer.attention.q_norm, layer.attention.k_norm) if self.is_normed else ()
             k.rotate_and_store[(-(-M // 16), H + 2 * K)](
-                heads, qkv.up, qkv.bias, squares, q, keys, values, self.cos, self.sin, *([norm.weight for norm in norms] or (None, None)),
-                state["start"], state["written"], state["slot"], state["live"], heads.stride(1), M, self.room, self.N, eps,
-                norms[0].variance_epsilon if norms else 0.0, RANK=qkv.rank, SPLITS=len(heads), **tokens, **sizes, **k.EARLY)
+                heads,
+                qkv.up,
+                qkv.bias,
+                squares,
+                q,
+                keys,
+                values,
+                self.cos,
+                self.sin,
+                *([norm.weight for norm in norms] or (None, None)),
+                state["start"],
+                state["written"],
+                state["slot"],
+                state["live"],
+                heads.stride(1),
+                M,
+                self.room,
+                self.N,
+                eps,
+                norms[0].variance_epsilon if norms else 0.0,
+                RANK=qkv.rank,
+                SPLITS=len(heads),
+                **tokens,
+                **sizes,
+                **k.EARLY,
+            )
             k.attend[(programs,)](
-                q, *self.shared[i], keys, values, *self.tile, self.lengths, state["written"], state["slot"], state["live"], sums, tops, partial,
-                self.scale, self.longest, self.room, tiles, R, BLOCK_N=64, BLOCK_P=of_tile, BLOCK_R=of_row, num_warps=4, num_stages=2,
-                **stretches, **sizes, **k.EARLY, **spare)
-            k.join[(-(-M * H // 4),)](attended, state["start"], state["written"], state["live"], sums, tops, partial, M, T=T, H=H, D=D, PAIRS=4,
-                                      TOGETHER=4, num_warps=1, **stretches, **k.EARLY)
-            self._add(x, self._product(attended, layer.out), layer.out, layer.second_norm, h, squares)
+                q,
+                *self.shared[i],
+                keys,
+                values,
+                *self.tile,
+                self.lengths,
+                state["written"],
+                state["slot"],
+                state["live"],
+                sums,
+                tops,
+                partial,
+                self.scale,
+                self.longest,
+                self.room,
+                tiles,
+                R,
+                BLOCK_N=64,
+                BLOCK_P=of_tile,
+                BLOCK_R=of_row,
+                num_warps=4,
+                num_stages=2,
+                **stretches,
+                **sizes,
+                **k.EARLY,
+                **spare,
+            )
+            k.join[(-(-M * H // 4),)](
+                attended,
+                state["start"],
+                state["written"],
+                state["live"],
+                sums,
+                tops,
+                partial,
+                M,
+                T=T,
+                H=H,
+                D=D,
+                PAIRS=4,
+                TOGETHER=4,
+                num_warps=1,
+                **stretches,
+                **k.EARLY,
+            )
+            self._add(
+                x, self._product(attended, layer.out), layer.out, layer.second_norm, h, squares
+            )
             both, width = self._product(h, gate_up), gate_up.outputs // 2
             gated = x.new_empty(M, width)
             k.silu_mul[(-(-M // 16), -(-width // 128))](
-                both, gate_up.up, gate_up.bias, squares, gated, both.stride(1), M, width, self.N, layer.second_norm.variance_epsilon,
-                RANK=gate_up.rank, SPLITS=len(both), BLOCK=128, **tokens, **k.EARLY)
+                both,
+                gate_up.up,
+                gate_up.bias,
+                squares,
+                gated,
+                both.stride(1),
+                M,
+                width,
+                self.N,
+                layer.second_norm.variance_epsilon,
+                RANK=gate_up.rank,
+                SPLITS=len(both),
+                BLOCK=128,
+                **tokens,
+                **k.EARLY,
+            )
             last = self._product(gated, layer.down), layer.down
         self._add(x, *last, self.final_norm, h, squares)
-        return nn.functional.rms_norm(x, (self.N,), self.final_norm.weight, self.final_norm.variance_epsilon)
+        return nn.functional.rms_norm(
+            x, (self.N,), self.final_norm.weight, self.final_norm.variance_epsilon
+        )
 
-    def _add(self, x: Tensor, y: Tensor | None, joined: Joined | None, norm: nn.Module, out: Tensor, squares: Tensor):
+    def _add(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        joined: Joined | None,
+        norm: nn.Module,
+        out: Tensor,
+        squares: Tensor,
+    ):
         """Add a product of `joined` to x, and begin the norm: `out` = x * weight, and the sums of squares."""
-        up, bias, rank, stride, splits = (joined.up, joined.bias, joined.rank, y.stride(1), len(y)) if joined else (None, None, 0, 0, 0)
-        self.kernels.add[(-(-len(x) // 16), squares.shape[1])](x, y, up, bias, norm.weight, out, squares, stride, len(x), self.N,
-                                                               RANK=rank, SPLITS=splits, BLOCK_M=16, BLOCK=BLOCK, **self.kernels.EARLY)
+        up, bias, rank, stride, splits = (
+            (joined.up, joined.bias, joined.rank, y.stride(1), len(y))
+            if joined
+            else (None, None, 0, 0, 0)
+        )
+        self.kernels.add[(-(-len(x) // 16), squares.shape[1])](
+            x,
+            y,
+            up,
+            bias,
+            norm.weight,
+            out,
+            squares,
+            stride,
+            len(x),
+            self.N,
+            RANK=rank,
+            SPLITS=splits,
+            BLOCK_M=16,
+            BLOCK=BLOCK,
+            **self.kernels.EARLY,
+        )
 
     def _product(self, x: Tensor, joined: Joined) -> Tensor:
         """Return x (M, K) times the weights of `joined`, in S parts that are to be added up (S, M, X)."""
         (M, K), X = x.shape, len(joined.weight)
         if self.processors and M <= FEW and K % 128 == 0:
             wide = M > 32 and X > 32 * self.processors
-            columns, part, stages = (64, 128, 6) if M <= 32 else (128, 64, 5) if wide else (64, 64, 8)
+            columns, part, stages = (
+                (64, 128, 6) if M <= 32 else (128, 64, 5) if wide else (64, 64, 8)
+            )
             blocks = -(-X // columns)
-            y = x.new_empty(max(1, min(self.processors // blocks, K // part // 4)), M, X, dtype=torch.float32)
+            y = x.new_empty(
+                max(1, min(self.processors // blocks, K // part // 4)), M, X, dtype=torch.float32
+            )
             self.kernels.multiply[(blocks, len(y))](
-                x, joined.weight, y, M, X, K, SPLITS=len(y), BLOCK_M=max(16, 1 << (M - 1).bit_length()), BLOCK_X=columns, BLOCK_K=part,
-                STAGES=stages, num_warps=4, **self.kernels.EARLY)
+                x,
+                joined.weight,
+                y,
+                M,
+                X,
+                K,
+                SPLITS=len(y),
+                BLOCK_M=max(16, 1 << (M - 1).bit_length()),
+                BLOCK_X=columns,
+                BLOCK_K=part,
+                STAGES=stages,
+                num_warps=4,
+                **self.kernels.EARLY,
+            )
             return y
         return (x @ joined.padded.t())[None]
 
@@ -206,10 +395,46 @@ class FusedModel:
             logits_MV, heat = truncate(logits_MV.float() / scale[:, None], None), (heat > 0).float()
         blocks = -(-V // 4096)
         tops, sums = (torch.empty(M, blocks, dtype=torch.float32, device=device) for _ in range(2))
-        best, chosen = torch.empty(M, blocks, dtype=torch.int32, device=device), torch.empty(M, dtype=torch.int32, device=device)
+        best, chosen = (
+            torch.empty(M, blocks, dtype=torch.int32, device=device),
+            torch.empty(M, dtype=torch.int32, device=device),
+        )
         logprob = torch.empty(M, dtype=torch.float32, device=device)
-        k.sum_blocks[(M, blocks)](logits_MV, heat, tops, sums, best, V, blocks, T=T, BLOCK=4096, **k.EARLY)
-        k.pick[(M,)](logits_MV, heat, state["key"], state["written"], tops, sums, best, chosen, logprob, V, blocks, T=T, BLOCK=4096,
-                     BLOCKS=max(2, 1 << (blocks - 1).bit_length()), **k.EARLY)
-        k.advance[(R,)](chosen, logprob, self.feed, self.out_tokens, self.out_logprobs, self.stops, state["slot"], state["budget"],
-                        state["written"], state["live"], self.room, T=T, WIDTH=WIDTH, STOPS=len(self.stops), num_warps=1, **k.EARLY)
+        k.sum_blocks[(M, blocks)](
+            logits_MV, heat, tops, sums, best, V, blocks, T=T, BLOCK=4096, **k.EARLY
+        )
+        k.pick[(M,)](
+            logits_MV,
+            heat,
+            state["key"],
+            state["written"],
+            tops,
+            sums,
+            best,
+            chosen,
+            logprob,
+            V,
+            blocks,
+            T=T,
+            BLOCK=4096,
+            BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
+            **k.EARLY,
+        )
+        k.advance[(R,)](
+            chosen,
+            logprob,
+            self.feed,
+            self.out_tokens,
+            self.out_logprobs,
+            self.stops,
+            state["slot"],
+            state["budget"],
+            state["written"],
+            state["live"],
+            self.room,
+            T=T,
+            WIDTH=WIDTH,
+            STOPS=len(self.stops),
+            num_warps=1,
+            **k.EARLY,
+        )

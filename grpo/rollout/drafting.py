@@ -7,6 +7,7 @@ acceptance test is needed where the draft is itself drawn; prompt lookup decodin
 
 Shapes: R rows, k drafted tokens.
 """
+
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -46,7 +47,15 @@ class Drafting:
         """The probability that a token goes as planned."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
-    def length(self, rows: int, flat: int, aim: int, lengths: Sequence[int] = LENGTHS, matched: float = 0, slipped: float = 0) -> int:
+    def length(
+        self,
+        rows: int,
+        flat: int,
+        aim: int,
+        lengths: Sequence[int] = LENGTHS,
+        matched: float = 0,
+        slipped: float = 0,
+    ) -> int:
         """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
 
         A fixed length is kept to, or else the longest of them. The rows' own record counts beside the general one, because those that are
@@ -59,28 +68,45 @@ class Drafting:
         a = (matched + 4 * rows * self.acceptance) / (matched + slipped + 4 * rows)
 
         def speed(k):
-            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a ** k)))
+            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a**k)))
 
         best = max(lengths, key=speed)
         return best if speed(best) > 1.3 * speed(0) else 0
 
-    def observe(self, k: int, rows: int, flat: int, matched: int, slipped: int, count: Tensor, seconds: float):
+    def observe(
+        self,
+        k: int,
+        rows: int,
+        flat: int,
+        matched: int,
+        slipped: int,
+        count: Tensor,
+        seconds: float,
+    ):
         """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of passes).
 
         `count` tokens of each completion counted; several may be one row.
         """
         completions, tokens = int((count > 0).sum()), int(count.sum())
         self.matched, self.slipped = self.matched + matched, self.slipped + slipped
-        self.passes, self.tokens = self.passes + (completions if k else tokens), self.tokens + tokens
+        self.passes, self.tokens = (
+            self.passes + (completions if k else tokens),
+            self.tokens + tokens,
+        )
         self.seconds += seconds
-        self.plain_seconds += seconds * (tokens / completions * (flat + rows) / (flat + rows * (k + 1)) if k else 1)
+        self.plain_seconds += seconds * (
+            tokens / completions * (flat + rows) / (flat + rows * (k + 1)) if k else 1
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""
         if not self.passes:
             return {}
-        return {"draft/acceptance": self.acceptance, "draft/tokens_per_forward": self.tokens / self.passes,
-                "time/saved_by_drafts": self.plain_seconds - self.seconds}
+        return {
+            "draft/acceptance": self.acceptance,
+            "draft/tokens_per_forward": self.tokens / self.passes,
+            "time/saved_by_drafts": self.plain_seconds - self.seconds,
+        }
 
     def state_dict(self) -> dict[str, float]:
         return {"matched": self.matched, "slipped": self.slipped}
@@ -94,7 +120,9 @@ def parse_mode(mode: str) -> int | None:
     if mode in ("auto", "off"):
         return None if mode == "auto" else 0
     if not mode.isdecimal() or not 0 <= int(mode) <= LENGTHS[-1]:
-        raise UserError(f"--draft {mode}: give auto, off, or a number of tokens up to {LENGTHS[-1]}")
+        raise UserError(
+            f"--draft {mode}: give auto, off, or a number of tokens up to {LENGTHS[-1]}"
+        )
     return int(mode)
 
 
@@ -109,15 +137,29 @@ class Plans:
         self.policy, self.guesses = policy, [copy(guess) for guess in guesses]
         end = policy.tokenizer.eos_token_id
         self.end = [end] if end in policy.stops else list(policy.stops[:1])
-        self.texts, self.read = [""] * len(guesses), [0] * len(guesses)  # of each row: its text, and how many tokens that is
-        self.pieces: dict[str, list[int]] = {}  # words, with the white space before them: their tokens
+        self.texts, self.read = (
+            [""] * len(guesses),
+            [0] * len(guesses),
+        )  # of each row: its text, and how many tokens that is
+        self.pieces: dict[
+            str, list[int]
+        ] = {}  # words, with the white space before them: their tokens
         self.planned = torch.full((len(guesses), width), NONE)
-        self.is_stale = torch.zeros(len(guesses), dtype=torch.bool)  # went otherwise, and was not aimed anew
-        self.matched, self.slipped = (torch.zeros(len(guesses), dtype=torch.long) for _ in range(2))  # tokens of each row
+        self.is_stale = torch.zeros(
+            len(guesses), dtype=torch.bool
+        )  # went otherwise, and was not aimed anew
+        self.matched, self.slipped = (
+            torch.zeros(len(guesses), dtype=torch.long) for _ in range(2)
+        )  # tokens of each row
         self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
         first = {guess: row for row, guess in reversed(list(enumerate(guesses)))}
         self.first = [first[guess] for guess in guesses]  # the first row of the same guess
-        self._aim(torch.arange(len(guesses)), torch.empty(len(guesses), 0, dtype=torch.long), torch.zeros_like(self.until), SHORT)
+        self._aim(
+            torch.arange(len(guesses)),
+            torch.empty(len(guesses), 0, dtype=torch.long),
+            torch.zeros_like(self.until),
+            SHORT,
+        )
 
     def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
         """Return the k tokens (R, k) that are expected next in `rows`; of the `tokens` of all rows (all, room), `written` (R,) are."""
@@ -128,11 +170,17 @@ class Plans:
             self._aim(rows[lost], tokens, written[lost], max(k, SHORT))
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
-    def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> tuple[int, int]:
+    def observe(
+        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
+    ) -> tuple[int, int]:
         """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched and how many slipped."""
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
-        real = (steps < count[:, None]) & ~self.is_stale[rows, None] & (places < self.until[rows, None])
+        real = (
+            (steps < count[:, None])
+            & ~self.is_stale[rows, None]
+            & (places < self.until[rows, None])
+        )
         as_planned = chosen == self.planned[rows[:, None], places]
         slipped = (real & ~as_planned).any(1)
         matched = (real & as_planned).long().cumprod(1).sum(1)
@@ -145,9 +193,14 @@ class Plans:
         """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so long; `tokens` are those of all rows."""
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
-            alike.setdefault((self.first[row], n, tokens[row, :n].numpy().tobytes()), []).append(row)
+            alike.setdefault((self.first[row], n, tokens[row, :n].numpy().tobytes()), []).append(
+                row
+            )
         starts = [n for _, n, _ in alike]
-        rests = [self.guesses[row](self._text(row, tokens[row, :n])) for (row, *_), n in zip(alike.values(), starts)]
+        rests = [
+            self.guesses[row](self._text(row, tokens[row, :n]))
+            for (row, *_), n in zip(alike.values(), starts)
+        ]
         cuts = [rest.rfind(" ", 0, AHEAD * k) if len(rest) > AHEAD * k else -1 for rest in rests]
         parts = [rest[:cut] if cut > 0 else rest for rest, cut in zip(rests, cuts)]
         plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
@@ -161,8 +214,8 @@ class Plans:
         """
         before = max(0, self.read[row] - 1)
         new = tokens[before:].tolist()
-        known = self.policy.decode(new[:self.read[row] - before])
-        text = self.texts[row] + self.policy.decode(new)[len(known):]
+        known = self.policy.decode(new[: self.read[row] - before])
+        text = self.texts[row] + self.policy.decode(new)[len(known) :]
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self.texts[row], self.read[row] = text, len(tokens)
         return text
@@ -173,21 +226,33 @@ class Plans:
         They stand behind a line end, because many tokenizers put a space before what stands first.
         """
         parted = [_PIECE.findall(text) for text in texts]
-        new = [piece for piece in dict.fromkeys(chain.from_iterable(parted)) if piece not in self.pieces]
+        new = [
+            piece
+            for piece in dict.fromkeys(chain.from_iterable(parted))
+            if piece not in self.pieces
+        ]
         if new:
             line_end, *encoded = self._encode(["\n", *("\n" + piece for piece in new)])
-            self.pieces |= {piece: tokens[len(line_end):] for piece, tokens in zip(new, encoded)}
-        return [list(chain.from_iterable(map(self.pieces.__getitem__, pieces))) for pieces in parted]
+            self.pieces |= {piece: tokens[len(line_end) :] for piece, tokens in zip(new, encoded)}
+        return [
+            list(chain.from_iterable(map(self.pieces.__getitem__, pieces))) for pieces in parted
+        ]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self.policy.tokenizer(texts, add_special_tokens=False).input_ids
 
-    def _set(self, rows: Iterable[list[int]], starts: Iterable[int], plans: Iterable[list[int]], is_whole: Iterable[bool]):
+    def _set(
+        self,
+        rows: Iterable[list[int]],
+        starts: Iterable[int],
+        plans: Iterable[list[int]],
+        is_whole: Iterable[bool],
+    ):
         """Write each of the `plans` down for its rows, from its start on; a whole one lasts for ever, with nothing behind its end."""
         width = self.planned.shape[1]
         for alike, start, plan, lasts in zip(rows, starts, plans, is_whole, strict=True):
             end = min(start + len(plan), width)
-            self.planned[alike, start:end] = torch.tensor(plan[:end - start], dtype=torch.long)
+            self.planned[alike, start:end] = torch.tensor(plan[: end - start], dtype=torch.long)
             if lasts:
                 self.planned[alike, end:] = NONE
             self.until[alike] = end + width * lasts

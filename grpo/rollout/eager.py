@@ -6,6 +6,7 @@ with its own uniform number. Where they go apart, the row is copied.
 
 Shapes: P prompts, C completions, R rows, k drafted tokens, T = 1 + k.
 """
+
 from collections.abc import Callable
 
 import torch
@@ -32,15 +33,23 @@ class EagerDecoder:
     flat, aim = 48, 3  # see Drafting.length; as seen with the embedded model on two cores
     lengths = LENGTHS
 
-    def __init__(self, policy: Policy, prompts, keys, heat, budget, truncate: Callable | None, room: int):
+    def __init__(
+        self, policy: Policy, prompts, keys, heat, budget, truncate: Callable | None, room: int
+    ):
         self.policy, self.truncate = policy, truncate
         self.last_PH, self.shared = policy.prefill(prompts)
         self.shared.allot(len(prompts), room)
         self.keys, self.heat, self.budget = keys, heat, budget
         self.stops, self.written = torch.tensor(policy.stops), torch.zeros_like(keys)
-        self.row = torch.arange(len(prompts)).repeat_interleave(len(keys) // len(prompts))  # which row each completion reads
-        self.first = torch.arange(len(prompts)) * (len(keys) // len(prompts))  # the first completion of each row
-        self.last: Tensor | None = None  # the token of each completion that the model has not read yet
+        self.row = torch.arange(len(prompts)).repeat_interleave(
+            len(keys) // len(prompts)
+        )  # which row each completion reads
+        self.first = torch.arange(len(prompts)) * (
+            len(keys) // len(prompts)
+        )  # the first completion of each row
+        self.last: Tensor | None = (
+            None  # the token of each completion that the model has not read yet
+        )
 
     def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next tokens of each completion, their log-probabilities (C, T), and how many of them count (C,), on the CPU.
@@ -54,10 +63,17 @@ class EagerDecoder:
             tokens = torch.cat([self.last[self.first, None], drafts_Rk.clamp(min=0)], 1)
             hidden = self.policy.extend(tokens.to(device), self.shared)
         places_CT = self.written[:, None] + torch.arange(hidden.shape[1])
-        chosen, logprobs = choose(self.policy.logits(hidden), self.heat[self.first].to(device),
-                                  uniform(self.keys[:, None], places_CT).to(device), self.row.to(device), self.truncate)
+        chosen, logprobs = choose(
+            self.policy.logits(hidden),
+            self.heat[self.first].to(device),
+            uniform(self.keys[:, None], places_CT).to(device),
+            self.row.to(device),
+            self.truncate,
+        )
         chosen, logprobs = chosen.cpu(), logprobs.cpu()
-        count = accepted(chosen, drafts_Rk[self.row], self.stops).minimum(self.budget - self.written)
+        count = accepted(chosen, drafts_Rk[self.row], self.stops).minimum(
+            self.budget - self.written
+        )
         self.last = chosen.gather(1, count[:, None] - 1)[:, 0]
         self.written = self.written + count
         return chosen, logprobs, count
@@ -68,7 +84,9 @@ class EagerDecoder:
         if not len(stay):
             return stay
         sources_R = torch.arange(len(self.first))
-        if len(stay) < len(self.last) or len(self.first) < len(self.last):  # else each has its row and keeps it
+        if len(stay) < len(self.last) or len(self.first) < len(
+            self.last
+        ):  # else each has its row and keeps it
             for name in ("keys", "heat", "budget", "written", "row", "last"):
                 setattr(self, name, getattr(self, name)[stay])
             sources_R = self._part()
@@ -82,12 +100,16 @@ class EagerDecoder:
 
         The first part of a row stays where it is, while that is below the new number of rows; the others fill the gaps.
         """
-        parts, part_C = torch.stack([self.row, self.written, self.last]).unique(dim=1, return_inverse=True)
+        parts, part_C = torch.stack([self.row, self.written, self.last]).unique(
+            dim=1, return_inverse=True
+        )
         source_R = parts[0]  # in order
         R = len(source_R)
         stays_R = (source_R.diff(prepend=source_R.new_tensor([-1])) > 0) & (source_R < R)
         is_free_R = torch.ones(R, dtype=torch.bool).index_fill(0, source_R[stays_R], False)
         place_R = source_R.masked_scatter(~stays_R, is_free_R.nonzero())
         self.row = place_R[part_C]
-        self.first = torch.full((R,), len(part_C)).scatter_reduce(0, self.row, torch.arange(len(part_C)), "amin")
+        self.first = torch.full((R,), len(part_C)).scatter_reduce(
+            0, self.row, torch.arange(len(part_C)), "amin"
+        )
         return source_R.scatter(0, place_R, source_R)

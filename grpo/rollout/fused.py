@@ -4,6 +4,7 @@ The host looks at what was written once in `BURST` steps, or after each draft.
 
 Shapes: R rows, T tokens of each at once, k = T - 1 drafted, L prompt tokens.
 """
+
 from collections.abc import Callable
 
 import torch
@@ -23,19 +24,38 @@ class FusedDecoder:
     # overhead; one token more of Llama-3.2-3B takes 10 us then, and aiming anew 0.4 ms of the host.
     flat, aim = 256, 40
 
-    def __init__(self, model: FusedModel, prompts, keys: Tensor, heat: Tensor, budget: Tensor, truncate: Callable | None, room: int):
+    def __init__(
+        self,
+        model: FusedModel,
+        prompts,
+        keys: Tensor,
+        heat: Tensor,
+        budget: Tensor,
+        truncate: Callable | None,
+        room: int,
+    ):
         self.model, self.truncate, policy = model, truncate, model.policy
-        self.last_PN, shared = policy.prefill(prompts)  # which takes over what the optimizer has changed
+        self.last_PN, shared = policy.prefill(
+            prompts
+        )  # which takes over what the optimizer has changed
         longest, rows = shared.padding_PL.shape[1], len(keys)
         model.allot(rows, len(prompts), longest, room)
         for i, (prompt_keys, prompt_values) in shared.prompt.items():
-            model.shared[i, 0, :len(prompts), :, :longest] = prompt_keys
-            model.shared[i, 1, :len(prompts), :, :longest] = prompt_values
-        model.lengths[:len(prompts)] = shared.lengths_P
+            model.shared[i, 0, : len(prompts), :, :longest] = prompt_keys
+            model.shared[i, 1, : len(prompts), :, :longest] = prompt_values
+        model.lengths[: len(prompts)] = shared.lengths_P
         self.columns = rows // len(prompts)
         self.prompt_of = torch.arange(len(prompts)).repeat_interleave(self.columns)
         start = shared.lengths_P.repeat_interleave(self.columns)
-        fresh = dict(slot=torch.arange(rows), budget=budget, written=0, live=1, start=start, key=keys, heat=heat)
+        fresh = dict(
+            slot=torch.arange(rows),
+            budget=budget,
+            written=0,
+            live=1,
+            start=start,
+            key=keys,
+            heat=heat,
+        )
         model.state["live"].zero_()
         for name, value in fresh.items():
             model.state[name][:rows] = value
@@ -51,8 +71,16 @@ class FusedDecoder:
 
     def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how many of them count (R,), on the CPU."""
-        model, state, R, T, new = self.model, self.model.state, len(self.written), 1 + drafts_Rk.shape[1], 1
-        begin = state["slot"][:R] * model.room + state["written"][:R]  # where the new tokens will stand
+        model, state, R, T, new = (
+            self.model,
+            self.model.state,
+            len(self.written),
+            1 + drafts_Rk.shape[1],
+            1,
+        )
+        begin = (
+            state["slot"][:R] * model.room + state["written"][:R]
+        )  # where the new tokens will stand
         if self.last_PN is not None:
             logits = model.policy.head(self.last_PN).repeat_interleave(self.columns, 0)
             model.sample(logits, R, 1, self.truncate)
@@ -67,9 +95,20 @@ class FusedDecoder:
                 model.run(bucket(R), T, tiles, self.truncate)
             new = max(new, T)
         places = begin[:, None] + torch.arange(new, device=begin.device)
-        together = torch.cat([model.out_tokens.take(places), model.out_logprobs.take(places).view(torch.int32),
-                              state["written"][:R, None], state["live"][:R, None]], 1).cpu()  # one transfer, one wait
-        chosen, logprobs, (written, live) = together[:, :new], together[:, new:2 * new], together[:, 2 * new:].unbind(1)
+        together = torch.cat(
+            [
+                model.out_tokens.take(places),
+                model.out_logprobs.take(places).view(torch.int32),
+                state["written"][:R, None],
+                state["live"][:R, None],
+            ],
+            1,
+        ).cpu()  # one transfer, one wait
+        chosen, logprobs, (written, live) = (
+            together[:, :new],
+            together[:, new : 2 * new],
+            together[:, 2 * new :].unbind(1),
+        )
         count, self.written, self.live = written - self.written, written, live > 0
         return chosen, logprobs.int().view(torch.float32), count
 
@@ -80,9 +119,11 @@ class FusedDecoder:
             return torch.arange(rows)
         there = kept.to(self.model.feed.device)
         for tensor in (*self.model.state.values(), self.model.feed):
-            tensor[:len(kept)] = tensor[there]
-        self.model.state["live"][len(kept):rows] = 0
-        self.written, self.budget, self.live, self.prompt_of = (x[kept] for x in (self.written, self.budget, self.live, self.prompt_of))
+            tensor[: len(kept)] = tensor[there]
+        self.model.state["live"][len(kept) : rows] = 0
+        self.written, self.budget, self.live, self.prompt_of = (
+            x[kept] for x in (self.written, self.budget, self.live, self.prompt_of)
+        )
         self.laid_out = None
         return kept
 
@@ -91,8 +132,13 @@ class FusedDecoder:
         if self.laid_out is None or self.laid_out[0] != T:
             size, tiles = self.model.tile_tokens(T), []
             prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
-            for prompt, after, count in zip(prompts.tolist(), (T * counts.cumsum(0)).tolist(), (T * counts).tolist()):
-                tiles += [(prompt, token, min(size, after - token)) for token in range(after - count, after, size)]
+            for prompt, after, count in zip(
+                prompts.tolist(), (T * counts.cumsum(0)).tolist(), (T * counts).tolist()
+            ):
+                tiles += [
+                    (prompt, token, min(size, after - token))
+                    for token in range(after - count, after, size)
+                ]
             number = bucket(len(tiles))
             tiles += [(0, 0, 0)] * (number - len(tiles))
             self.model.tile[:, :number] = torch.tensor(tiles, dtype=torch.int32).t()

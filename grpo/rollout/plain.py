@@ -5,6 +5,7 @@ causal attention alone is right for every architecture. `PlainPrompt` has the ve
 
 Shapes: P prompts, R rows, as many for each prompt, in order, L prompt tokens, T new tokens.
 """
+
 import torch
 
 
@@ -19,7 +20,10 @@ class PlainPrompt:
 
     def allot(self, rows: int, room: int):
         each = rows // len(self.lengths_P)
-        self.lengths_P, self.tokens_PL = self.lengths_P.repeat_interleave(each), self.tokens_PL.repeat_interleave(each, 0)
+        self.lengths_P, self.tokens_PL = (
+            self.lengths_P.repeat_interleave(each),
+            self.tokens_PL.repeat_interleave(each, 0),
+        )
         self.filled_R = self.lengths_P.new_zeros(rows)
         self.own_RT = self.lengths_P.new_zeros(rows, room)
 
@@ -32,12 +36,18 @@ class PlainPrompt:
         if self.filled_R is not None:
             offsets_RT = offsets_RT + self.filled_R[:, None]
             self.own_RT = self.own_RT.scatter(1, offsets_RT, tokens_RT)
-            new_RT = self.own_RT[:, :int(offsets_RT.max()) + 1]
+            new_RT = self.own_RT[:, : int(offsets_RT.max()) + 1]
         lengths_R1 = self.lengths_P.repeat_interleave(rows)[:, None]
-        whole = torch.nn.functional.pad(self.tokens_PL.repeat_interleave(rows, 0), (0, new_RT.shape[1]))
+        whole = torch.nn.functional.pad(
+            self.tokens_PL.repeat_interleave(rows, 0), (0, new_RT.shape[1])
+        )
         places = lengths_R1 + torch.arange(new_RT.shape[1], device=tokens_RT.device)
         return whole.scatter(1, places, new_RT), lengths_R1 + offsets_RT
 
     def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
-        self.lengths_P, self.tokens_PL, self.own_RT = self.lengths_P[rows_R], self.tokens_PL[rows_R], self.own_RT[rows_R]
+        self.lengths_P, self.tokens_PL, self.own_RT = (
+            self.lengths_P[rows_R],
+            self.tokens_PL[rows_R],
+            self.own_RT[rows_R],
+        )
         self.filled_R = filled_R

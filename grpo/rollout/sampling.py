@@ -5,6 +5,7 @@ on the policy's distribution and that number alone, not on batch layout, padding
 
 Shapes: R rows, T places in each, N draws, C completions, V vocabulary.
 """
+
 import hashlib
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     x = x ^ _shift(x, 31)
-    return _shift(x, 11).double() * 2.0 ** -53
+    return _shift(x, 11).double() * 2.0**-53
 
 
 def _signed(value: int) -> int:
@@ -59,12 +60,19 @@ def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) ->
     before_N1 = torch.where(block_N1 > 0, cdf_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0)
     cdf_Nb = mass_RBb[row_N, block_N1[:, 0]].cumsum(-1)
     place_N1 = torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)
-    last_N1 = (cdf_Nb < cdf_Nb[:, -1:]).sum(-1, keepdim=True)  # the last token of the block that has any probability
+    last_N1 = (cdf_Nb < cdf_Nb[:, -1:]).sum(
+        -1, keepdim=True
+    )  # the last token of the block that has any probability
     return (block_N1 * BLOCK + place_N1.minimum(last_N1))[:, 0]
 
 
-def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_CT: torch.Tensor, row_C: torch.Tensor,
-           truncate: Callable | None) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(
+    logits_RTV: torch.Tensor,
+    heat_R: torch.Tensor,
+    uniform_CT: torch.Tensor,
+    row_C: torch.Tensor,
+    truncate: Callable | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their log-probabilities, (C, T) each.
 
     The log-probabilities are those of the distribution drawn from. `heat_R` are temperatures; 0 takes the likeliest token.
@@ -82,7 +90,9 @@ def choose(logits_RTV: torch.Tensor, heat_R: torch.Tensor, uniform_CT: torch.Ten
     return drawn_CT, mass_MV[place_CT, drawn_CT].log()
 
 
-def truncation(top_k: int = 0, top_p: float = 1.0) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
+def truncation(
+    top_k: int = 0, top_p: float = 1.0
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
     """Return a function that sets all logits (R, V) outside the top k, or the nucleus of mass p, to -inf; or None.
 
     It takes logits already divided by the temperature and, from the loss, the sampled tokens (R,), which are always

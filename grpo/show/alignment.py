@@ -3,6 +3,7 @@
 The marks are those of wdiff, so that nothing depends on colour: `[-missing-]`, `{+added+}`, and both for a word in the
 place of another. The alignment is Needleman and Wunsch's with the scoring of the score (match 1, mismatch -1, gap -1).
 """
+
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -13,7 +14,12 @@ from align.needleman import nw_align
 from align.words import split_words
 from grpo.text import visible
 
-STYLES = {"match": "green", "substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
+STYLES = {
+    "match": "green",
+    "substitute": "bold magenta",
+    "delete": "bold red",
+    "insert": "bold blue",
+}
 CONTEXT = 6  # right words shown at each end of a run of them
 
 
@@ -32,21 +38,35 @@ def aligned(target: str, text: str) -> list[Column]:
     ['match', 'delete', 'match', 'insert']
     """
     wanted, written = split_words(target), split_words(text)
-    return [Column(op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j])
-            for op in nw_align(wanted, written).ops]
+    return [
+        Column(
+            op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j]
+        )
+        for op in nw_align(wanted, written).ops
+    ]
 
 
 def counts(columns: Sequence[Column]) -> str:
     """Return how many words are of which kind, as a sentence."""
-    names = {"match": "right", "substitute": "in the place of another", "delete": "missing", "insert": "too many"}
+    names = {
+        "match": "right",
+        "substitute": "in the place of another",
+        "delete": "missing",
+        "insert": "too many",
+    }
     numbers = {kind: sum(column.kind == kind for column in columns) for kind in names}
-    return ", ".join(f"{number} {names[kind]}" for kind, number in numbers.items() if number or kind == "match")
+    return ", ".join(
+        f"{number} {names[kind]}" for kind, number in numbers.items() if number or kind == "match"
+    )
 
 
 def first_divergence(target: str, text: str) -> str:
     """Return the first word that is not the wanted one, with what was wanted: "word 3: wrote 'saw' for 'owl'"; "" where there is none."""
     wanted, written = split_words(target), split_words(text)
-    at = next((i for i, (x, y) in enumerate(zip(wanted, written)) if x != y), min(len(wanted), len(written)))
+    at = next(
+        (i for i, (x, y) in enumerate(zip(wanted, written)) if x != y),
+        min(len(wanted), len(written)),
+    )
     if at == len(wanted) == len(written):
         return ""
     if at == len(written):

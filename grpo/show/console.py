@@ -5,6 +5,7 @@ on the screen. Text of a model or a file passes `visible` and is handed to rich 
 parses for markup; what is not printable is spelled out, so that no text can move the cursor or colour the screen.
 All clock times are UTC.
 """
+
 import os
 import sys
 import time
@@ -28,20 +29,38 @@ from grpo.text import visible
 
 # Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is the score's name.
 FIGURES = {
-    "level": "  level {:>3g}", "reward": "  reward {:.3f}", "reward_std": " ± {:.3f}", "value": "  {name} {:.3f}",
-    "groups/kept": "  kept {:>2g}", "groups/count": " of {:g}",
-    "groups/resampled": "  resampled {:>2g}", "groups/skipped": "  skipped {:>2g}",
-    "temperature": "  T {:.2f}", "completions/mean_length": "  {:>5.1f} tokens",
-    "tokens_per_second": "  {:>7,.0f} tok/s", "memory_gb": "  {:>5.1f} GB", "step_time": "  {:>5.1f} s",
-    "time/rollout": "  rollout {:.1f}", "time/update": "  update {:.1f}",
-    "loss": "  loss {:>7.4f}", "kl": "  KL {:.4f}", "entropy": "  entropy {:.3f}", "grad_norm": "  gradient {:.3f}",
-    "clip_ratio/low": "  clipped {:.1%}", "clip_ratio/high": " below, {:.1%} above", "parity/max_abs_logprob_diff": "  parity {:.0e}",
+    "level": "  level {:>3g}",
+    "reward": "  reward {:.3f}",
+    "reward_std": " ± {:.3f}",
+    "value": "  {name} {:.3f}",
+    "groups/kept": "  kept {:>2g}",
+    "groups/count": " of {:g}",
+    "groups/resampled": "  resampled {:>2g}",
+    "groups/skipped": "  skipped {:>2g}",
+    "temperature": "  T {:.2f}",
+    "completions/mean_length": "  {:>5.1f} tokens",
+    "tokens_per_second": "  {:>7,.0f} tok/s",
+    "memory_gb": "  {:>5.1f} GB",
+    "step_time": "  {:>5.1f} s",
+    "time/rollout": "  rollout {:.1f}",
+    "time/update": "  update {:.1f}",
+    "loss": "  loss {:>7.4f}",
+    "kl": "  KL {:.4f}",
+    "entropy": "  entropy {:.3f}",
+    "grad_norm": "  gradient {:.3f}",
+    "clip_ratio/low": "  clipped {:.1%}",
+    "clip_ratio/high": " below, {:.1%} above",
+    "parity/max_abs_logprob_diff": "  parity {:.0e}",
 }
 GROUPS = ("groups/kept", "groups/count", "groups/resampled", "groups/skipped", "temperature")
 SPEED = ("completions/mean_length", "tokens_per_second", "step_time")
 LINE = ("level", "reward", "reward_std", "value", *GROUPS, *SPEED, "memory_gb")
-PANEL_ROWS = (("level", "value", *GROUPS), (*SPEED, "time/rollout", "time/update", "memory_gb"),
-              ("loss", "kl", "entropy", "grad_norm"), ("clip_ratio/low", "clip_ratio/high", "parity/max_abs_logprob_diff"))
+PANEL_ROWS = (
+    ("level", "value", *GROUPS),
+    (*SPEED, "time/rollout", "time/update", "memory_gb"),
+    ("loss", "kl", "entropy", "grad_norm"),
+    ("clip_ratio/low", "clip_ratio/high", "parity/max_abs_logprob_diff"),
+)
 Evaluation = Mapping[str, Any]  # a line of eval.jsonl
 HISTORY = 30  # steps of the sparkline and of the mean beside it
 PANEL_WIDTH = 80  # columns; rich makes it narrower where the terminal is
@@ -72,7 +91,9 @@ def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "sco
     return "".join(FIGURES[name].format(metrics[name], name=metric) for name in present).lstrip()
 
 
-def step_line(report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score") -> str:
+def step_line(
+    report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score"
+) -> str:
     """Return a step as one line of aligned figures; `metric` names what `value` measures."""
     head = _control(report.metrics) + f"step {report.step:>{len(str(total_steps))}}/{total_steps}"
     left = "" if seconds_left is None else f"left {clock_time(seconds_left):>8}"
@@ -91,12 +112,23 @@ def evaluation_line(line: Evaluation) -> str:
     level that counts nothing).
     """
     split = "training" if line["split"] == "train" else "held-out"
-    level = f"{line['level']} {unit}" if (unit := line.get("unit", "words")) else f"level {line['level']}"
+    level = (
+        f"{line['level']} {unit}"
+        if (unit := line.get("unit", "words"))
+        else f"level {line['level']}"
+    )
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
     aside = f"n = {line['n']}, {sampling}, exact {line['exact']:.3g}"
     dropped = f"; {line['dropped']} trained on, dropped" if line.get("dropped") else ""
-    dropped += f"; {line['too_long']} too long for the context, passed over" if line.get("too_long") else ""
-    return _control(line) + f"{split} {line.get('metric', 'score')} at {level}: {interval(line)} ({aside}{dropped})"
+    dropped += (
+        f"; {line['too_long']} too long for the context, passed over"
+        if line.get("too_long")
+        else ""
+    )
+    return (
+        _control(line)
+        + f"{split} {line.get('metric', 'score')} at {level}: {interval(line)} ({aside}{dropped})"
+    )
 
 
 def _control(line: Mapping[str, Any]) -> str:
@@ -104,21 +136,29 @@ def _control(line: Mapping[str, Any]) -> str:
     return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
-def summary_table(before: Sequence[Evaluation], after: Sequence[Evaluation], metric: str = "score") -> list[str]:
+def summary_table(
+    before: Sequence[Evaluation], after: Sequence[Evaluation], metric: str = "score"
+) -> list[str]:
     """Return the evaluations before and after training as a table: title, head, a line for each level and temperature.
 
     What was evaluated only once has a dash in the other column.
     """
-    old, new = ({(line["level"], line["temperature"]): line for line in lines} for lines in (before, after))
+    old, new = (
+        {(line["level"], line["temperature"]): line for line in lines} for lines in (before, after)
+    )
     counts = ", ".join(map(str, sorted({line["n"] for line in (*before, *after)})))
     metric = [*before, *after][0].get("metric", metric)
-    table = [_control([*before, *after][0]) + f"held-out {metric}, mean [95 % interval], n = {counts}",
-             f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact"]
+    table = [
+        _control([*before, *after][0]) + f"held-out {metric}, mean [95 % interval], n = {counts}",
+        f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact",
+    ]
     for level, temperature in sorted(old.keys() | new.keys()):
         pair = [lines.get((level, temperature)) for lines in (old, new)]
         means = "  ".join(f"{interval(line) if line else '-':<20}" for line in pair)
         exact = " → ".join(f"{line['exact']:.3f}" if line else "  -  " for line in pair)
-        table.append(f"{level:>5}  {f'T {temperature:g}' if temperature else 'greedy':<8}  {means}  {exact}")
+        table.append(
+            f"{level:>5}  {f'T {temperature:g}' if temperature else 'greedy':<8}  {means}  {exact}"
+        )
     return table
 
 
@@ -128,31 +168,66 @@ def held_out_line(evaluations: Sequence[Evaluation]) -> str:
     for line in evaluations:
         if line["split"] != "train" and line["temperature"]:
             means.setdefault(line["level"], []).append(line["mean"])
-    told = [f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "") for level, seen in sorted(means.items())]
+    told = [
+        f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "")
+        for level, seen in sorted(means.items())
+    ]
     return "held out" + "".join(told) if told else ""
 
 
-def panel(report: StepReport, total_steps: int, *, seconds_left: float | None = None, rewards: Sequence[float] = (), best: float | None = None,
-          evaluations: Sequence[Evaluation] = (), metric: str = "score") -> Panel:
+def panel(
+    report: StepReport,
+    total_steps: int,
+    *,
+    seconds_left: float | None = None,
+    rewards: Sequence[float] = (),
+    best: float | None = None,
+    evaluations: Sequence[Evaluation] = (),
+    metric: str = "score",
+) -> Panel:
     """Return the live panel: progress, figures, the last `rewards` with their mean and the `best` of all as a sparkline, the held-out
     `evaluations`, the classes of the groups, and a completion, another one each step, held against what was wanted."""
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
-    rows = [_columns(ProgressBar(total_steps, report.step, complete_style="cyan", finished_style="cyan"),
-                     f"{report.step / total_steps:.0%}", left)]
+    rows = [
+        _columns(
+            ProgressBar(total_steps, report.step, complete_style="cyan", finished_style="cyan"),
+            f"{report.step / total_steps:.0%}",
+            left,
+        )
+    ]
     so_far = f"  mean {fmean(rewards):.3f}  best {best:.3f}" if rewards and best is not None else ""
-    rows.append(_quiet(figures(report.metrics, ("reward", "reward_std")) + so_far).append("  " + sparkline(rewards), "cyan"))
+    rows.append(
+        _quiet(figures(report.metrics, ("reward", "reward_std")) + so_far).append(
+            "  " + sparkline(rewards), "cyan"
+        )
+    )
     if line := held_out_line(evaluations):
         rows.append(_quiet(line))
-    rows += [_quiet(visible(line)) for names in PANEL_ROWS if (line := figures(report.metrics, names, metric))]
+    rows += [
+        _quiet(visible(line))
+        for names in PANEL_ROWS
+        if (line := figures(report.metrics, names, metric))
+    ]
     if classes := classes_of(report.metrics):
         rows.append(Text.assemble(("groups ", "dim"), classes))
-    scored = [(group.problem.target, *pair) for group in report.groups for pair in zip(group.completions, group.scores)]
+    scored = [
+        (group.problem.target, *pair)
+        for group in report.groups
+        for pair in zip(group.completions, group.scores)
+    ]
     if scored:
         target, completion, score = scored[ROTATE * report.step % len(scored)]
         head = f"paid {score.reward:.3f}"
-        rows.append(_columns(_quiet(head), _cut(rendered(aligned(target, completion.text)), PANEL_WIDTH - len(head) - 6)))
+        rows.append(
+            _columns(
+                _quiet(head),
+                _cut(rendered(aligned(target, completion.text)), PANEL_WIDTH - len(head) - 6),
+            )
+        )
     title = Text(_control(report.metrics) + f"step {report.step} of {total_steps}", style="bold")
-    return Panel(Stack(*rows), title=title, title_align="left", border_style="dim", width=PANEL_WIDTH)
+    return Panel(
+        Stack(*rows), title=title, title_align="left", border_style="dim", width=PANEL_WIDTH
+    )
 
 
 def _cut(text: Text, width: int) -> Text:
@@ -186,15 +261,28 @@ class Console:
     `value` measures. Leaving the ``with`` block, by an exception too, gives the terminal back as it was.
     """
 
-    def __init__(self, total_steps: int, *, log_every: int = 1, metric: str = "score", file: TextIO | None = None,
-                 force_terminal: bool | None = None):
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        log_every: int = 1,
+        metric: str = "score",
+        file: TextIO | None = None,
+        force_terminal: bool | None = None,
+    ):
         self.total_steps, self.log_every, self.metric = total_steps, log_every, metric
         self.file = file or sys.stdout
         self.encoding = self.file.encoding or "utf-8"
         # Decided here, not by rich: rich takes FORCE_COLOR, which many CI systems set, for a terminal.
-        usable = self.file.isatty() and os.environ.get("TERM") != "dumb" and "utf" in self.encoding.lower()
+        usable = (
+            self.file.isatty()
+            and os.environ.get("TERM") != "dumb"
+            and "utf" in self.encoding.lower()
+        )
         self.terminal = usable if force_terminal is None else force_terminal
-        self._rich = RichConsole(file=self.file, force_terminal=self.terminal, highlight=False, markup=False)
+        self._rich = RichConsole(
+            file=self.file, force_terminal=self.terminal, highlight=False, markup=False
+        )
         self._live = Live(console=self._rich)
         self._pace: float | None = None  # seconds a step
         self._rewards: deque[float] = deque(maxlen=HISTORY)
@@ -219,7 +307,9 @@ class Console:
     def loading(self, what: str) -> Iterator[None]:
         """Show that `what` is being loaded, and afterwards how long it took."""
         start = time.monotonic()
-        with self._rich.status(Text(f"loading {visible(what)}")) if self.terminal else nullcontext():
+        with (
+            self._rich.status(Text(f"loading {visible(what)}")) if self.terminal else nullcontext()
+        ):
             yield
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
 
@@ -239,9 +329,20 @@ class Console:
             self._rewards.append(reward)
             self._best = reward if self._best is None else max(self._best, reward)
         if self.terminal:
-            self._live.update(panel(report, self.total_steps, seconds_left=seconds_left, rewards=self._rewards, best=self._best,
-                                    evaluations=self._evaluations, metric=self.metric))
-            self._live.start(refresh=True)  # for the first panel; from then on it redraws itself, four times a second
+            self._live.update(
+                panel(
+                    report,
+                    self.total_steps,
+                    seconds_left=seconds_left,
+                    rewards=self._rewards,
+                    best=self._best,
+                    evaluations=self._evaluations,
+                    metric=self.metric,
+                )
+            )
+            self._live.start(
+                refresh=True
+            )  # for the first panel; from then on it redraws itself, four times a second
         elif report.step % self.log_every == 0 or report.step == self.total_steps:
             self.say(step_line(report, self.total_steps, seconds_left, self.metric))
         for event in report.events:
@@ -252,8 +353,13 @@ class Console:
         self._evaluations.append(line)
         self.say(evaluation_line({"metric": self.metric, **line}))
 
-    def summary(self, before: Sequence[Evaluation], after: Sequence[Evaluation], files: Mapping[str, str],
-                next_commands: Sequence[str]) -> None:
+    def summary(
+        self,
+        before: Sequence[Evaluation],
+        after: Sequence[Evaluation],
+        files: Mapping[str, str],
+        next_commands: Sequence[str],
+    ) -> None:
         """End the live panel and print the evaluations before and after, where the files are, and what to try next."""
         self._live.stop()
         tables = [summary_table(before, after, self.metric)] if before or after else []
@@ -269,7 +375,9 @@ class Console:
     def _row(self, head: str, text: str, style: str = "") -> None:
         """Print `text` beside `head`; on a terminal what is too long for the line goes on below `text`."""
         if self.terminal:
-            self._rich.print(_columns(Text(head, "dim"), Text(visible(text), style, overflow="fold")))
+            self._rich.print(
+                _columns(Text(head, "dim"), Text(visible(text), style, overflow="fold"))
+            )
         else:
             self._write(f"{head}  {text}")
 

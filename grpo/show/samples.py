@@ -3,6 +3,7 @@
 Every text is made harmless here (`grpo.text.visible`), and every completion is aligned with its target here, so that there is one aligner. A text that
 several completions of a group share is stored once.
 """
+
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,28 +28,55 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
     Its summary, "prompt", "target" (words), "texts" (the different ones: "words", "ops" as `run_lengths`, "divergence", "parts" of the score, and with
     `pieces` "logprobs" in hundredths of a nat, one a word) and "rows", a list a column with an entry a completion: its text's number, reward ...
     """
-    texts: dict[tuple, dict[str, Any]] = {}  # keyed by the tokens too: one text may be tokenised in two ways
+    texts: dict[
+        tuple, dict[str, Any]
+    ] = {}  # keyed by the tokens too: one text may be tokenised in two ways
     numbers: dict[tuple, list[int] | None] = {}  # of the words that the tokens of a text belong to
     rows: dict[str, list] = defaultdict(list)
     for sample, (completion, score) in enumerate(zip(group.completions, group.scores)):
         key = completion.text, completion.tokens
         if key not in texts:
-            numbers[key] = word_numbers(pieces(completion.tokens), completion.text) if pieces else None
-            texts[key] = {"words": harmless(completion.text), "ops": run_lengths(group.problem.target, completion.text),
-                          "divergence": first_divergence(group.problem.target, completion.text), "parts": _parts(score.parts)}
+            numbers[key] = (
+                word_numbers(pieces(completion.tokens), completion.text) if pieces else None
+            )
+            texts[key] = {
+                "words": harmless(completion.text),
+                "ops": run_lengths(group.problem.target, completion.text),
+                "divergence": first_divergence(group.problem.target, completion.text),
+                "parts": _parts(score.parts),
+            }
             if numbers[key]:
-                texts[key]["logprobs"] = [round(100 * sum(values)) for values in by_word(completion.logprobs, numbers[key], completion.text)]
+                texts[key]["logprobs"] = [
+                    round(100 * sum(values))
+                    for values in by_word(completion.logprobs, numbers[key], completion.text)
+                ]
         advantage = group.advantages[sample] if group.advantages else None
         by_token = isinstance(advantage, list)
-        row = {"text": list(texts).index(key), "reward": short(score.reward), "value": short(score.value), "exact": int(score.exact),
-               "finish": completion.finish, "tokens": len(completion.tokens), "advantage": short(fmean(advantage) if by_token else advantage)}
+        row = {
+            "text": list(texts).index(key),
+            "reward": short(score.reward),
+            "value": short(score.value),
+            "exact": int(score.exact),
+            "finish": completion.finish,
+            "tokens": len(completion.tokens),
+            "advantage": short(fmean(advantage) if by_token else advantage),
+        }
         if by_token and numbers[key]:
-            row["credits"] = [short(fmean(values or [0.0])) for values in by_word(advantage, numbers[key], completion.text)]
+            row["credits"] = [
+                short(fmean(values or [0.0]))
+                for values in by_word(advantage, numbers[key], completion.text)
+            ]
         for name, value in row.items():
             rows[name].append(value)
     summary = {name: short(value) for name, value in summaries([group])[0].items()}
-    return {**summary, "group": number, "prompt": "\n".join(map(visible, group.problem.prompt.split("\n"))),
-            "target": harmless(group.problem.target), "texts": list(texts.values()), "rows": rows}
+    return {
+        **summary,
+        "group": number,
+        "prompt": "\n".join(map(visible, group.problem.prompt.split("\n"))),
+        "target": harmless(group.problem.target),
+        "texts": list(texts.values()),
+        "rows": rows,
+    }
 
 
 def harmless(text: str) -> str:
@@ -62,7 +90,10 @@ def run_lengths(target: str, text: str) -> str:
     >>> run_lengths("the old grey owl", "the owl saw")
     '1=2-1=1+'
     """
-    return "".join(f"{len(list(run))}{MARKS[kind]}" for kind, run in groupby(column.kind for column in aligned(target, text)))
+    return "".join(
+        f"{len(list(run))}{MARKS[kind]}"
+        for kind, run in groupby(column.kind for column in aligned(target, text))
+    )
 
 
 def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
@@ -98,11 +129,13 @@ def pieces_of(run: Path) -> Pieces | None:
         return None
     from tokenizers import Tokenizer
     from tokenizers.decoders import DecodeStream
+
     tokenizer = Tokenizer.from_file(str(files[-1]))
 
     def pieces(tokens: Sequence[int]) -> list[str | None]:
         stream = DecodeStream(skip_special_tokens=True)
         return [stream.step(tokenizer, token) for token in tokens]
+
     return pieces
 
 
@@ -112,4 +145,8 @@ def short(value: Any) -> Any:
 
 
 def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {visible(name): short(value) if isinstance(value, (int, float)) else visible(str(value)) for name, value in parts.items() if value is not None}
+    return {
+        visible(name): short(value) if isinstance(value, (int, float)) else visible(str(value))
+        for name, value in parts.items()
+        if value is not None
+    }

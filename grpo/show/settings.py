@@ -1,4 +1,5 @@
 """What a run does, defaults included, in words: for the head of the console."""
+
 from pathlib import Path
 
 import torch
@@ -14,9 +15,12 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
     """Return a line for each subject of the run in `folder`."""
     return {
         "run": str(folder),
-        **{name: f"{control}: NOT A REAL RUN, the rewards carry no information" for name, control in config.mark.items()},
+        **{
+            name: f"{control}: NOT A REAL RUN, the rewards carry no information"
+            for name, control in config.mark.items()
+        },
         "task": f"{config.task}, level {config.level}{_climb(config, trainer)}"
-                + "".join(f", {name} {value}" for name, value in config.task_options.items()),
+        + "".join(f", {name} {value}" for name, value in config.task_options.items()),
         "problems": config.dataset or config.problems,
         "reward": config.reward or "the task's own",
         "model": _model(config, trainer),
@@ -42,13 +46,21 @@ def _model(config: Config, trainer: Trainer) -> str:
     policy, ranks = trainer.policy, trainer.ranks.size
     size = sum(p.numel() for p in policy.model.parameters())
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    return (f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}" + (f", quantised: {config.quantise}" if config.quantise != "none" else "")
-            + f" on {policy.device}, {torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else ""))
+    return (
+        f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}"
+        + (f", quantised: {config.quantise}" if config.quantise != "none" else "")
+        + f" on {policy.device}, {torch.get_num_threads()} threads"
+        + (f", {ranks} ranks" if ranks > 1 else "")
+    )
 
 
 def _tuning(config: Config, trainer: Trainer) -> str:
     trained = sum(p.numel() for p in trainer.policy.parameters)
-    tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}" if config.lora_rank else "full fine-tuning"
+    tuning = (
+        f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}"
+        if config.lora_rank
+        else "full fine-tuning"
+    )
     return f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}"
 
 
@@ -56,25 +68,44 @@ def _update(config: Config, trainer: Trainer) -> str:
     optimizer, on_gpu = trainer.optimizer, trainer.policy.device.type == "cuda"
     masters = ", float32 masters" if optimizer.masters[0] is not optimizer.weights[0] else ""
     shared = ", shared out over the ranks" if optimizer.is_shared else ""
-    why = "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
-    return (f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} tokens ({why})"
-            + (", activations computed twice" if trainer.policy.is_forgetful else ""))
+    why = (
+        "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
+    )
+    return (
+        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} tokens ({why})"
+        + (", activations computed twice" if trainer.policy.is_forgetful else "")
+    )
 
 
 def _drafts(config: Config, trainer: Trainer) -> str:
     if trainer.draft is None:
         return "no drafts (the task has none)"
-    return "no drafts" if config.draft == "off" else f"drafts verified where that is faster ({config.draft})"
+    return (
+        "no drafts"
+        if config.draft == "off"
+        else f"drafts verified where that is faster ({config.draft})"
+    )
 
 
 def _batch(config: Config) -> str:
-    limits = {f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
-              f"{config.rung_minutes:g} minutes a rung": config.rung_minutes, f"{config.rung_tokens:,} tokens a rung": config.rung_tokens,
-              f"at most {config.step_tokens:,} tokens a step": config.step_tokens}
-    return ", ".join([f"{config.prompts} prompts × {config.group_size} completions", *(text for text, limit in limits.items() if limit > 0)])
+    limits = {
+        f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
+        f"{config.rung_minutes:g} minutes a rung": config.rung_minutes,
+        f"{config.rung_tokens:,} tokens a rung": config.rung_tokens,
+        f"at most {config.step_tokens:,} tokens a step": config.step_tokens,
+    }
+    return ", ".join(
+        [
+            f"{config.prompts} prompts × {config.group_size} completions",
+            *(text for text, limit in limits.items() if limit > 0),
+        ]
+    )
 
 
 def _loss(config: Config) -> str:
     credit = ", a token's own by alignment" if config.credit == "alignment" else ""
-    return (f"{config.loss}, advantages by {config.scale}{credit}, {f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
-            f"groups without variance: {config.on_degenerate}" + (", alarms stop the run" if config.on_alarm == "stop" else ""))
+    return (
+        f"{config.loss}, advantages by {config.scale}{credit}, {f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
+        f"groups without variance: {config.on_degenerate}"
+        + (", alarms stop the run" if config.on_alarm == "stop" else "")
+    )

@@ -1,4 +1,5 @@
 """Tables of records for a terminal or a pipe, and the words that stand in them."""
+
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -11,11 +12,27 @@ from grpo.records import Group
 from grpo.text import visible
 
 Record = Mapping[str, Any]
-CLASS_STYLES = {"varied": "", "solved": "green", "failed": "red", "identical": "bold red", "tied": "yellow"}
-WHY = {"identical": "every completion the same", "solved": "all right", "failed": "all worth nothing", "tied": "different texts, equal rewards"}
+CLASS_STYLES = {
+    "varied": "",
+    "solved": "green",
+    "failed": "red",
+    "identical": "bold red",
+    "tied": "yellow",
+}
+WHY = {
+    "identical": "every completion the same",
+    "solved": "all right",
+    "failed": "all worth nothing",
+    "tied": "different texts, equal rewards",
+}
 
 
-def show_table(console: Console, lines: Sequence[Record], figures: Mapping[str, tuple[str, str]], words: Mapping[str, Callable]):
+def show_table(
+    console: Console,
+    lines: Sequence[Record],
+    figures: Mapping[str, tuple[str, str]],
+    words: Mapping[str, Callable],
+):
     """Print a line each: `figures` are numbers (key, format) and stand to the right, `words` are made by a function of the line."""
     table = Table(box=None)
     for head in figures:
@@ -23,15 +40,26 @@ def show_table(console: Console, lines: Sequence[Record], figures: Mapping[str, 
     for head in words:
         table.add_column(head, overflow="ellipsis", no_wrap=True)
     for line in lines:
-        numbers = ["-" if line.get(key) is None else format(line[key], style) for key, style in figures.values()]
-        table.add_row(*numbers, *(part if isinstance(part := word(line), Text) else Text(part) for word in words.values()))
+        numbers = [
+            "-" if line.get(key) is None else format(line[key], style)
+            for key, style in figures.values()
+        ]
+        table.add_row(
+            *numbers,
+            *(
+                part if isinstance(part := word(line), Text) else Text(part)
+                for word in words.values()
+            ),
+        )
     console.print(table)
 
 
 def classes_of(line: Record) -> Text:
     """Return how many groups of a step are of which class, the degenerate ones in colour."""
     numbers = {name: line.get(f"groups/class/{name}") for name in CLASS_STYLES}
-    return Text(", ").join(Text(f"{number:g} {name}", CLASS_STYLES[name]) for name, number in numbers.items() if number)
+    return Text(", ").join(
+        Text(f"{number:g} {name}", CLASS_STYLES[name]) for name, number in numbers.items() if number
+    )
 
 
 def class_of(line: Record) -> Text:
@@ -41,7 +69,9 @@ def class_of(line: Record) -> Text:
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    return {"keep": "kept", "skip": "skipped", "resample": "drawn again"}.get(line["action"], line["action"]) + tries
+    return {"keep": "kept", "skip": "skipped", "resample": "drawn again"}.get(
+        line["action"], line["action"]
+    ) + tries
 
 
 def trap_of(line: Record) -> str:
@@ -50,7 +80,9 @@ def trap_of(line: Record) -> str:
 
 def spread_of(group: Group) -> str:
     """Return the least and the greatest advantage of a group, "" where nothing was learned from it."""
-    numbers = list(chain.from_iterable(row if isinstance(row, list) else [row] for row in group.advantages))
+    numbers = list(
+        chain.from_iterable(row if isinstance(row, list) else [row] for row in group.advantages)
+    )
     return f"{min(numbers):+.2f} to {max(numbers):+.2f}" if numbers else ""
 
 
@@ -58,15 +90,31 @@ def advantage_of(group: Group, sample: int) -> str:
     if not group.advantages:
         return "none"
     advantage = group.advantages[sample]
-    return f"{min(advantage):+.3f} to {max(advantage):+.3f} by token" if isinstance(advantage, list) else f"{advantage:+.3f}"
+    return (
+        f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
+        if isinstance(advantage, list)
+        else f"{advantage:+.3f}"
+    )
 
 
 def said_of(parts: Record) -> str:
     """Return the parts of a score, e.g. "; matches 12, trap copies A"."""
-    told = [f"{name} {f'{value:.3g}' if isinstance(value, float) else visible(str(value))}" for name, value in parts.items() if value is not None]
+    told = [
+        f"{name} {f'{value:.3g}' if isinstance(value, float) else visible(str(value))}"
+        for name, value in parts.items()
+        if value is not None
+    ]
     return f"; {', '.join(told)}" if told else ""
 
 
 def tint(logprob: float) -> str:
     """Return the colour of a token by its probability: above 0.9 plain, above 0.5, above 0.1, below."""
-    return "" if logprob > -0.105 else "green" if logprob > -0.693 else "yellow" if logprob > -2.303 else "bold red"
+    return (
+        ""
+        if logprob > -0.105
+        else "green"
+        if logprob > -0.693
+        else "yellow"
+        if logprob > -2.303
+        else "bold red"
+    )

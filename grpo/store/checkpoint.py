@@ -3,6 +3,7 @@
 checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout, optimizer.safetensors with
 optimizer.json, rng.json, trainer.json and manifest.json. No pickle anywhere: safetensors and JSON only.
 """
+
 import hashlib
 import json
 import os
@@ -23,11 +24,17 @@ from tasks.base import UserError
 
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
-_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")  # how Rust's writers (safetensors, tokenizers) wrap it
-_verified: dict[tuple[str, int], str | None] = {}  # (path, time of its manifest): what `verify` found
+_SYSTEM_ERROR = re.compile(
+    r"\(os error \d+\)|Os \{ code"
+)  # how Rust's writers (safetensors, tokenizers) wrap it
+_verified: dict[
+    tuple[str, int], str | None
+] = {}  # (path, time of its manifest): what `verify` found
 
 
-def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note: dict[str, Any]) -> Path:
+def save_checkpoint(
+    run: Path, step: int, write: Callable[[Path], None], *, note: dict[str, Any]
+) -> Path:
     """Write checkpoints/step-NNNNNN by `write(folder)`, whole or not at all, and return its path.
 
     Raises UserError when the disk will not take it; what was there before stays.
@@ -38,8 +45,11 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note
         remove_partial(run)
         aside.mkdir(parents=True)
         write(aside)
-        files = {str(path.relative_to(aside)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
-                 for path in sorted(aside.rglob("*")) if path.is_file()}
+        files = {
+            str(path.relative_to(aside)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
+            for path in sorted(aside.rglob("*"))
+            if path.is_file()
+        }
         manifest = {"format": _FORMAT, "step": step, "note": note, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (aside, *aside.rglob("*")):
@@ -54,8 +64,10 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], *, note
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            raise UserError(f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free some "
-                            f"space and go on with --resume {run}") from error
+            raise UserError(
+                f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free some "
+                f"space and go on with --resume {run}"
+            ) from error
         raise
     shutil.rmtree(old, ignore_errors=True)
     return final
@@ -76,7 +88,7 @@ def _damage(path: Path, manifest: Path) -> str | None:
     try:
         saved = read_json(manifest)
         if saved.get("format") != _FORMAT:
-            return f"{path}: no checkpoint that this version reads (its manifest.json has no \"format\": {_FORMAT})"
+            return f'{path}: no checkpoint that this version reads (its manifest.json has no "format": {_FORMAT})'
         for name, fact in saved["files"].items():
             file = path / name
             if path.resolve() not in file.resolve().parents:
@@ -94,9 +106,14 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     """Return the valid checkpoints of a run in the order of their steps, and what is wrong with each of the others."""
-    found = sorted((p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)), key=step_of)
+    found = sorted(
+        (p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)),
+        key=step_of,
+    )
     damage = {path: verify(path) for path in found}
-    return [path for path in found if damage[path] is None], [reason for reason in damage.values() if reason]
+    return [path for path in found if damage[path] is None], [
+        reason for reason in damage.values() if reason
+    ]
 
 
 def find_resume(path: Path) -> tuple[Path, list[str]]:
@@ -106,13 +123,17 @@ def find_resume(path: Path) -> tuple[Path, list[str]]:
     """
     path = Path(path)
     if not path.exists():
-        raise UserError(f"--resume {path}: does not exist; give a run's directory or one of its checkpoints")
+        raise UserError(
+            f"--resume {path}: does not exist; give a run's directory or one of its checkpoints"
+        )
     if _NAME.fullmatch(path.name):
         if reason := verify(path):
             raise UserError(f"--resume {reason}; give another checkpoint, or the run's directory")
         return path, []
     if not (path / "config.yaml").is_file():
-        raise UserError(f"--resume {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints")
+        raise UserError(
+            f"--resume {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints"
+        )
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
@@ -142,7 +163,9 @@ def remove_after(run: Path, step: int) -> list[str]:
 
 def _remove(paths: list[Path]) -> list[str]:
     for path in paths:
-        grave = path.with_name(f".tmp-{path.name}")  # renamed first: a kill in the middle leaves no half checkpoint
+        grave = path.with_name(
+            f".tmp-{path.name}"
+        )  # renamed first: a kill in the middle leaves no half checkpoint
         os.replace(path, grave)
         shutil.rmtree(grave)
     return [f"removed checkpoint {path.name}" for path in paths]
@@ -185,16 +208,25 @@ def save_optimizer(folder: Path, state: dict[str, Any]):
             target[f"{index}/{name}"] = value
     for number, part in enumerate(_parts(_apart(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
-    (folder / "optimizer.json").write_text(json.dumps({"rest": rest, "param_groups": state["param_groups"]}))
+    (folder / "optimizer.json").write_text(
+        json.dumps({"rest": rest, "param_groups": state["param_groups"]})
+    )
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors as safetensors takes them: contiguous, none in another's memory."""
     seen: set[int] = set()
-    return {name: value.clone() if (place := value.data_ptr()) in seen or seen.add(place) else value.contiguous() for name, value in tensors.items()}
+    return {
+        name: value.clone()
+        if (place := value.data_ptr()) in seen or seen.add(place)
+        else value.contiguous()
+        for name, value in tensors.items()
+    }
 
 
-def _parts(tensors: dict[str, torch.Tensor], most: int = 1 << 32) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(
+    tensors: dict[str, torch.Tensor], most: int = 1 << 32
+) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors in dictionaries of up to `most` bytes, or of one tensor; one of none where there are none."""
     part: dict[str, torch.Tensor] = {}
     size = 0
@@ -216,21 +248,37 @@ def load_optimizer(folder: Path, optimizer):
                 index, name = key.split("/", 1)
                 value, rows = file.get_slice(key), optimizer.rows(int(index))
                 is_cut = list(optimizer.weights[int(index)].shape) == value.get_shape()
-                state.setdefault(int(index), {})[name] = value[rows] if is_cut else file.get_tensor(key)
+                state.setdefault(int(index), {})[name] = (
+                    value[rows] if is_cut else file.get_tensor(key)
+                )
     for key, value in saved["rest"].items():
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value
-    groups = [{**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})} for group in saved["param_groups"]]
+    groups = [
+        {**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})}
+        for group in saved["param_groups"]
+    ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def save_rng(folder: Path):
     """Write the state of the random generators of Python, NumPy and torch to rng.json."""
     kind, keys, *numbers = np.random.get_state()
-    cuda = [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
-    (folder / "rng.json").write_text(json.dumps({
-        "python": random.getstate(), "numpy": [kind, keys.tolist(), *numbers],
-        "torch": torch.get_rng_state().tolist(), "cuda": cuda}))
+    cuda = (
+        [state.tolist() for state in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_available()
+        else []
+    )
+    (folder / "rng.json").write_text(
+        json.dumps(
+            {
+                "python": random.getstate(),
+                "numpy": [kind, keys.tolist(), *numbers],
+                "torch": torch.get_rng_state().tolist(),
+                "cuda": cuda,
+            }
+        )
+    )
 
 
 def load_rng(folder: Path):
@@ -242,7 +290,9 @@ def load_rng(folder: Path):
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
     torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
     if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]])
+        torch.cuda.set_rng_state_all(
+            [torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]]
+        )
 
 
 def step_of(path: Path) -> int:

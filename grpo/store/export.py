@@ -1,4 +1,5 @@
 """Records of completions as files that other programs read: .jsonl, .csv, .parquet."""
+
 import csv
 import json
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,12 @@ def _write_csv(path: Path, records: Iterable[Record]) -> int:
         writer = csv.DictWriter(file, list(first or ()))
         writer.writeheader()
         for number, record in enumerate(chain([first] if first else [], records), start=1):
-            writer.writerow({key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in record.items()})
+            writer.writerow(
+                {
+                    key: json.dumps(value) if isinstance(value, (list, dict)) else value
+                    for key, value in record.items()
+                }
+            )
     return number
 
 
@@ -57,5 +63,9 @@ def _columns(record: Record) -> dict[str, Any]:
     """Return a record whose values have one type a key: `parts` is JSON, and advantages of single tokens are a key of their own."""
     advantage = record["advantage"]
     by_token = isinstance(advantage, list)
-    return {**record, "parts": json.dumps(record["parts"]), "advantage": None if by_token else advantage,
-            "token_advantages": advantage if by_token else None}
+    return {
+        **record,
+        "parts": json.dumps(record["parts"]),
+        "advantage": None if by_token else advantage,
+        "token_advantages": advantage if by_token else None,
+    }

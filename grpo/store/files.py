@@ -1,4 +1,5 @@
 """The files that a run appends to, step by step; of several ranks the first one has them, the others `NoFiles`."""
+
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,20 @@ class RunFiles:
     run's; the run has `done` so many steps; `warn` says a line.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], mark: Mapping[str, str], done: int, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        mark: Mapping[str, str],
+        done: int,
+        warn: Callable[[str], None],
+    ):
         self.folder, self.mark = folder, mark
         self.metrics, self.evals = MetricsLog(folder), MetricsLog(folder, "eval.jsonl")
-        self.seen, self.decisions = MetricsLog(folder, "seen.jsonl"), MetricsLog(folder, "curriculum.jsonl")
+        self.seen, self.decisions = (
+            MetricsLog(folder, "seen.jsonl"),
+            MetricsLog(folder, "curriculum.jsonl"),
+        )
         self.groups = MetricsLog(folder, "groups.jsonl")
         self.samples = SamplesLog(folder, every=config["samples_every"])
         self.trackers = Trackers(config["track"], folder, config, done, warn)

@@ -1,4 +1,5 @@
 """One process a run: the second that would write the same directory is refused."""
+
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)
-                raise UserError(f"{folder}: process {file.read().strip() or '?'} is training this run; let it end, or start another with --name") from error
+                raise UserError(
+                    f"{folder}: process {file.read().strip() or '?'} is training this run; let it end, or start another with --name"
+                ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()

@@ -1,4 +1,5 @@
 """Logs that grow by a step: metrics.jsonl and eval.jsonl (JSON lines), samples.log (for reading)."""
+
 import json
 import math
 import os
@@ -28,7 +29,10 @@ class MetricsLog:
         """Drop the lines of later steps and a half-written last line: they will be made again."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            write_whole(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept).encode())
+            write_whole(
+                self.path,
+                "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept).encode(),
+            )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -43,7 +47,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise UserError(f"{path}, line {number}: is not JSON ({error})") from error
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-            raise UserError(f'{path}, line {number}: has no whole number "step"; the file is not a log of a run')
+            raise UserError(
+                f'{path}, line {number}: has no whole number "step"; the file is not a log of a run'
+            )
         lines.append(line)
     return lines
 
@@ -60,13 +66,21 @@ class SamplesLog:
         """Write the step's best and worst completion by reward, if it is this step's turn."""
         if step % self.every and step != 1:
             return
-        rows = [(score.reward, score.value, group, completion) for group in groups
-                for score, completion in zip(group.scores, group.completions)]
+        rows = [
+            (score.reward, score.value, group, completion)
+            for group in groups
+            for score, completion in zip(group.scores, group.completions)
+        ]
         parts = [f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"]
-        for name, row in (("best", max(rows, key=lambda row: row[0])), ("worst", min(rows, key=lambda row: row[0]))):
+        for name, row in (
+            ("best", max(rows, key=lambda row: row[0])),
+            ("worst", min(rows, key=lambda row: row[0])),
+        ):
             reward, value, group, completion = row
-            parts.append(f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
-                         f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(completion.text)}\n")
+            parts.append(
+                f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
+                f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(completion.text)}\n"
+            )
         _append(self.path, "".join(parts))
 
     def truncate_after(self, step: int):
@@ -89,7 +103,9 @@ def _append(path: Path, text: str):
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space and go on with --resume") from error
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; free some space and go on with --resume"
+        ) from error
 
 
 def _whole_lines(path: Path) -> list[bytes]:

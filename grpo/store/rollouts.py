@@ -5,6 +5,7 @@ One JSON line for each group, with all that is needed to replay the update: toke
 so that they read back exactly), rewards and their parts, advantages (a number a completion, or a list with one for each
 token, and then the credits that they come from), temperature, verdict, action and trap.
 """
+
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,7 +45,9 @@ def groups_of(path: Path) -> list[Group]:
     try:
         return [_from_json(line) for line in lines]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: holds no records of groups ({type(error).__name__}: {error})") from error
+        raise UserError(
+            f"{path}: holds no records of groups ({type(error).__name__}: {error})"
+        ) from error
 
 
 def remove_after(run: Path, step: int):
@@ -57,25 +60,56 @@ def remove_after(run: Path, step: int):
 
 def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return a line for each group of a step, without its texts: what is asked of all groups of a run at once (groups.jsonl)."""
-    return [{
-        "group": number, "index": group.index, "attempt": group.attempt, "level": group.problem.level, "temperature": group.temperature,
-        "class": group.verdict, "action": group.action, "trap": group.trap, "reward": fmean(group.rewards), "reward_std": group.spread,
-        "value": fmean(score.value for score in group.scores), "exact": fmean(score.exact for score in group.scores),
-        "distinct": len(set(group.texts)), "tokens": group.tokens,
-    } for number, group in enumerate(groups)]
+    return [
+        {
+            "group": number,
+            "index": group.index,
+            "attempt": group.attempt,
+            "level": group.problem.level,
+            "temperature": group.temperature,
+            "class": group.verdict,
+            "action": group.action,
+            "trap": group.trap,
+            "reward": fmean(group.rewards),
+            "reward_std": group.spread,
+            "value": fmean(score.value for score in group.scores),
+            "exact": fmean(score.exact for score in group.scores),
+            "distinct": len(set(group.texts)),
+            "tokens": group.tokens,
+        }
+        for number, group in enumerate(groups)
+    ]
 
 
 def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
     advantages = group.advantages or [None] * len(group.completions)
     return {
-        "step": step, "group": number, "index": group.index, "attempt": group.attempt, "task": group.problem.task,
-        "level": group.problem.level, "temperature": group.temperature, "verdict": group.verdict, "action": group.action, "trap": group.trap,
-        "problem": group.problem.to_json(), "prompt_tokens": list(group.prompt),
+        "step": step,
+        "group": number,
+        "index": group.index,
+        "attempt": group.attempt,
+        "task": group.problem.task,
+        "level": group.problem.level,
+        "temperature": group.temperature,
+        "verdict": group.verdict,
+        "action": group.action,
+        "trap": group.trap,
+        "problem": group.problem.to_json(),
+        "prompt_tokens": list(group.prompt),
         "completions": [
-            {**asdict(completion), "reward": score.reward, "value": score.value, "exact": score.exact,
-             "advantage": advantage, "parts": dict(score.parts),
-             **({} if score.credits is None else {"credits": score.credits})}
-            for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)],
+            {
+                **asdict(completion),
+                "reward": score.reward,
+                "value": score.value,
+                "exact": score.exact,
+                "advantage": advantage,
+                "parts": dict(score.parts),
+                **({} if score.credits is None else {"credits": score.credits}),
+            }
+            for completion, score, advantage in zip(
+                group.completions, group.scores, advantages, strict=True
+            )
+        ],
     }
 
 
@@ -83,11 +117,21 @@ def _from_json(line: dict[str, Any]) -> Group:
     rows = line["completions"]
     advantages = [row["advantage"] for row in rows]
     return Group(
-        index=line["index"], problem=Problem(**line["problem"]), prompt=tuple(line["prompt_tokens"]),
-        temperature=line["temperature"], attempt=line["attempt"], verdict=line["verdict"], action=line["action"],
-        completions=[Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"]) for r in rows],
+        index=line["index"],
+        problem=Problem(**line["problem"]),
+        prompt=tuple(line["prompt_tokens"]),
+        temperature=line["temperature"],
+        attempt=line["attempt"],
+        verdict=line["verdict"],
+        action=line["action"],
+        completions=[
+            Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"])
+            for r in rows
+        ],
         scores=[Score(r["reward"], r["parts"], r["value"], r["exact"], _credits(r)) for r in rows],
-        advantages=[] if None in advantages else advantages, trap=line.get("trap"))
+        advantages=[] if None in advantages else advantages,
+        trap=line.get("trap"),
+    )
 
 
 def _credits(row: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:

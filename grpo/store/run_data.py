@@ -8,6 +8,7 @@
 Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one after the other. Records
 are plain dicts in a list; `to_pandas()` makes a data frame of them. Neither torch nor transformers is imported.
 """
+
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: is no YAML, so not the configuration of a run ({str(error).splitlines()[0]})") from error
+        raise UserError(
+            f"{path}: is no YAML, so not the configuration of a run ({str(error).splitlines()[0]})"
+        ) from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
     return values
@@ -49,7 +52,9 @@ class RunData:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         if not (self.path / "config.yaml").is_file():
-            raise UserError(f"{self.path}: is no run (it has no config.yaml); give the directory that train.py named, such as runs/NAME")
+            raise UserError(
+                f"{self.path}: is no run (it has no config.yaml); give the directory that train.py named, such as runs/NAME"
+            )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -76,8 +81,12 @@ class RunData:
     @cached_property
     def group_index(self) -> Records:
         """What `grpo.store.rollouts.summaries` says of each group of all steps; from the rollouts where an older run has no groups.jsonl."""
-        lines = self._log("groups.jsonl") or [{"step": step, "groups": summaries(self.groups(step))} for step in self.steps()]
-        return Records({"step": line["step"], **group} for line in lines for group in line["groups"])
+        lines = self._log("groups.jsonl") or [
+            {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
+        ]
+        return Records(
+            {"step": line["step"], **group} for line in lines for group in line["groups"]
+        )
 
     def steps(self, kind: str = "step") -> list[int]:
         """Return the steps whose rollouts are stored: of training, or of "eval", "promotion" (looks), "failed"."""
@@ -96,14 +105,20 @@ class RunData:
         """Return the group `number`, from 0, of a step."""
         groups = self.groups(step, kind)
         if not 0 <= number < len(groups):
-            raise UserError(f"{self.path}: {kind} {step} has no group {number}; it has 0 to {len(groups) - 1}")
+            raise UserError(
+                f"{self.path}: {kind} {step} has no group {number}; it has 0 to {len(groups) - 1}"
+            )
         return groups[number]
 
-    def rollouts(self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step") -> Records:
+    def rollouts(
+        self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
+    ) -> Records:
         """Return a record for each completion of the steps (None: all) and group asked for; see `each_rollout`."""
         return Records(self.each_rollout(step, group, kind))
 
-    def each_rollout(self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step") -> Iterator[dict[str, Any]]:
+    def each_rollout(
+        self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
+    ) -> Iterator[dict[str, Any]]:
         """Yield a record for each completion, one step in memory at a time.
 
         Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action, key, prompt, target, text, finish, num_tokens,
@@ -111,10 +126,19 @@ class RunData:
         """
         steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
         for number in steps:
-            groups = enumerate(self.groups(number, kind)) if group is None else [(group, self.group(number, group, kind))]
+            groups = (
+                enumerate(self.groups(number, kind))
+                if group is None
+                else [(group, self.group(number, group, kind))]
+            )
             for place, drawn in groups:
                 for sample in range(len(drawn.completions)):
-                    yield {"step": number, "group": place, "sample": sample, **rollout_record(drawn, sample)}
+                    yield {
+                        "step": number,
+                        "group": place,
+                        "sample": sample,
+                        **rollout_record(drawn, sample),
+                    }
 
     def _log(self, name: str) -> Records:
         return Records(read_metrics(self.path / name))
@@ -124,11 +148,26 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
     """Return what is known of one completion of a group, as JSON values."""
     completion, score = group.completions[sample], group.scores[sample]
     return {
-        "index": group.index, "attempt": group.attempt, "level": group.problem.level, "temperature": group.temperature, "class": group.verdict,
-        "action": group.action, "key": group.problem.key, "prompt": group.problem.prompt, "target": group.problem.target, "text": completion.text,
-        "finish": completion.finish, "num_tokens": len(completion.tokens), "tokens": list(completion.tokens),
-        "logprobs": list(completion.logprobs), "reward": score.reward, "value": score.value, "exact": score.exact, "parts": dict(score.parts),
-        "advantage": group.advantages[sample] if group.advantages else None}
+        "index": group.index,
+        "attempt": group.attempt,
+        "level": group.problem.level,
+        "temperature": group.temperature,
+        "class": group.verdict,
+        "action": group.action,
+        "key": group.problem.key,
+        "prompt": group.problem.prompt,
+        "target": group.problem.target,
+        "text": completion.text,
+        "finish": completion.finish,
+        "num_tokens": len(completion.tokens),
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
+        "reward": score.reward,
+        "value": score.value,
+        "exact": score.exact,
+        "parts": dict(score.parts),
+        "advantage": group.advantages[sample] if group.advantages else None,
+    }
 
 
 def load_run(path: str | Path) -> RunData:

@@ -4,6 +4,7 @@ The files of the run stay what counts: a tracker that fails is named once and le
 follows its own WANDB_MODE (offline, online, disabled) and WANDB_PROJECT. trackio asks for a newer huggingface_hub than constraints.txt has, so it is an
 extra of its own (tried with trackio 0.43).
 """
+
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ PROJECT = "grpo"
 class _TensorBoard:
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def log(self, figures: Mapping[str, float], step: int):
@@ -42,16 +44,31 @@ class _Run:
 class _WeightsAndBiases(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import wandb
-        self.run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, id=folder.name, resume="allow", dir=str(folder), config=dict(config))
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            id=folder.name,
+            resume="allow",
+            dir=str(folder),
+            config=dict(config),
+        )
 
 
 class _Trackio(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import trackio
-        self.run = trackio.init(project=PROJECT, name=folder.name, config=dict(config), resume="allow")
+
+        self.run = trackio.init(
+            project=PROJECT, name=folder.name, config=dict(config), resume="allow"
+        )
 
 
-TRACKERS = {"tensorboard": ("tensorboard", _TensorBoard), "wandb": ("wandb", _WeightsAndBiases), "trackio": ("trackio", _Trackio)}
+TRACKERS = {
+    "tensorboard": ("tensorboard", _TensorBoard),
+    "wandb": ("wandb", _WeightsAndBiases),
+    "trackio": ("trackio", _Trackio),
+}
 
 
 def names_of(text: str | None) -> list[str]:
@@ -59,7 +76,9 @@ def names_of(text: str | None) -> list[str]:
     names = text.split(",") if text else []
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"--track {text}: there is no tracker {name!r}; give one of {', '.join(TRACKERS)}, or several with commas between them")
+            raise UserError(
+                f"--track {text}: there is no tracker {name!r}; give one of {', '.join(TRACKERS)}, or several with commas between them"
+            )
     return names
 
 
@@ -69,23 +88,40 @@ def check_installed(text: str | None):
         try:
             importlib.import_module(TRACKERS[name][0])
         except ImportError as error:
-            raise UserError(f"--track {text}: {name} is not installed: pip install {TRACKERS[name][0]}") from error
+            raise UserError(
+                f"--track {text}: {name} is not installed: pip install {TRACKERS[name][0]}"
+            ) from error
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a line of metrics.jsonl, or those of an evaluation, named after its purpose and level."""
     where = f"{line['purpose']}/{line['level']}/" if "purpose" in line else ""
-    return {where + name: value for name, value in line.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step" and not (where and name == "level")}
+    return {
+        where + name: value
+        for name, value in line.items()
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and name != "step"
+        and not (where and name == "level")
+    }
 
 
 class Trackers:
     """Those of `text`, each begun for the run in `folder` after `done` steps; `say` gets a line for each one that fails."""
 
-    def __init__(self, text: str | None, folder: Path, config: Mapping[str, Any], done: int, say: Callable[[str], None]):
+    def __init__(
+        self,
+        text: str | None,
+        folder: Path,
+        config: Mapping[str, Any],
+        done: int,
+        say: Callable[[str], None],
+    ):
         self.say, self.live = say, {}
         for name in names_of(text):
-            self._try(name, lambda: self.live.update({name: TRACKERS[name][1](folder, config, done)}))
+            self._try(
+                name, lambda: self.live.update({name: TRACKERS[name][1](folder, config, done)})
+            )
 
     def log(self, line: Mapping[str, Any]):
         """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
@@ -101,4 +137,6 @@ class Trackers:
             action()
         except Exception as error:  # whatever it is, the run is worth more
             self.live.pop(name, None)
-            self.say(f"--track {name} failed and is left out from now on: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            self.say(
+                f"--track {name} failed and is left out from now on: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )

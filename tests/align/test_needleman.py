@@ -1,4 +1,5 @@
 """Needleman-Wunsch against its definition, against Biopython, and by its laws."""
+
 import random
 import tracemalloc
 from functools import cache
@@ -10,8 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from align import bitparallel
-from align.needleman import (Alignment, Op, nw_align, nw_align_batch, nw_score, nw_score_batch, similarity,
-                             similarity_batch)
+from align.needleman import (
+    Alignment,
+    Op,
+    nw_align,
+    nw_align_batch,
+    nw_score,
+    nw_score_batch,
+    similarity,
+    similarity_batch,
+)
 
 
 def words(max_size, min_size=0):
@@ -23,11 +32,13 @@ def linear(numbers):
 
 
 def scorings(numbers):
-    return st.builds(lambda costs, gap_open: costs | {"gap_open": gap_open}, linear(numbers), st.none() | numbers)
+    return st.builds(
+        lambda costs, gap_open: costs | {"gap_open": gap_open}, linear(numbers), st.none() | numbers
+    )
 
 
 SMALL = st.integers(-5, 5)
-LARGE = st.integers(-10**6, 10**6)  # needs wider cells than SMALL
+LARGE = st.integers(-(10**6), 10**6)  # needs wider cells than SMALL
 SCORINGS = scorings(SMALL) | scorings(LARGE)
 EIGHTHS = SMALL.map(lambda number: number / 8)  # floats whose sums are exact
 
@@ -56,13 +67,19 @@ def path_score(path, a, b, match=1, mismatch=-1, gap=-1, gap_open=None):
 
 
 def as_path(ops):
-    return "".join({"match": "P", "substitute": "P", "delete": "D", "insert": "I"}[op.kind] for op in ops)
+    return "".join(
+        {"match": "P", "substitute": "P", "delete": "D", "insert": "I"}[op.kind] for op in ops
+    )
 
 
 @settings(max_examples=300)
 @given(words(4), words(4), SCORINGS | scorings(EIGHTHS))
-@example(list("aa"), list("b"), {"match": 0, "mismatch": -9, "gap": -3, "gap_open": -1})  # a run opens only once
-@example(["a"], ["b"], {"match": 1, "mismatch": -1, "gap": -1, "gap_open": -22})  # the widest that fits 8-bit cells
+@example(
+    list("aa"), list("b"), {"match": 0, "mismatch": -9, "gap": -3, "gap_open": -1}
+)  # a run opens only once
+@example(
+    ["a"], ["b"], {"match": 1, "mismatch": -1, "gap": -1, "gap_open": -22}
+)  # the widest that fits 8-bit cells
 def test_score_and_path_are_those_of_the_definition(a, b, scoring):
     scores = {path: path_score(path, a, b, **scoring) for path in all_paths(len(a), len(b))}
     best = max(scores.values())
@@ -70,7 +87,10 @@ def test_score_and_path_are_those_of_the_definition(a, b, scoring):
     assert nw_score(a, b, **scoring) == alignment.score == best
     # ties: read from the end, the first in the order pair, delete, insert
     order = {"P": 0, "D": 1, "I": 2}
-    first = min((path for path in scores if scores[path] == best), key=lambda path: [order[k] for k in path[::-1]])
+    first = min(
+        (path for path in scores if scores[path] == best),
+        key=lambda path: [order[k] for k in path[::-1]],
+    )
     assert as_path(alignment.ops) == first
 
 
@@ -100,12 +120,20 @@ def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, side_by_side):
         patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
         parts = list(bitparallel.chunks(lengths))
     assert [k for part in parts for k in part] == list(range(len(lengths)))
-    assert all(len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= side_by_side for part in parts)
+    assert all(
+        len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= side_by_side for part in parts
+    )
 
 
-@pytest.mark.parametrize("lengths, parts", [
-    ([], []), ([9] * 5, [range(2), range(2, 4), range(4, 5)]),
-    ([9, 10], [range(1), range(1, 2)]), ([50, 0], [range(1), range(1, 2)])])
+@pytest.mark.parametrize(
+    "lengths, parts",
+    [
+        ([], []),
+        ([9] * 5, [range(2), range(2, 4), range(4, 5)]),
+        ([9, 10], [range(1), range(1, 2)]),
+        ([50, 0], [range(1), range(1, 2)]),
+    ],
+)
 def test_chunks_by_hand(lengths, parts, monkeypatch):
     monkeypatch.setattr(bitparallel, "SIDE_BY_SIDE", 60)  # a length of 9 takes 3 (9 + 1) = 30
     assert list(bitparallel.chunks(lengths)) == parts
@@ -114,7 +142,10 @@ def test_chunks_by_hand(lengths, parts, monkeypatch):
 def test_long_sequences_by_bits():
     rng = random.Random(0)
     b = [rng.randrange(60) for _ in range(700)]
-    firsts = [[w for w in b if rng.random() < 0.9] + [rng.randrange(60)] * rng.randrange(9) for _ in range(3)]
+    firsts = [
+        [w for w in b if rng.random() < 0.9] + [rng.randrange(60)] * rng.randrange(9)
+        for _ in range(3)
+    ]
     pairs = [(a, b) for a in firsts]
     assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
 
@@ -142,8 +173,12 @@ def test_biopython_agrees(a, b, costs, opening):
     assert nw_score(a, b, **costs, gap_open=gap_open) == aligner.score("".join(a), "".join(b))
 
 
-@given(st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | STANDARD | scorings(EIGHTHS))
-@example([([], []), (list("ab"), []), ([], list("abc")), (list("abc"), list("ab"))], {"gap_open": -3})
+@given(
+    st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | STANDARD | scorings(EIGHTHS)
+)
+@example(
+    [([], []), (list("ab"), []), ([], list("abc")), (list("abc"), list("ab"))], {"gap_open": -3}
+)
 @example([([], [])], {})
 @example([], {})
 def test_batch_equals_single(pairs, scoring):
@@ -163,12 +198,16 @@ def test_symmetry(a, b, scoring):
 @given(words(30), words(30), st.permutations([("x", 1), None, 3.5]), SCORINGS | STANDARD)
 def test_names_of_words_do_not_matter(a, b, names, scoring):
     renamed = dict(zip("abc", names))
-    assert nw_align([renamed[w] for w in a], [renamed[w] for w in b], **scoring) == nw_align(a, b, **scoring)
+    assert nw_align([renamed[w] for w in a], [renamed[w] for w in b], **scoring) == nw_align(
+        a, b, **scoring
+    )
 
 
 @given(words(15), words(15), words(15), words(15), linear(SMALL))
 def test_alignments_can_be_joined(a, b, c, d, scoring):
-    assert nw_score(a + c, b + d, **scoring) >= nw_score(a, b, **scoring) + nw_score(c, d, **scoring)
+    assert nw_score(a + c, b + d, **scoring) >= nw_score(a, b, **scoring) + nw_score(
+        c, d, **scoring
+    )
 
 
 @given(words(30), words(30))
@@ -178,14 +217,25 @@ def test_score_is_a_longest_common_subsequence_of_tripled_words(a, b):
     for symbol in x:
         diagonal = 0
         for j, other in enumerate(y):
-            diagonal, row[j + 1] = row[j + 1], diagonal + 1 if symbol == other else max(row[j], row[j + 1])
+            diagonal, row[j + 1] = (
+                row[j + 1],
+                diagonal + 1 if symbol == other else max(row[j], row[j + 1]),
+            )
     assert nw_score(a, b) == row[-1] - len(a) - len(b)
 
 
 def test_scores_by_hand():
     a, b = "the owl saw it".split(), "the old owl saw".split()
-    assert nw_align(a, b) == Alignment(1, [  # three matches, an insert, a delete: 3 - 1 - 1
-        Op("match", 0, 0), Op("insert", None, 1), Op("match", 1, 2), Op("match", 2, 3), Op("delete", 3, None)])
+    assert nw_align(a, b) == Alignment(
+        1,
+        [  # three matches, an insert, a delete: 3 - 1 - 1
+            Op("match", 0, 0),
+            Op("insert", None, 1),
+            Op("match", 1, 2),
+            Op("match", 2, 3),
+            Op("delete", 3, None),
+        ],
+    )
     # one run of three inserts, -2 - 0.25 - 0.25, and two matches
     assert nw_score("ab", "axyzb", gap=-0.25, gap_open=-2) == -0.5
 
@@ -200,8 +250,12 @@ def test_symbols_are_compared_as_dictionary_keys():
     nan = float("nan")  # itself as a key, though not equal to itself
     for match in (1, 1.0):
         assert nw_score([1, True, "1"], [1.0, 1, 1], match=match) == 1 + 1 - 1
-        assert nw_align([nan, nan], [nan], match=match) == Alignment(0, [Op("delete", 0, None), Op("match", 1, 0)])
-        assert nw_align([1.0], [1, True], match=match) == Alignment(0, [Op("insert", None, 0), Op("match", 0, 1)])
+        assert nw_align([nan, nan], [nan], match=match) == Alignment(
+            0, [Op("delete", 0, None), Op("match", 1, 0)]
+        )
+        assert nw_align([1.0], [1, True], match=match) == Alignment(
+            0, [Op("insert", None, 0), Op("match", 0, 1)]
+        )
 
 
 @pytest.mark.parametrize("scoring", [{}, {"gap": -2}, {"gap_open": -2}])

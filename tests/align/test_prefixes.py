@@ -1,4 +1,5 @@
 """Beginnings against any prefix of the target: by the definition, over every pair of beginnings."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +11,13 @@ WORDS = st.lists(st.sampled_from("abc"), max_size=7)
 
 @given(st.lists(WORDS, max_size=4), WORDS)
 def test_each_is_the_best_over_the_prefixes_of_the_target(sequences, target):
-    expected = [[max(nw_score(sequence[:i], target[:j]) for j in range(len(target) + 1)) for i in range(len(sequence) + 1)]
-                for sequence in sequences]
+    expected = [
+        [
+            max(nw_score(sequence[:i], target[:j]) for j in range(len(target) + 1))
+            for i in range(len(sequence) + 1)
+        ]
+        for sequence in sequences
+    ]
     assert prefix_scores(sequences, target) == expected
 
 

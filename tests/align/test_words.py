@@ -1,4 +1,5 @@
 """What a word is: whitespace, normalisation, spans."""
+
 import unicodedata
 
 from hypothesis import example, given
@@ -42,7 +43,7 @@ def test_words_are_what_python_splits(text):
 def test_spans_cut_the_words_out_of_the_text(text):
     spans = word_spans(text)
     assert [word.text for word in spans] == split_words(text)
-    assert all(normalise(text)[word.start:word.end] == word.text for word in spans)
+    assert all(normalise(text)[word.start : word.end] == word.text for word in spans)
 
 
 @given(TEXTS)
@@ -52,7 +53,11 @@ def test_words_survive_joining(text):
 
 
 @given(TEXTS)
-@example("\u2000e\u0301 \u0301x")  # an en quad, which normalises to another space; a mark on a space
+@example(
+    "\u2000e\u0301 \u0301x"
+)  # an en quad, which normalises to another space; a mark on a space
 def test_ends_are_in_the_text_as_it_is(text):
     ends, words = word_ends(text), split_words(text)
-    assert [normalise(piece).strip() for piece in map(text.__getitem__, map(slice, [0, *ends], ends))] == words
+    assert [
+        normalise(piece).strip() for piece in map(text.__getitem__, map(slice, [0, *ends], ends))
+    ] == words

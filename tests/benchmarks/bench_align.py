@@ -5,6 +5,7 @@ words, Biopython strings of one character a word and rapidfuzz integers (made in
 Everything runs in one process on one core, side by side and in turns; the least of several times counts. Scores are compared
 first: a peer that is not exact is named and left out.
 """
+
 import argparse
 import json
 import random
@@ -13,7 +14,11 @@ import time
 from align.needleman import nw_align_batch, nw_score_batch
 
 GROUP = 16
-SLIPS = {"nearly right": 0.02, "half wrong": 0.3, "all wrong": 1.0}  # share of words that are dropped, doubled or replaced
+SLIPS = {
+    "nearly right": 0.02,
+    "half wrong": 0.3,
+    "all wrong": 1.0,
+}  # share of words that are dropped, doubled or replaced
 
 
 def group_of(words: int, slips: float, rng: random.Random) -> tuple[list[list[str]], list[str]]:
@@ -23,7 +28,11 @@ def group_of(words: int, slips: float, rng: random.Random) -> tuple[list[list[st
     def completion():
         made = []
         for word in target:
-            made += rng.choice([[], [word, word], [rng.choice(vocabulary)]]) if rng.random() < slips else [word]
+            made += (
+                rng.choice([[], [word, word], [rng.choice(vocabulary)]])
+                if rng.random() < slips
+                else [word]
+            )
         return made
 
     return [completion() for _ in range(GROUP)], target
@@ -35,8 +44,14 @@ def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
 
 def contestants() -> dict[str, dict]:
     """Return name -> {"score": ..., "path": ...}, functions of (completions, target); "score" returns the scores."""
-    ours = {"score": lambda completions, target: nw_score_batch([(words, target) for words in completions]).tolist(),
-            "path": lambda completions, target: nw_align_batch([(words, target) for words in completions])}
+    ours = {
+        "score": lambda completions, target: nw_score_batch(
+            [(words, target) for words in completions]
+        ).tolist(),
+        "path": lambda completions, target: nw_align_batch(
+            [(words, target) for words in completions]
+        ),
+    }
     found = {"ours": ours}
     try:
         from Bio.Align import PairwiseAligner
@@ -54,17 +69,29 @@ def contestants() -> dict[str, dict]:
 
         found["Biopython"] = {
             "score": lambda completions, target: biopython(completions, target, aligner.score),
-            "path": lambda completions, target: biopython(completions, target, lambda x, y: aligner.align(x, y)[0].aligned)}
+            "path": lambda completions, target: biopython(
+                completions, target, lambda x, y: aligner.align(x, y)[0].aligned
+            ),
+        }
     except ImportError:
         pass
     try:
         from rapidfuzz.distance import Levenshtein
 
-        def rapidfuzz(completions, target):  # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
+        def rapidfuzz(
+            completions, target
+        ):  # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
             ids: dict[str, int] = {}
             second = ids_of(target, ids)
-            return [(len(words) + len(target) - Levenshtein.distance(ids_of(words, ids), second, weights=(3, 3, 4))) / 2
-                    for words in completions]
+            return [
+                (
+                    len(words)
+                    + len(target)
+                    - Levenshtein.distance(ids_of(words, ids), second, weights=(3, 3, 4))
+                )
+                / 2
+                for words in completions
+            ]
 
         found["rapidfuzz"] = {"score": rapidfuzz}
     except ImportError:
@@ -88,7 +115,11 @@ def main():
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     rows, everyone = [], contestants()
-    print(f"{'words':>5}  {'completions':<13}{'what':<7}" + "".join(f"{name:>12}" for name in everyone) + "  ms; ours / best peer")
+    print(
+        f"{'words':>5}  {'completions':<13}{'what':<7}"
+        + "".join(f"{name:>12}" for name in everyone)
+        + "  ms; ours / best peer"
+    )
     for words in map(int, arguments.words.split(",")):
         for label, slips in SLIPS.items():
             completions, target = group_of(words, slips, random.Random(0))
@@ -96,15 +127,36 @@ def main():
             for what in ("score", "path"):
                 rounds = []
                 for _ in range(3):  # in turns, so that a noisy moment does not fall on one of them
-                    rounds.append({name: least(lambda: work[what](completions, target), 2 if words > 500 else 20)
-                                   for name, work in everyone.items()
-                                   if what in work and list(work["score"](completions, target)) == right})
+                    rounds.append(
+                        {
+                            name: least(
+                                lambda: work[what](completions, target), 2 if words > 500 else 20
+                            )
+                            for name, work in everyone.items()
+                            if what in work and list(work["score"](completions, target)) == right
+                        }
+                    )
                 times = {name: min(each[name] for each in rounds) for name in rounds[0]}
                 peers = [value for name, value in times.items() if name != "ours"]
                 ratio = times["ours"] / min(peers) if peers else None
-                rows.append({"words": words, "completions": label, "what": what, "ms": times, "ratio": ratio})
-                print(f"{words:>5}  {label:<13}{what:<7}" + "".join(f"{times[name]:>12.2f}" if name in times else f"{'-':>12}"
-                                                                    for name in everyone) + (f"  {ratio:.2f}" if peers else ""), flush=True)
+                rows.append(
+                    {
+                        "words": words,
+                        "completions": label,
+                        "what": what,
+                        "ms": times,
+                        "ratio": ratio,
+                    }
+                )
+                print(
+                    f"{words:>5}  {label:<13}{what:<7}"
+                    + "".join(
+                        f"{times[name]:>12.2f}" if name in times else f"{'-':>12}"
+                        for name in everyone
+                    )
+                    + (f"  {ratio:.2f}" if peers else ""),
+                    flush=True,
+                )
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

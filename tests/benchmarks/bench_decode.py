@@ -8,6 +8,7 @@ to the logits, computed as ever, one is added that makes the sample a token of a
 spoilt with the given probability; after a slip the task's own work (decoding, aiming anew, tokenizing) is done on a true problem of as
 many words, for its time. What is written must be the fixed text, which is checked.
 """
+
 import argparse
 import json
 import random
@@ -27,11 +28,30 @@ from tasks.interleave import Interleave
 
 SHAPES = {
     "3b": bench_model.SHAPES["3b"],
-    "1b": dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-               num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
+    "1b": dict(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=131072,
+    ),
 }
-ROLLOUTS = ((4, 16, 128, 150), (1, 16, 1024, 600), (8, 16, 700, 700), (16, 16, 128, 150), (1, 16, 1300, 1300))  # P, G, new, prompt
-WORDS = {128: 25, 1024: 200, 700: 140, 1300: 250}  # of a problem whose answer has about so many tokens
+ROLLOUTS = (
+    (4, 16, 128, 150),
+    (1, 16, 1024, 600),
+    (8, 16, 700, 700),
+    (16, 16, 128, 150),
+    (1, 16, 1300, 1300),
+)  # P, G, new, prompt
+WORDS = {
+    128: 25,
+    1024: 200,
+    700: 140,
+    1300: 250,
+}  # of a problem whose answer has about so many tokens
 
 
 def make_policy(size: str, lora: int) -> Policy:
@@ -43,7 +63,11 @@ def make_policy(size: str, lora: int) -> Policy:
     torch.set_default_dtype(torch.float32)
     if lora:
         from peft import LoraConfig, get_peft_model
-        model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+        model = get_peft_model(
+            model,
+            LoraConfig(r=lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
     policy = Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name=size)
     policy.stops = ()
     return policy
@@ -78,7 +102,9 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
     ones = torch.ones(rows, dtype=torch.int64)
-    decoder = fused.FusedDecoder(model, prompts, torch.randint(1 << 60, (rows,)), ones.float(), ones * room, None, room)
+    decoder = fused.FusedDecoder(
+        model, prompts, torch.randint(1 << 60, (rows,)), ones.float(), ones * room, None, room
+    )
     model.own.normal_()
     model.state["written"][:rows] = context - prompt
     tiles = decoder._lay_out(T)
@@ -91,7 +117,11 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     seconds = time_of(run)
     weights = sum(p.numel() for p in policy._causal.parameters()) * model.own.element_size()
     token = 2 * len(model.blocks) * model.K * model.D * model.own.element_size()
-    return seconds, weights + token * (len(prompts) * prompt + rows * (context - prompt)), weights + token * rows * context
+    return (
+        seconds,
+        weights + token * (len(prompts) * prompt + rows * (context - prompt)),
+        weights + token * rows * context,
+    )
 
 
 def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int = 2, **drafts):
@@ -103,7 +133,9 @@ def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int 
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        answers = engine.generate(policy, prompts, keys=keys, temperatures=[1.0] * P, budgets=[new] * P, **drafts)
+        answers = engine.generate(
+            policy, prompts, keys=keys, temperatures=[1.0] * P, budgets=[new] * P, **drafts
+        )
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times[0], min(times[1:]), answers
@@ -115,16 +147,22 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     truth = [rng.choices(range(model.V), k=new) for _ in range(P * G)]
-    plans = [[token if rng.random() < right else (token + 1) % model.V for token in row] for row in truth]
+    plans = [
+        [token if rng.random() < right else (token + 1) % model.V for token in row] for row in truth
+    ]
     fixed = torch.tensor(truth, device=policy.device)
 
     class Simulated(Plans):
         def _set(self, rows, starts, aimed, is_whole):
-            each = [(row, start) for alike, start in zip(rows, starts) for row in alike]  # each has a text of its own
-            super()._set(*zip(*each), [plans[row][start:] for row, start in each], [True] * len(each))
+            each = [
+                (row, start) for alike, start in zip(rows, starts) for row in alike
+            ]  # each has a text of its own
+            super()._set(
+                *zip(*each), [plans[row][start:] for row, start in each], [True] * len(each)
+            )
 
         def _text(self, row, tokens):
-            return super()._text(row, ids[:len(ids) * len(tokens) // new])
+            return super()._text(row, ids[: len(ids) * len(tokens) // new])
 
     def sample(logits_MV, R, T, truncate):
         places = model.state["written"][:R, None] + torch.arange(T, device=policy.device)
@@ -136,7 +174,15 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     model.forget_graphs()
     try:
         drafting = Drafting("auto")
-        first, best, found = rollout(policy, P, G, new, prompt, guesses=[task.draft(problem) for _ in range(P)], drafting=drafting)
+        first, best, found = rollout(
+            policy,
+            P,
+            G,
+            new,
+            prompt,
+            guesses=[task.draft(problem) for _ in range(P)],
+            drafting=drafting,
+        )
     finally:
         engine.Plans = Plans
         del model.sample
@@ -149,8 +195,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SHAPES, default="3b")
     parser.add_argument("--lora", type=int, default=16)
-    parser.add_argument("--right", type=float, default=0.995, help="share of drafted tokens that are right; 0.995 is that of the embedded model at 100 words where it scores 0.94")
-    parser.add_argument("--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts")
+    parser.add_argument(
+        "--right",
+        type=float,
+        default=0.995,
+        help="share of drafted tokens that are right; 0.995 is that of the embedded model at 100 words where it scores 0.94",
+    )
+    parser.add_argument(
+        "--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts"
+    )
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -158,26 +211,58 @@ def main():
     policy = make_policy(arguments.size, arguments.lora)
     bandwidth = copy_speed()
     rows = []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA {arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA {arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s"
+    )
     print("   rows  context    ms a step   x floor   x floor unshared")
     tables = arguments.tables.split(",")
     for batch in (16, 64, 256) if "steps" in tables else ():
         for context in (256, 2816):
             seconds, shared, unshared = step_time(policy, batch, context)
-            rows.append({"table": "step", "rows": batch, "context": context, "seconds": seconds, "floor": shared / bandwidth,
-                         "floor_unshared": unshared / bandwidth})
-            print(f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}", flush=True)
+            rows.append(
+                {
+                    "table": "step",
+                    "rows": batch,
+                    "context": context,
+                    "seconds": seconds,
+                    "floor": shared / bandwidth,
+                    "floor_unshared": unshared / bandwidth,
+                }
+            )
+            print(
+                f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
+                flush=True,
+            )
             policy.fused.rows = 0  # the next case makes its own caches
             policy.fused.own = policy.fused.shared = None
     if tables != ["steps"]:
-        print("  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | drafted: first s   then s   acceptance   a forward")
-        for P, G, new, prompt in [case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables]:
+        print(
+            "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | drafted: first s   then s   acceptance   a forward"
+        )
+        for P, G, new, prompt in [
+            case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables
+        ]:
             first, best, _ = rollout(policy, P, G, new, prompt)
             d_first, d_best, figures = drafted(policy, P, G, new, prompt, arguments.right)
-            rows.append({"table": "rollout", "prompts": P, "completions": G, "new": new, "prompt": prompt, "first": first, "seconds": best,
-                         "drafted_first": d_first, "drafted": d_best, **figures})
-            print(f"{P:>20} x {G} x {new}, {prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} |{d_first:>17.2f}{d_best:>9.2f}"
-                  f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}", flush=True)
+            rows.append(
+                {
+                    "table": "rollout",
+                    "prompts": P,
+                    "completions": G,
+                    "new": new,
+                    "prompt": prompt,
+                    "first": first,
+                    "seconds": best,
+                    "drafted_first": d_first,
+                    "drafted": d_best,
+                    **figures,
+                }
+            )
+            print(
+                f"{P:>20} x {G} x {new}, {prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} |{d_first:>17.2f}{d_best:>9.2f}"
+                f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
+                flush=True,
+            )
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -3,6 +3,7 @@
 The task is to copy a text, which the embedded model does at any of these lengths as it comes, so that a competent policy is timed before
 there is one for interleaving. As many completions of each length, of one prompt; with drafts and without; the least of several times.
 """
+
 import argparse
 import random
 import time
@@ -17,19 +18,38 @@ from grpo.rollout.sampling import sample_key
 from tasks.drafts import Guess
 
 
-def time_of(policy, words: int, completions: int, mode: str, repeats: int) -> tuple[float, float, dict]:
+def time_of(
+    policy, words: int, completions: int, mode: str, repeats: int
+) -> tuple[float, float, dict]:
     """Return seconds, the share of completions that are exact copies, and drafting's figures."""
-    document = random.Random(words).choice([d for d in documents_of("validation", load_corpus()) if len(d.words) >= words])
+    document = random.Random(words).choice(
+        [d for d in documents_of("validation", load_corpus()) if len(d.words) >= words]
+    )
     text = " ".join(document.words[:words])
     prompt = policy.encode(f"Copy text A.\nA: {text}")
-    keys, drafting, times = [[sample_key("bench", words, k) for k in range(completions)]], Drafting(mode), []
+    keys, drafting, times = (
+        [[sample_key("bench", words, k) for k in range(completions)]],
+        Drafting(mode),
+        [],
+    )
     for _ in range(repeats):
         drafting.begin()
         start = time.perf_counter()
-        (answers,) = generate(policy, [prompt], keys=keys, temperatures=[1.0], budgets=[int(1.25 * policy.target_length(text))],
-                              guesses=[Guess(document.words[:words], [])], drafting=drafting)
+        (answers,) = generate(
+            policy,
+            [prompt],
+            keys=keys,
+            temperatures=[1.0],
+            budgets=[int(1.25 * policy.target_length(text))],
+            guesses=[Guess(document.words[:words], [])],
+            drafting=drafting,
+        )
         times.append(time.perf_counter() - start)
-    return min(times), sum(answer.text.split() == text.split() for answer in answers) / completions, drafting.metrics()
+    return (
+        min(times),
+        sum(answer.text.split() == text.split() for answer in answers) / completions,
+        drafting.metrics(),
+    )
 
 
 def main():
@@ -40,13 +60,20 @@ def main():
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
     policy = load_policy("builtin", device=arguments.device)
-    print(f"{policy.device}, {torch.get_num_threads()} threads, {arguments.completions} completions\ndrafts  words  seconds  x first  exact copies  tokens a pass")
+    print(
+        f"{policy.device}, {torch.get_num_threads()} threads, {arguments.completions} completions\ndrafts  words  seconds  x first  exact copies  tokens a pass"
+    )
     for mode in ("off", "auto"):
         first = None
         for words in map(int, arguments.words.split(",")):
-            seconds, exact, figures = time_of(policy, words, arguments.completions, mode, arguments.repeats)
+            seconds, exact, figures = time_of(
+                policy, words, arguments.completions, mode, arguments.repeats
+            )
             first = first or seconds
-            print(f"{mode:<6}{words:>7}{seconds:>9.2f}{seconds / first:>9.1f}{exact:>14.2f}{figures.get('draft/tokens_per_forward', 1.0):>15.1f}", flush=True)
+            print(
+                f"{mode:<6}{words:>7}{seconds:>9.2f}{seconds / first:>9.1f}{exact:>14.2f}{figures.get('draft/tokens_per_forward', 1.0):>15.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

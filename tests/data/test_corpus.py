@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.corpus import TEXTS, Document, documents_of, load_corpus, load_documents, main, merge, split_of
+from data.corpus import (
+    TEXTS,
+    Document,
+    documents_of,
+    load_corpus,
+    load_documents,
+    main,
+    merge,
+    split_of,
+)
 from data.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -44,7 +53,8 @@ def test_the_embedded_corpus_fills_every_split():
     shares = Counter(map(split_of, corpus))
     assert min(shares[split] for split in SPLITS) >= 8
     assert sum((documents_of(split, corpus) for split in SPLITS), []) == sorted(
-        corpus, key=lambda document: SPLITS.index(split_of(document)))
+        corpus, key=lambda document: SPLITS.index(split_of(document))
+    )
 
 
 def test_all_forms_hold_the_same_documents(tmp_path):
@@ -59,27 +69,37 @@ def test_all_forms_hold_the_same_documents(tmp_path):
     for name in ("folder", "list.json", "mapping.json", "lines.jsonl"):
         assert load_documents(tmp_path / name) == expected, name
     assert load_documents(tmp_path / "folder" / "b.txt") == expected[1:]
-    assert load_documents(tmp_path / "strings.json") == [Document("strings-1", a), Document("strings-2", b)]
+    assert load_documents(tmp_path / "strings.json") == [
+        Document("strings-1", a),
+        Document("strings-2", b),
+    ]
     (tmp_path / "backwards.json").write_text(json.dumps(items[::-1]))
     assert load_corpus(tmp_path / "backwards.json") == expected
 
 
-@pytest.mark.parametrize("name, content, fault", [
-    ("a.txt", b"word " * 39, ": is too short: 39 words; at least 40 are needed"),
-    ("a.txt", b"word " * 40 + b"\0", ": is binary"),
-    ("a.txt", b"word " * 40 + b"\xff", ": is not UTF-8 text"),
-    ("a.md", b"word " * 40, ": unknown suffix '.md'; give .txt, .json or .jsonl"),
-    ("a.json", b"{", ": is not JSON"),
-    ("a.json", b"7", ": is an integer; give a list of texts, or a mapping of title to text"),
-    ("a.json", b'["x", 7]', ', item 2: must be {"title": string, "text": string}'),
-    ("a.json", b'[{"title": "x"}]', ', item 1: must be {"title": string, "text": string}'),
-    ("a.json", b'{"x": ["y"]}', ', item 1: must be {"title": string, "text": string}'),
-    ("a.json", json.dumps(["a \ud800"]).encode(), ", item 1: is binary"),
-    ("a.json", b'["too short"]', ", item 1: is too short: 2 words"),
-    ("a.jsonl", b'\n{"title": 1, "text": "x"}', ', line 2: must be {"title": string, "text": string}'),
-    ("a.jsonl", b'{"title": "x", "text": "too short"}', ", line 1: is too short: 2 words"),
-    ("a.jsonl", b"\n\n{", ", line 3: is not JSON"),
-])
+@pytest.mark.parametrize(
+    "name, content, fault",
+    [
+        ("a.txt", b"word " * 39, ": is too short: 39 words; at least 40 are needed"),
+        ("a.txt", b"word " * 40 + b"\0", ": is binary"),
+        ("a.txt", b"word " * 40 + b"\xff", ": is not UTF-8 text"),
+        ("a.md", b"word " * 40, ": unknown suffix '.md'; give .txt, .json or .jsonl"),
+        ("a.json", b"{", ": is not JSON"),
+        ("a.json", b"7", ": is an integer; give a list of texts, or a mapping of title to text"),
+        ("a.json", b'["x", 7]', ', item 2: must be {"title": string, "text": string}'),
+        ("a.json", b'[{"title": "x"}]', ', item 1: must be {"title": string, "text": string}'),
+        ("a.json", b'{"x": ["y"]}', ', item 1: must be {"title": string, "text": string}'),
+        ("a.json", json.dumps(["a \ud800"]).encode(), ", item 1: is binary"),
+        ("a.json", b'["too short"]', ", item 1: is too short: 2 words"),
+        (
+            "a.jsonl",
+            b'\n{"title": 1, "text": "x"}',
+            ', line 2: must be {"title": string, "text": string}',
+        ),
+        ("a.jsonl", b'{"title": "x", "text": "too short"}', ", line 1: is too short: 2 words"),
+        ("a.jsonl", b"\n\n{", ", line 3: is not JSON"),
+    ],
+)
 def test_a_bad_file_is_named_with_the_place_in_it(tmp_path, name, content, fault):
     path = tmp_path / name
     path.write_bytes(content)
@@ -100,13 +120,16 @@ def test_a_missing_path_and_an_empty_folder_are_named(tmp_path):
 # ---- the split
 
 
-@pytest.mark.parametrize("text, split", [
-    # printf 'interleave\n...' | sha256sum; its first two digits as a fraction of 256: below 0.8 is train, below 0.9
-    # validation, then test.
-    ("six", "train"),  # a4 = 164; 164 / 256 = 0.64
-    ("five", "validation"),  # e0 = 224; 224 / 256 = 0.875
-    ("nine", "test"),  # f1 = 241; 241 / 256 = 0.94
-])
+@pytest.mark.parametrize(
+    "text, split",
+    [
+        # printf 'interleave\n...' | sha256sum; its first two digits as a fraction of 256: below 0.8 is train, below 0.9
+        # validation, then test.
+        ("six", "train"),  # a4 = 164; 164 / 256 = 0.64
+        ("five", "validation"),  # e0 = 224; 224 / 256 = 0.875
+        ("nine", "test"),  # f1 = 241; 241 / 256 = 0.94
+    ],
+)
 def test_split_by_hand(text, split):
     assert split_of(Document("any", text)) == split
 
@@ -114,7 +137,9 @@ def test_split_by_hand(text, split):
 @settings(deadline=None)
 @given(texts, st.text(), st.sampled_from([" ", "\n", "\t \r\n"]))
 def test_the_split_depends_on_the_words_alone(text, title, space):
-    assert split_of(Document(title, space + text.replace(" ", space))) == split_of(Document("other", text))
+    assert split_of(Document(title, space + text.replace(" ", space))) == split_of(
+        Document("other", text)
+    )
 
 
 @settings(deadline=None)
@@ -123,8 +148,9 @@ def test_splits_partition_the_documents_and_do_not_move_when_texts_are_added(old
     before = [Document(f"old {i}", text) for i, text in enumerate(old)]
     after = before + [Document(f"new {i}", text) for i, text in enumerate(new)]
     random.shuffle(after)
-    assert sorted(document.title for split in SPLITS for document in documents_of(split, after)) == sorted(
-        document.title for document in after)
+    assert sorted(
+        document.title for split in SPLITS for document in documents_of(split, after)
+    ) == sorted(document.title for document in after)
     for split in SPLITS:
         assert set(documents_of(split, before)) <= set(documents_of(split, after))
 
@@ -142,8 +168,12 @@ def test_shares_are_80_10_10():
 
 def test_merge_reports_adds_drops_and_refuses(tmp_path):
     into = put(tmp_path / "corpus", first=numbered("a", 100))
-    user = put(tmp_path / "user", new=numbered("b", 50), copy=numbered("a", 100).replace(" ", "\n"),
-               short="only three words")
+    user = put(
+        tmp_path / "user",
+        new=numbered("b", 50),
+        copy=numbered("a", 100).replace(" ", "\n"),
+        short="only three words",
+    )
     put(user / "below", deep=numbered("c", 50))
     put(user / ".hidden", secret=numbered("d", 50))
     (user / "image.png").write_bytes(b"\x89PNG\0")
@@ -178,7 +208,11 @@ def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
 
 def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):
     lines = []
-    merge([put(tmp_path / "user", a=numbered("x", 50), b=numbered("x", 50))], tmp_path / "corpus", say=lines.append)
+    merge(
+        [put(tmp_path / "user", a=numbered("x", 50), b=numbered("x", 50))],
+        tmp_path / "corpus",
+        say=lines.append,
+    )
     assert [line.split()[0] for line in lines] == ["added", "dropped"]
     assert lines[1].endswith("b.txt: repeats a (similarity 1.00)")
 
@@ -186,17 +220,31 @@ def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):
 def test_names_are_slugs_and_a_taken_one_gets_a_number(tmp_path):
     into = put(tmp_path / "corpus", **{"the-owl": numbered("a", 50)})
     titles = ["The Owl!", "the  owl", "../../up & away", "Ünïcode", "?!", "x" * 300]
-    (tmp_path / "user.json").write_text(json.dumps({title: numbered(f"w{i}.", 50) for i, title in enumerate(titles)}))
+    (tmp_path / "user.json").write_text(
+        json.dumps({title: numbered(f"w{i}.", 50) for i, title in enumerate(titles)})
+    )
     before = contents(into)
     assert merge([tmp_path / "user.json"], into, say=lambda line: None) == 0
     added = contents(into)
-    assert sorted(added) == sorted(["the-owl.txt", "the-owl-2.txt", "the-owl-3.txt", "up-away.txt", "ünïcode.txt",
-                                    "text.txt", "x" * 48 + ".txt"])
+    assert sorted(added) == sorted(
+        [
+            "the-owl.txt",
+            "the-owl-2.txt",
+            "the-owl-3.txt",
+            "up-away.txt",
+            "ünïcode.txt",
+            "text.txt",
+            "x" * 48 + ".txt",
+        ]
+    )
     assert added["the-owl.txt"] == before["the-owl.txt"]
 
 
 @settings(max_examples=25, deadline=None)
-@given(old=st.dictionaries(st.sampled_from("abc"), texts), new=st.lists(st.tuples(st.sampled_from("ABCD"), texts)))
+@given(
+    old=st.dictionaries(st.sampled_from("abc"), texts),
+    new=st.lists(st.tuples(st.sampled_from("ABCD"), texts)),
+)
 def test_merging_loses_nothing_and_merging_again_changes_nothing(tmp_path_factory, old, new):
     folder = tmp_path_factory.mktemp("merge")
     into = put(folder / "corpus", **old)
@@ -216,7 +264,9 @@ def test_merging_loses_nothing_and_merging_again_changes_nothing(tmp_path_factor
 def test_the_corpus_stays_when_the_disk_fills(tmp_path, monkeypatch):
     into = put(tmp_path / "corpus", old=numbered("a", 50))
     before = contents(into)
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(UserError, match="new.txt: cannot be written: No space left"):
         merge([put(tmp_path / "user", new=numbered("b", 50))], into, say=lambda line: None)
     assert contents(into) == before
@@ -237,7 +287,9 @@ def test_the_command_lists_the_corpus(capsys):
 def test_the_command_merges_and_says_2_when_it_refused(tmp_path, capsys):
     user, into = put(tmp_path / "user", new=numbered("b", 30)), tmp_path / "corpus"
     assert main(["merge", str(user), "--into", str(into)]) == 2
-    assert capsys.readouterr().err == "data.corpus: 1 refused, each named above; all else was merged\n"
+    assert (
+        capsys.readouterr().err == "data.corpus: 1 refused, each named above; all else was merged\n"
+    )
     assert main(["merge", str(user), "--into", str(into), "--min-words", "0"]) == 2
     assert capsys.readouterr().err == "data.corpus: --min-words 0: must be at least 1\n"
     assert main(["merge", str(user), "--into", str(into), "--min-words", "30"]) == 0

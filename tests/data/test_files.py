@@ -8,22 +8,30 @@ from data.files import read_json, read_jsonl, read_text, write_whole
 
 def test_lines_are_numbered_from_one_blank_ones_counted(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_bytes('\ufeff{"x": 1}\r\n\n  \n{"x": "\u2028"}'.encode())  # U+2028 ends no line of JSONL
-    assert list(read_jsonl(path)) == [(f"{path}, line 1", {"x": 1}), (f"{path}, line 4", {"x": "\u2028"})]
+    path.write_bytes(
+        '\ufeff{"x": 1}\r\n\n  \n{"x": "\u2028"}'.encode()
+    )  # U+2028 ends no line of JSONL
+    assert list(read_jsonl(path)) == [
+        (f"{path}, line 1", {"x": 1}),
+        (f"{path}, line 4", {"x": "\u2028"}),
+    ]
 
 
-@pytest.mark.parametrize("line, fault", [
-    (b'{"x": ', "is not JSON"),
-    (b'{"x": 1} {"x": 2}', "is not JSON"),
-    (b"[" * 100_000, "is not JSON"),  # deeper than the parser goes
-    (b'{"x": "\xff"}', "is not UTF-8 text (byte 0xff)"),
-    (b"[1]", "is a list; each line must be a JSON object"),
-    (b'"x"', "is a string;"),
-    (b"7", "is an integer;"),
-    (b"7.5", "is a fraction;"),
-    (b"true", "is a boolean;"),
-    (b"null", "is null;"),
-])
+@pytest.mark.parametrize(
+    "line, fault",
+    [
+        (b'{"x": ', "is not JSON"),
+        (b'{"x": 1} {"x": 2}', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),  # deeper than the parser goes
+        (b'{"x": "\xff"}', "is not UTF-8 text (byte 0xff)"),
+        (b"[1]", "is a list; each line must be a JSON object"),
+        (b'"x"', "is a string;"),
+        (b"7", "is an integer;"),
+        (b"7.5", "is a fraction;"),
+        (b"true", "is a boolean;"),
+        (b"null", "is null;"),
+    ],
+)
 def test_a_damaged_line_is_named_by_file_and_number(tmp_path, line, fault):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"x": 1}\n' + line + b'\n{"x": 3}\n')

@@ -1,4 +1,5 @@
 """Advantages: hand-computed values and the identities that every scale keeps."""
+
 import math
 
 import pytest
@@ -31,7 +32,10 @@ def test_batch_scale_divides_by_the_std_of_all_rewards():
 
 
 def test_scale_none_only_centres():
-    assert advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none") == [[-0.5, 0.0, 0.5], [1.0, -1.0]]
+    assert advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none") == [
+        [-0.5, 0.0, 0.5],
+        [1.0, -1.0],
+    ]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -42,20 +46,26 @@ def test_without_groups_there_are_no_advantages(scale):
 @given(GROUPS, st.sampled_from(SCALES))
 def test_advantages_of_a_group_sum_to_zero(rewards, scale):
     for group in advantages(rewards, scale=scale):
-        assert math.fsum(group) == pytest.approx(0, abs=1e-11)  # 16 roundings of 1e-16, divided by at least eps = 1e-4
+        assert math.fsum(group) == pytest.approx(
+            0, abs=1e-11
+        )  # 16 roundings of 1e-16, divided by at least eps = 1e-4
 
 
 @given(VARIED, VARIED, st.integers(-8, 8), st.sampled_from(SCALES))
 def test_a_shift_of_all_rewards_changes_nothing(first, second, shift, scale):
     shifted = [[reward + shift for reward in group] for group in (first, second)]
-    for before, after in zip(advantages([first, second], scale=scale), advantages(shifted, scale=scale), strict=True):
+    for before, after in zip(
+        advantages([first, second], scale=scale), advantages(shifted, scale=scale), strict=True
+    ):
         assert after == pytest.approx(before, rel=1e-9, abs=1e-12)
 
 
 @given(VARIED, VARIED, st.floats(0.1, 100), st.sampled_from(("group", "batch")))
 def test_a_positive_factor_changes_nothing_when_eps_is_small(first, second, factor, scale):
     scaled = [[reward * factor for reward in group] for group in (first, second)]
-    before, after = (advantages(rewards, scale=scale, eps=1e-13) for rewards in ([first, second], scaled))
+    before, after = (
+        advantages(rewards, scale=scale, eps=1e-13) for rewards in ([first, second], scaled)
+    )
     for group, group_scaled in zip(before, after, strict=True):
         assert group_scaled == pytest.approx(group, rel=1e-9, abs=1e-9)
 

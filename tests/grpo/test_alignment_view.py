@@ -1,4 +1,5 @@
 """What is shown of a completion: its words against the wanted ones."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,9 @@ def test_columns_spell_out_both_texts_at_the_best_score(target, text):
     assert " ".join(c.wanted for c in columns if c.wanted is not None) == target
     assert " ".join(c.written for c in columns if c.written is not None) == text
     assert all((c.kind == "match") == (c.wanted == c.written) for c in columns)
-    assert sum(1 if c.kind == "match" else -1 for c in columns) == nw_score(target.split(), text.split())
+    assert sum(1 if c.kind == "match" else -1 for c in columns) == nw_score(
+        target.split(), text.split()
+    )
 
 
 @given(TEXTS, TEXTS)
@@ -24,7 +27,7 @@ def test_up_to_the_first_divergence_all_is_right(target, text):
         assert wanted == written
     else:
         at = int(said.split(":")[0].removeprefix("word ")) - 1
-        assert wanted[:at] == written[:at] and wanted[at:at + 1] != written[at:at + 1]
+        assert wanted[:at] == written[:at] and wanted[at : at + 1] != written[at : at + 1]
 
 
 def test_what_is_said_of_a_divergence():
@@ -45,7 +48,12 @@ def test_the_middle_of_a_long_run_of_right_words_is_counted():
     words = [f"w{i}" for i in range(40)]
     columns = aligned(" ".join(words), " ".join(words[:-1]))
     shown = rendered(columns).plain
-    assert f"… {39 - 2 * CONTEXT} right …" in shown and "w5" in shown and "w6 " not in shown and shown.endswith("w38 [-w39-]")
+    assert (
+        f"… {39 - 2 * CONTEXT} right …" in shown
+        and "w5" in shown
+        and "w6 " not in shown
+        and shown.endswith("w38 [-w39-]")
+    )
     assert rendered(columns, whole=True).plain.startswith(" ".join(words[:-1]))
 
 

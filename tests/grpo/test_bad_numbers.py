@@ -1,4 +1,5 @@
 """What is not finite, not there, or not what was promised, gets its name: never a silent step, never a riddle."""
+
 import math
 
 import pytest
@@ -14,7 +15,20 @@ from grpo.rollout import engine
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 
-SMALL = ["--prompts", "2", "--group-size", "4", "--steps", "2", "--eval-problems", "2", "--device", "cpu", "--level", "2"]
+SMALL = [
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "2",
+    "--eval-problems",
+    "2",
+    "--device",
+    "cpu",
+    "--level",
+    "2",
+]
 
 
 class Copy:
@@ -22,7 +36,11 @@ class Copy:
 
     name, rewards, default_level = "copy", (), 1
 
-    def __init__(self, answer=lambda texts: [Score(0.1 * i) for i in range(len(texts))], prompt="Copy text A.\nA: {}"):
+    def __init__(
+        self,
+        answer=lambda texts: [Score(0.1 * i) for i in range(len(texts))],
+        prompt="Copy text A.\nA: {}",
+    ):
         self.answer, self.prompt = answer, prompt
 
     def make(self, level, split, rng):
@@ -34,19 +52,41 @@ class Copy:
 
 
 def trainer_for(policy, task=None, **options):
-    return Trainer(Config(**{"task": "copy", "level": 1, "ramp": False, "steps": 2, "prompts": 2, "group_size": 4, "max_new_tokens": 8} | options),
-                   task or Copy(), policy)
+    return Trainer(
+        Config(
+            **{
+                "task": "copy",
+                "level": 1,
+                "ramp": False,
+                "steps": 2,
+                "prompts": 2,
+                "group_size": 4,
+                "max_new_tokens": 8,
+            }
+            | options
+        ),
+        task or Copy(),
+        policy,
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("weight", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "weight",
+    ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"],
+)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_weights_that_are_not_finite(tiny_policy, value, weight, temperature):
     with torch.no_grad():
         dict(tiny_policy.model.named_parameters())[weight][:] = value
     prompt = tuple(tiny_policy.encode("Copy text A.\nA: one"))
-    with pytest.raises(FloatingPointError, match="drawn with a log-probability of (nan|-?inf): the model's logits are not finite"):
-        engine.generate(tiny_policy, [prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4])
+    with pytest.raises(
+        FloatingPointError,
+        match="drawn with a log-probability of (nan|-?inf): the model's logits are not finite",
+    ):
+        engine.generate(
+            tiny_policy, [prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4]
+        )
 
 
 @pytest.mark.parametrize("on_degenerate", ["keep", "skip", "resample"])
@@ -75,16 +115,40 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(tiny_policy, monkeypat
     assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
 
 
-@pytest.mark.parametrize("answer, fault", [
-    (lambda texts: [1 / 0 for _ in texts], r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_numbers.py, line \d+\)"),
-    (lambda texts: [Score(0.5)], r"score\(\) returned 1 scores for 3 completions; it must return one for each"),
-    (lambda texts: None, r"score\(\) raised TypeError: 'NoneType' object is not iterable"),
-    (lambda texts: [0.5 for _ in texts], r"score\(\) returned float for completion 1; it must return a Score for each"),
-    (lambda texts: [Score(0.5), Score(math.nan), Score(0.5)], r"score\(\) returned a reward of nan for completion 2; it must be a finite number"),
-    (lambda texts: [Score(0.5), Score(0.5), Score(-math.inf)], r"score\(\) returned a reward of -inf for completion 3; it must be a finite number"),
-    (lambda texts: [Score("1") for _ in texts], r"score\(\) returned a reward of '1' for completion 1; it must be a finite number"),
-    (lambda texts: [Score(0.5, value=math.nan) for _ in texts], r"score\(\) returned a value of nan for completion 1; it must be a finite number"),
-])
+@pytest.mark.parametrize(
+    "answer, fault",
+    [
+        (
+            lambda texts: [1 / 0 for _ in texts],
+            r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_numbers.py, line \d+\)",
+        ),
+        (
+            lambda texts: [Score(0.5)],
+            r"score\(\) returned 1 scores for 3 completions; it must return one for each",
+        ),
+        (lambda texts: None, r"score\(\) raised TypeError: 'NoneType' object is not iterable"),
+        (
+            lambda texts: [0.5 for _ in texts],
+            r"score\(\) returned float for completion 1; it must return a Score for each",
+        ),
+        (
+            lambda texts: [Score(0.5), Score(math.nan), Score(0.5)],
+            r"score\(\) returned a reward of nan for completion 2; it must be a finite number",
+        ),
+        (
+            lambda texts: [Score(0.5), Score(0.5), Score(-math.inf)],
+            r"score\(\) returned a reward of -inf for completion 3; it must be a finite number",
+        ),
+        (
+            lambda texts: [Score("1") for _ in texts],
+            r"score\(\) returned a reward of '1' for completion 1; it must be a finite number",
+        ),
+        (
+            lambda texts: [Score(0.5, value=math.nan) for _ in texts],
+            r"score\(\) returned a value of nan for completion 1; it must be a finite number",
+        ),
+    ],
+)
 def test_a_scorer_that_fails_is_named(answer, fault):
     task = Copy(answer)
     problem = Problem("copy", 1, "p", "t", "k" * 16)
@@ -98,7 +162,8 @@ def test_a_users_scorer_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
         "from tasks.base import Problem, Score, key_of\n\n\nclass Bad:\n    name = 'bad'\n    rewards = ()\n    default_level = 2\n\n"
         "    def make(self, level, split, rng):\n        n = rng.randrange(10**9)\n"
         "        return Problem(self.name, level, f'Copy text A.\\nA: {n}', str(n), key_of(split, n))\n\n"
-        "    def score(self, problem, completions):\n        return [Score(float('nan')) for _ in completions]\n")
+        "    def score(self, problem, completions):\n        return [Score(float('nan')) for _ in completions]\n"
+    )
     assert train.main([*SMALL, "--task", "bad.py:Bad"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("train.py: task bad, problem ")
@@ -125,12 +190,23 @@ def test_a_vocabulary_larger_than_the_tokenizers(tmp_path):
     tokens = len(AutoTokenizer.from_pretrained(folder))
     model.resize_token_embeddings(tokens + 128, mean_resizing=False)
     with torch.no_grad():
-        model.model.embed_tokens.weight[tokens:] = 3 * model.model.embed_tokens.weight[:128]  # so that they are drawn
+        model.model.embed_tokens.weight[tokens:] = (
+            3 * model.model.embed_tokens.weight[:128]
+        )  # so that they are drawn
     model.save_pretrained(folder)
     policy = load_policy(str(folder), device="cpu")
     report = trainer_for(policy).step()
-    drawn = [token for group in report.groups for completion in group.completions for token in completion.tokens]
-    assert max(drawn) >= tokens and math.isfinite(report.metrics["loss"]) and report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+    drawn = [
+        token
+        for group in report.groups
+        for completion in group.completions
+        for token in completion.tokens
+    ]
+    assert (
+        max(drawn) >= tokens
+        and math.isfinite(report.metrics["loss"])
+        and report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+    )
 
 
 def test_a_prompt_as_long_as_the_context(tmp_path):

@@ -16,8 +16,20 @@ from safetensors.torch import save_file
 
 from grpo.learn.optimizer import Optimizer
 from grpo.store import checkpoint as store
-from grpo.store.checkpoint import (CheckpointRules, checkpoints, find_resume, load_optimizer, load_rng, prune,
-                                   remove_after, remove_partial, save_checkpoint, save_optimizer, save_rng, verify)
+from grpo.store.checkpoint import (
+    CheckpointRules,
+    checkpoints,
+    find_resume,
+    load_optimizer,
+    load_rng,
+    prune,
+    remove_after,
+    remove_partial,
+    save_checkpoint,
+    save_optimizer,
+    save_rng,
+    verify,
+)
 from tasks.base import UserError
 
 
@@ -39,10 +51,16 @@ def names(run):
 def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
     path = save(tmp_path, 20)
     manifest = json.loads((path / "manifest.json").read_text())
-    assert path.name == "step-000020" and manifest["step"] == 20 and manifest["note"] == {"why": "test"}
+    assert (
+        path.name == "step-000020"
+        and manifest["step"] == 20
+        and manifest["note"] == {"why": "test"}
+    )
     assert manifest["files"]["sub/state.json"]["bytes"] == 2
     # printf '{}' | sha256sum
-    assert manifest["files"]["sub/state.json"]["sha256"].startswith("44136fa355b3678a1146ad16f7e8649e")
+    assert manifest["files"]["sub/state.json"]["sha256"].startswith(
+        "44136fa355b3678a1146ad16f7e8649e"
+    )
     assert verify(path) is None
 
 
@@ -68,10 +86,17 @@ def test_a_step_made_again_gives_way_only_to_a_whole_one(tmp_path, monkeypatch):
 
 def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     synced, replace = [], os.replace
-    monkeypatch.setattr(store, "sync", lambda path: synced.append(str(path.relative_to(tmp_path / "checkpoints"))))
-    monkeypatch.setattr(store.os, "replace", lambda *paths: (synced.append("rename"), replace(*paths)))
+    monkeypatch.setattr(
+        store, "sync", lambda path: synced.append(str(path.relative_to(tmp_path / "checkpoints")))
+    )
+    monkeypatch.setattr(
+        store.os, "replace", lambda *paths: (synced.append("rename"), replace(*paths))
+    )
     save(tmp_path, 20)
-    inside = [".tmp-step-000020" + name for name in ("", "/manifest.json", "/sub", "/sub/state.json", "/weights.bin")]
+    inside = [
+        ".tmp-step-000020" + name
+        for name in ("", "/manifest.json", "/sub", "/sub/state.json", "/weights.bin")
+    ]
     assert sorted(synced[:5]) == inside and synced[5:] == ["rename", "."]
 
 
@@ -84,7 +109,10 @@ def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
 
     with pytest.raises(RuntimeError):
         save_checkpoint(tmp_path, 40, dies, note={})
-    assert names(tmp_path) == ["step-000020"] and verify(tmp_path / "checkpoints" / "step-000020") is None
+    assert (
+        names(tmp_path) == ["step-000020"]
+        and verify(tmp_path / "checkpoints" / "step-000020") is None
+    )
 
 
 @pytest.mark.parametrize("where", ["write", "safetensors", "fsync", "replace"])
@@ -100,7 +128,9 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     if where in ("fsync", "replace"):
         monkeypatch.setattr(store.os, where, fails)
     with pytest.raises(UserError) as error:
-        save_checkpoint(tmp_path, 40, fails if where in ("write", "safetensors") else write, note={})
+        save_checkpoint(
+            tmp_path, 40, fails if where in ("write", "safetensors") else write, note={}
+        )
     monkeypatch.undo()
     assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
     assert "\n" not in str(error.value)
@@ -109,10 +139,17 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
 
 def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # bytes a file: the system itself refuses
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1000, limits[1])
+    )  # bytes a file: the system itself refuses
     try:
         with pytest.raises(UserError, match="step-000020: cannot be written .*File too large"):
-            save_checkpoint(tmp_path, 20, lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"), note={})
+            save_checkpoint(
+                tmp_path,
+                20,
+                lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"),
+                note={},
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == []
@@ -139,14 +176,29 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
 DAMAGE = [
     ("weights.bin has 3 bytes", lambda path: (path / "weights.bin").write_bytes(b"wei")),
     ("weights.bin has 0 bytes", lambda path: (path / "weights.bin").write_bytes(b"")),
-    ("weights.bin is damaged", lambda path: (path / "weights.bin").write_bytes(b"Weights" + b"weights" * 99)),
+    (
+        "weights.bin is damaged",
+        lambda path: (path / "weights.bin").write_bytes(b"Weights" + b"weights" * 99),
+    ),
     ("sub/state.json is missing", lambda path: (path / "sub" / "state.json").unlink()),
     ("no checkpoint", lambda path: (path / "manifest.json").unlink()),
     ("manifest.json is damaged", lambda path: (path / "manifest.json").write_text('{"files"')),
-    ("manifest.json is damaged", lambda path: (path / "manifest.json").write_text("[" * 100_000)),  # too deep to parse
-    ("no checkpoint that this version", lambda path: (path / "manifest.json").write_text('{"name": "of a web page"}')),
-    ("manifest.json names a file outside", lambda path: (path / "manifest.json").write_text(
-        json.dumps({"format": 1, "files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}}))),
+    (
+        "manifest.json is damaged",
+        lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    ),  # too deep to parse
+    (
+        "no checkpoint that this version",
+        lambda path: (path / "manifest.json").write_text('{"name": "of a web page"}'),
+    ),
+    (
+        "manifest.json names a file outside",
+        lambda path: (path / "manifest.json").write_text(
+            json.dumps(
+                {"format": 1, "files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}}
+            )
+        ),
+    ),
 ]
 
 
@@ -194,7 +246,10 @@ def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
 def test_what_was_made_after_the_step_gone_back_to_does_not_pass_for_the_latest(tmp_path):
     for step in (20, 80, 100):
         save(tmp_path, step)
-    assert remove_after(tmp_path, 20) == ["removed checkpoint step-000080", "removed checkpoint step-000100"]
+    assert remove_after(tmp_path, 20) == [
+        "removed checkpoint step-000080",
+        "removed checkpoint step-000100",
+    ]
     new = save(tmp_path, 40)
     assert prune(tmp_path) == [] and find_resume(tmp_path) == (new, [])
 
@@ -204,7 +259,10 @@ def test_rules_by_hand():
     assert rules.reasons(1, 0.2) == []
     assert rules.reasons(2, 0.205) == []  # not by the margin
     assert rules.reasons(3, 0.25) == ["new best reward 0.250 (was 0.200)"]
-    assert rules.reasons(4, 0.31) == ["reward 0.310 first passed 0.3", "new best reward 0.310 (was 0.250)"]
+    assert rules.reasons(4, 0.31) == [
+        "reward 0.310 first passed 0.3",
+        "new best reward 0.310 (was 0.250)",
+    ]
     again = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
     again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
     assert again.reasons(20, 0.3) == ["every 20 steps"]
@@ -214,11 +272,16 @@ def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
     def make():
         torch.manual_seed(0)
         layer = torch.nn.Linear(5, 3)
-        return layer, Optimizer(layer.parameters(), partial(torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1))
+        return layer, Optimizer(
+            layer.parameters(),
+            partial(torch.optim.AdamW, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+        )
 
     def step(layer, optimizer, seed):
         optimizer.clear()
-        (layer(torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))) ** 2).sum().backward()
+        (
+            layer(torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))) ** 2
+        ).sum().backward()
         optimizer.collect(0.0)
         optimizer.step()
 
@@ -233,7 +296,10 @@ def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
         step(*one, seed)
         step(*two, seed)
     assert all(torch.equal(a, b) for a, b in zip(one[0].parameters(), two[0].parameters()))
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]  # nothing pickled
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [
+        ".json",
+        ".safetensors",
+    ]  # nothing pickled
 
 
 def test_random_generators_go_on(tmp_path):

@@ -40,21 +40,49 @@ def test_configuration_survives_its_file(tmp_path):
     assert load_config(tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("content, line", [
-    ("level: 3\ncolour: red\n", "unknown key colour"), ("- 1\n", "not the configuration"), ("a: [", "not the configuration")])
+@pytest.mark.parametrize(
+    "content, line",
+    [
+        ("level: 3\ncolour: red\n", "unknown key colour"),
+        ("- 1\n", "not the configuration"),
+        ("a: [", "not the configuration"),
+    ],
+)
 def test_what_is_no_configuration(tmp_path, content, line):
     (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=line):
         load_config(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("bad", [dict(group_size=1), dict(prompts=0), dict(top_p=0.0), dict(loss="mse"), dict(replay=1.0),
-                                 dict(on_degenerate="ignore"), dict(beta=-1.0), dict(epochs=0), dict(heat=0.5), dict(level=-1), dict(draft="on"),
-                                 dict(credit="word"), dict(parity_limit=-0.1), dict(on_alarm="panic"), dict(importance_limit=-1.0),
-                                 dict(rung_minutes=-1.0), dict(step_tokens=-1), dict(promote_every=0),
-                                 dict(promote_problems=0), dict(promote_by="luck"), dict(promote_at=1.5), dict(dynamic_sampling=-2)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(group_size=1),
+        dict(prompts=0),
+        dict(top_p=0.0),
+        dict(loss="mse"),
+        dict(replay=1.0),
+        dict(on_degenerate="ignore"),
+        dict(beta=-1.0),
+        dict(epochs=0),
+        dict(heat=0.5),
+        dict(level=-1),
+        dict(draft="on"),
+        dict(credit="word"),
+        dict(parity_limit=-0.1),
+        dict(on_alarm="panic"),
+        dict(importance_limit=-1.0),
+        dict(rung_minutes=-1.0),
+        dict(step_tokens=-1),
+        dict(promote_every=0),
+        dict(promote_problems=0),
+        dict(promote_by="luck"),
+        dict(promote_at=1.5),
+        dict(dynamic_sampling=-2),
+    ],
+)
 def test_bad_values_name_their_flag(bad):
-    name, = bad
+    (name,) = bad
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
         Config(**bad)
 
@@ -62,32 +90,68 @@ def test_bad_values_name_their_flag(bad):
 def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
     with pytest.raises(UserError) as error:
         Config(credit="alignment", loss="gspo")
-    assert str(error.value) == "--credit alignment: gspo weighs whole sequences, not tokens; give another --loss"
+    assert (
+        str(error.value)
+        == "--credit alignment: gspo weighs whole sequences, not tokens; give another --loss"
+    )
 
 
-@pytest.mark.parametrize("extra", [dict(promote_by="heldout"), dict(rung_minutes=5.0), dict(rung_tokens=9)])
+@pytest.mark.parametrize(
+    "extra", [dict(promote_by="heldout"), dict(rung_minutes=5.0), dict(rung_tokens=9)]
+)
 def test_the_servo_has_no_rungs(extra):
-    with pytest.raises(UserError, match=f"--{next(iter(extra)).replace('_', '-')} .*: leave it out: --curriculum auto"):
+    with pytest.raises(
+        UserError,
+        match=f"--{next(iter(extra)).replace('_', '-')} .*: leave it out: --curriculum auto",
+    ):
         Config(curriculum="auto", **extra)
 
 
-@pytest.mark.parametrize("given, settled", [
-    (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)), (dict(level=50), ("running", 0.9, 0, 50, 60)),
-    (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 60)),
-    (dict(curriculum="10,25", promote_by="running", promote_at=0.5, dynamic_sampling=3, steps=7), ("running", 0.5, 3, 25, 7)),
-    (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 60))])
+@pytest.mark.parametrize(
+    "given, settled",
+    [
+        (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)),
+        (dict(level=50), ("running", 0.9, 0, 50, 60)),
+        (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 60)),
+        (
+            dict(
+                curriculum="10,25",
+                promote_by="running",
+                promote_at=0.5,
+                dynamic_sampling=3,
+                steps=7,
+            ),
+            ("running", 0.5, 3, 25, 7),
+        ),
+        (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97, 0, 25, 60)),
+    ],
+)
 def test_what_is_left_to_defaults(tmp_path, given, settled):
     config = Run(tmp_path).settle(Config(**given), Interleave())
-    assert (config.promote_by, config.promote_at, config.dynamic_sampling, config.level, config.steps) == settled
+    assert (
+        config.promote_by,
+        config.promote_at,
+        config.dynamic_sampling,
+        config.level,
+        config.steps,
+    ) == settled
 
 
 def groups(values):
-    return [Group(i, Problem("t", 1, "p", "x", "k"), (1,), 1.0, [], scores=[Score(v, exact=v == 1)])
-            for i, v in enumerate(values)]
+    return [
+        Group(i, Problem("t", 1, "p", "x", "k"), (1,), 1.0, [], scores=[Score(v, exact=v == 1)])
+        for i, v in enumerate(values)
+    ]
 
 
 def test_summary_of_a_constant_sample():
-    assert summarise(groups([0.5] * 9)) == {"n": 9, "mean": 0.5, "ci_low": 0.5, "ci_high": 0.5, "exact": 0.0}
+    assert summarise(groups([0.5] * 9)) == {
+        "n": 9,
+        "mean": 0.5,
+        "ci_low": 0.5,
+        "ci_high": 0.5,
+        "exact": 0.0,
+    }
 
 
 def test_bootstrap_interval_is_that_of_the_normal_approximation():

@@ -1,4 +1,5 @@
 """Per-token advantages: by hand, on the embedded tokenizer, and as the policy gradient of every answer of a small world."""
+
 import itertools
 import math
 import zlib
@@ -36,20 +37,33 @@ def ends_of(tokens):
 
 def group_of(texts, task, problem):
     """A group of completions of one letter a token, each with its end token."""
-    completions = [Completion(tuple(map(LETTERS.index, text)), (-1.0,) * len(text), text[:-1], "stop") for text in texts]
-    scores = [Score(score.reward, credits=credits) for score, credits in
-              zip(task.score(problem, [c.text for c in completions]), task.credits(problem, [c.text for c in completions]))]
+    completions = [
+        Completion(tuple(map(LETTERS.index, text)), (-1.0,) * len(text), text[:-1], "stop")
+        for text in texts
+    ]
+    scores = [
+        Score(score.reward, credits=credits)
+        for score, credits in zip(
+            task.score(problem, [c.text for c in completions]),
+            task.credits(problem, [c.text for c in completions]),
+        )
+    ]
     return Group(0, problem, (1,), 1.0, completions, scores=scores)
 
 
 def test_a_group_by_hand():
     task = Interleave("prefix")
-    group = group_of(["a b|", "a ba|", "b b|", "a b b|"], task, task.problem(["a"], ["b"]))  # the target is "a b"
+    group = group_of(
+        ["a b|", "a ba|", "b b|", "a b b|"], task, task.problem(["a"], ["b"])
+    )  # the target is "a b"
     rewards = [1, 1 / 2, 0, 2 / 3]
     assert group.rewards == pytest.approx(rewards)
     assert [score.credits for score in group.scores] == [
-        ((1, 0.5), (3, 0.5)), ((1, 0.5), (4, 0.0)), ((1, 0.0), (3, 0.0)),
-        ((1, 0.5), (3, 0.5), (5, pytest.approx(-1 / 3)))]  # a word too many: 2 / 3 is left of 2 / 2
+        ((1, 0.5), (3, 0.5)),
+        ((1, 0.5), (4, 0.0)),
+        ((1, 0.0), (3, 0.0)),
+        ((1, 0.5), (3, 0.5), (5, pytest.approx(-1 / 3))),
+    ]  # a word too many: 2 / 3 is left of 2 / 2
     everybody = (1 + 1 / 2 + 0 + 2 / 3) / 4
     began = (1 + 1 / 2 + 2 / 3) / 3  # after "a", after "a ", and after "a b"
     expected = [
@@ -59,53 +73,83 @@ def test_a_group_by_hand():
         [0 - everybody, 0, 0, 0],
         [2 / 3 - everybody, 2 / 3 - began, 2 / 3 - began, 2 / 3 - began, 0, 0],
     ]
-    made, = token_advantages([group], write, scale="none")
+    (made,) = token_advantages([group], write, scale="none")
     assert [pytest.approx(row, abs=1e-12) for row in expected] == made
-    scaled, = token_advantages([group], write, scale="group")
+    (scaled,) = token_advantages([group], write, scale="group")
     divisor = math.sqrt(sum((r - everybody) ** 2 for r in rewards) / 3) + 1e-4
     assert [pytest.approx([a / divisor for a in row], abs=1e-12) for row in expected] == scaled
 
 
 def test_the_same_earned_in_another_way_is_the_same_state():
     task = Interleave("similarity")
-    group = group_of(["a a b|", "b a |"], task, task.problem(["a", "a"], ["b", "b"]))  # the target is "a b a b"
+    group = group_of(
+        ["a a b|", "b a |"], task, task.problem(["a", "a"], ["b", "b"])
+    )  # the target is "a b a b"
     # "a a": match, b passed over and match: 1, 0. "b a": b a is the target without its a: 0, 1. Both: 1 of 8 in all
-    assert [score.credits[:2] for score in group.scores] == [((1, 1 / 8), (3, 0.0)), ((1, 0.0), (3, 1 / 8))]
-    states = [token_states(c.text, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
-              for c, s in zip(group.completions, group.scores)]
-    assert states[0] == [(0, 0, ""), (0, 0, "a"), (1, 0.125, ""), (1, 0.125, "a"), (2, 0.125, ""), (2, 0.125, "b")]
+    assert [score.credits[:2] for score in group.scores] == [
+        ((1, 1 / 8), (3, 0.0)),
+        ((1, 0.0), (3, 1 / 8)),
+    ]
+    states = [
+        token_states(c.text, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
+        for c, s in zip(group.completions, group.scores)
+    ]
+    assert states[0] == [
+        (0, 0, ""),
+        (0, 0, "a"),
+        (1, 0.125, ""),
+        (1, 0.125, "a"),
+        (2, 0.125, ""),
+        (2, 0.125, "b"),
+    ]
     assert states[1] == [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")]
-    made, = token_advantages([group], write, scale="none")
+    (made,) = token_advantages([group], write, scale="none")
     half = (group.rewards[0] - group.rewards[1]) / 2
     assert [pytest.approx([half, 0, 0, 0, half, 0]), pytest.approx([-half, 0, 0, 0, -half])] == made
 
 
-@given(st.lists(st.text("ab ", max_size=6), min_size=2, max_size=6), st.sampled_from(SCALES), st.sampled_from(Interleave.credited))
-def test_the_first_token_has_the_outcomes_advantage_and_none_is_larger_than_rewards_differ(texts, scale, reward):
+@given(
+    st.lists(st.text("ab ", max_size=6), min_size=2, max_size=6),
+    st.sampled_from(SCALES),
+    st.sampled_from(Interleave.credited),
+)
+def test_the_first_token_has_the_outcomes_advantage_and_none_is_larger_than_rewards_differ(
+    texts, scale, reward
+):
     task = Interleave(reward)
     group = group_of([text + "|" for text in texts], task, task.problem(["a", "ab"], ["b"]))
-    made, = token_advantages([group], write, scale=scale)
-    outcome, = advantages([group.rewards], scale=scale)
+    (made,) = token_advantages([group], write, scale=scale)
+    (outcome,) = advantages([group.rewards], scale=scale)
     assert [row[0] for row in made] == outcome
-    assert [len(row) for row in made] == [len(completion.tokens) for completion in group.completions]
+    assert [len(row) for row in made] == [
+        len(completion.tokens) for completion in group.completions
+    ]
     most = max(group.rewards) - min(group.rewards)
-    divisor = 1 if scale == "none" else torch.tensor(group.rewards, dtype=torch.float64).std().item() + 1e-4
+    divisor = (
+        1
+        if scale == "none"
+        else torch.tensor(group.rewards, dtype=torch.float64).std().item() + 1e-4
+    )
     assert all(abs(a) <= most / divisor * (1 + 1e-9) for row in made for a in row)
 
 
-@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=20) | st.text(max_size=12).map(
-    lambda text: TOKENIZER(text, add_special_tokens=False).input_ids))
+@given(
+    st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=20)
+    | st.text(max_size=12).map(lambda text: TOKENIZER(text, add_special_tokens=False).input_ids)
+)
 @example(TOKENIZER("naïve café 猫 😀 e\u0301 “q”\u2003x", add_special_tokens=False).input_ids)
 @example([3, 0, *TOKENIZER("a", add_special_tokens=False).input_ids, 0, 3])
 def test_tokens_end_where_the_text_before_the_next_one_does(tokens):
     text = decode(tokens)
     ends, done = ends_of(tokens), 0
     for t, end in enumerate(ends):
-        so_far = decode(tokens[:t + 1])
+        so_far = decode(tokens[: t + 1])
         if not so_far.endswith("\ufffd"):
             done = len(so_far)
             assert text.startswith(so_far)
-        assert end == done  # what may become another character is not counted yet, whatever becomes of it
+        assert (
+            end == done
+        )  # what may become another character is not counted yet, whatever becomes of it
     assert len(ends) == len(tokens)
 
 
@@ -116,10 +160,19 @@ def test_words_of_odd_characters_are_mapped_to_tokens():
     assert decode(tokens) == text
     states = token_states(text, ends_of(tokens), [(7, 0.25), (9, 0.25), (12, 0.5)])
     begun = [(words, earned, letters) for words, earned, letters in states]
-    assert begun[0] == (0, 0, "") and begun[-1] == (2, 0.5, "ok")  # the end token ends the last word
+    assert begun[0] == (0, 0, "") and begun[-1] == (
+        2,
+        0.5,
+        "ok",
+    )  # the end token ends the last word
     first = next(t for t, state in enumerate(states) if state[0] == 1)
-    assert states[first - 1] == (0, 0, "nai\u0308ve") and decode(tokens[:first]) == " nai\u0308ve "  # the space, a token of its own
-    assert {state for state in states if state[0] == 1} == {(1, 0.25, ""), (1, 0.25, "猫")}  # no thirds of a character
+    assert (
+        states[first - 1] == (0, 0, "nai\u0308ve") and decode(tokens[:first]) == " nai\u0308ve "
+    )  # the space, a token of its own
+    assert {state for state in states if state[0] == 1} == {
+        (1, 0.25, ""),
+        (1, 0.25, "猫"),
+    }  # no thirds of a character
 
 
 class DropsFirstSpace:
@@ -133,14 +186,24 @@ class DropsFirstSpace:
 
 def test_a_tokenizer_that_drops_the_first_space():
     drops = DropsFirstSpace()
-    assert token_ends([0, 1, 2, 3], "the owls saw", drops, lambda token: drops([token])) == [3, 7, 8, 12]
+    assert token_ends([0, 1, 2, 3], "the owls saw", drops, lambda token: drops([token])) == [
+        3,
+        7,
+        8,
+        12,
+    ]
 
 
 # The world: every text of at most 4 letters; the logits of a token depend on the two before it.
 
+
 def answers(length):
-    texts = ["".join(letters) for n in range(length) for letters in itertools.product("ab ", repeat=n)]
-    return [text + "|" for text in texts] + ["".join(letters) for letters in itertools.product("ab ", repeat=length)]
+    texts = [
+        "".join(letters) for n in range(length) for letters in itertools.product("ab ", repeat=n)
+    ]
+    return [text + "|" for text in texts] + [
+        "".join(letters) for letters in itertools.product("ab ", repeat=length)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["dapo", "cispo"])
@@ -153,32 +216,73 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     tokens = [[LETTERS.index(letter) for letter in text] for text in texts]
     pasts = [[4, 4, *row] for row in tokens]
     T = max(map(len, tokens))
-    logp_RT = torch.stack([torch.nn.functional.pad(torch.stack([
-        logits[past[t], past[t + 1]].log_softmax(-1)[token] for t, token in enumerate(row)]), (0, T - len(row)))
-        for row, past in zip(tokens, pasts)])
+    logp_RT = torch.stack(
+        [
+            torch.nn.functional.pad(
+                torch.stack(
+                    [
+                        logits[past[t], past[t + 1]].log_softmax(-1)[token]
+                        for t, token in enumerate(row)
+                    ]
+                ),
+                (0, T - len(row)),
+            )
+            for row, past in zip(tokens, pasts)
+        ]
+    )
     mask_RT = torch.arange(T) < torch.tensor([len(row) for row in tokens])[:, None]
     probability_R = logp_RT.sum(1).exp()
-    assert probability_R.sum().item() == pytest.approx(1)  # these are all the answers that there are
+    assert probability_R.sum().item() == pytest.approx(
+        1
+    )  # these are all the answers that there are
 
     written = [write(row) for row in tokens]
     rewards = [score.reward for score in task.score(problem, written)]
     advantages_RT = torch.zeros(logp_RT.shape, dtype=torch.float64)
     for r, (row, text, credits) in enumerate(zip(tokens, written, task.credits(problem, written))):
-        states = token_states(text, token_ends(row, text, write, lambda token: write([token])), credits)
+        states = token_states(
+            text, token_ends(row, text, write, lambda token: write([token])), credits
+        )
         to_go = [rewards[r] - earned for _, earned, _ in states]
-        baseline = [zlib.crc32(repr(state).encode()) / 2 ** 32 for state in states]  # any number, the same in the same state
-        advantages_RT[r, :len(row)] = torch.tensor([x - b for x, b in zip(to_go, baseline)], dtype=torch.float64)
-    loss, _ = step_loss(kind, logp_RT, logp_RT.detach(), advantages_RT, mask_RT, probability_R.detach(), clip_low=0.2, clip_high=0.2)
-    ours, = torch.autograd.grad(-loss, logits, retain_graph=True)
-    expected, = torch.autograd.grad((probability_R * torch.tensor(rewards, dtype=torch.float64)).sum(), logits)
+        baseline = [
+            zlib.crc32(repr(state).encode()) / 2**32 for state in states
+        ]  # any number, the same in the same state
+        advantages_RT[r, : len(row)] = torch.tensor(
+            [x - b for x, b in zip(to_go, baseline)], dtype=torch.float64
+        )
+    loss, _ = step_loss(
+        kind,
+        logp_RT,
+        logp_RT.detach(),
+        advantages_RT,
+        mask_RT,
+        probability_R.detach(),
+        clip_low=0.2,
+        clip_high=0.2,
+    )
+    (ours,) = torch.autograd.grad(-loss, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(
+        (probability_R * torch.tensor(rewards, dtype=torch.float64)).sum(), logits
+    )
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_each_token_has_its_own_in_the_tensors_however_they_are_cut():
     rows = [Completion((1,) * n, (-1.0,) * n, "", "stop") for n in (1, 3, 2)]
-    group = Group(0, Problem("t", 1, "p", "x", "k"), (1, 2), 1.0, rows, advantages=[[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]])
-    whole, = micro_batches([group], "dapo", micro_tokens=0, max_length=9, device=torch.device("cpu"))
+    group = Group(
+        0,
+        Problem("t", 1, "p", "x", "k"),
+        (1, 2),
+        1.0,
+        rows,
+        advantages=[[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]],
+    )
+    (whole,) = micro_batches(
+        [group], "dapo", micro_tokens=0, max_length=9, device=torch.device("cpu")
+    )
     assert whole.advantages.tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
-    parts = list(micro_batches([group], "dapo", micro_tokens=1, max_length=9, device=torch.device("cpu")))
+    parts = list(
+        micro_batches([group], "dapo", micro_tokens=1, max_length=9, device=torch.device("cpu"))
+    )
     assert [part.advantages.tolist() for part in parts] == [[[1]], [[2, 3, 4]], [[5, 6]]]

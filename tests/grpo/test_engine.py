@@ -1,11 +1,19 @@
 """The engine against a plain `transformers` forward pass, and against itself in other company."""
+
 import os
 
 import pytest
 import torch
 from conftest import make_tiny_model
 from families import FAMILIES, PROMPTS, SHAPE, VOCABULARY, rollout
-from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, GraniteConfig, MambaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    GraniteConfig,
+    MambaConfig,
+    MistralConfig,
+)
 
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
@@ -18,15 +26,20 @@ from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 
+
 def plain_logprobs(model, prompt, tokens, temperature):
-    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1:-1]
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
 def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads):
-    policy = load_policy(str(make_tiny_model(tmp_path, heads=heads, kv_heads=kv_heads)), device="cpu")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    policy = load_policy(
+        str(make_tiny_model(tmp_path, heads=heads, kv_heads=kv_heads)), device="cpu"
+    )
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
     for prompt, answers in zip(*rollout(policy, temperature=0.8)):
         for answer in answers:
             every = plain_logprobs(plain, prompt, answer.tokens, 0.8)
@@ -37,12 +50,16 @@ def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads
 def test_ragged_lengths_are_exercised(tiny_policy):
     # the tests of this file are only worth something if rows end at different places, by the end token and by the budget
     tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
-    lengths = {len(answer.tokens) for group in rollout(tiny_policy, samples=8)[1] for answer in group}
+    lengths = {
+        len(answer.tokens) for group in rollout(tiny_policy, samples=8)[1] for answer in group
+    }
     assert len(lengths) > 4
 
 
 def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
-    tiny_policy.stops = tuple(range(0, VOCABULARY, 40))  # early ends, so that rows retire and the batch is compacted
+    tiny_policy.stops = tuple(
+        range(0, VOCABULARY, 40)
+    )  # early ends, so that rows retire and the batch is compacted
     _, together = rollout(tiny_policy, samples=8)
     for prompt, group in zip(PROMPTS, together):
         _, (alone,) = rollout(tiny_policy, [prompt], samples=8)
@@ -50,7 +67,10 @@ def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
 
 
 def test_rows_may_stand_in_any_order(tiny_policy):
-    prompts, tokens = [tiny_policy.encode(prompt) for prompt in PROMPTS[:2]], torch.tensor([[5], [9]])
+    prompts, tokens = (
+        [tiny_policy.encode(prompt) for prompt in PROMPTS[:2]],
+        torch.tensor([[5], [9]]),
+    )
     hidden = []
     for order in (torch.tensor([0, 1]), torch.tensor([1, 0])):
         _, shared = tiny_policy.prefill(prompts)
@@ -71,9 +91,13 @@ def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
         _, shared = tiny_policy.prefill(prompts)
         shared.allot(rows, 16)
         hidden.append([])
-        for order, filled in ((range(rows), [0] * rows), (range(rows), [5, 3, 4] * samples), (range(rows - 1), [7, 6, 5] * samples)):
-            shared.keep(torch.tensor(order), torch.tensor(filled)[:len(order)])
-            tokens = torch.arange(5 * rows).view(rows, 5)[:len(order)] + filled[0]
+        for order, filled in (
+            (range(rows), [0] * rows),
+            (range(rows), [5, 3, 4] * samples),
+            (range(rows - 1), [7, 6, 5] * samples),
+        ):
+            shared.keep(torch.tensor(order), torch.tensor(filled)[: len(order)])
+            tokens = torch.arange(5 * rows).view(rows, 5)[: len(order)] + filled[0]
             hidden[-1].append(tiny_policy.extend(tokens, shared))
     for one, other in zip(*hidden, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
@@ -91,7 +115,9 @@ def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_policy):
 
 
 def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, attn_implementation="eager"
+    )
     ids, groups = rollout(tiny_policy, temperature=0.0, samples=1)
     for prompt, (answer,) in zip(ids, groups):
         best = plain_logprobs(plain, prompt, answer.tokens, 1.0).argmax(-1)
@@ -99,7 +125,9 @@ def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
 
 
 def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_model):
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, attn_implementation="eager"
+    )
     ids, groups = rollout(tiny_policy, truncate=truncation(top_k=3))
     for prompt, answers in zip(ids, groups):
         for answer in answers:
@@ -107,7 +135,9 @@ def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_m
             top = every.topk(3, -1)
             inside = (top.indices == torch.tensor(answer.tokens)[:, None]).any(-1)
             assert inside.all()
-            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0] - top.values.logsumexp(-1)
+            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[
+                :, 0
+            ] - top.values.logsumexp(-1)
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
 
 
@@ -119,14 +149,24 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch
     policy = load_policy(str(tmp_path), device="cpu")
     policy.stops = tuple(range(0, VOCABULARY, 40))
     rows, extend = [], policy.extend
-    monkeypatch.setattr(policy, "extend", lambda tokens, shared: rows.append(len(tokens)) or extend(tokens, shared))
+    monkeypatch.setattr(
+        policy, "extend", lambda tokens, shared: rows.append(len(tokens)) or extend(tokens, shared)
+    )
     _, groups = rollout(policy, samples=8, temperature=0.15)
     texts = [(p, answer.tokens) for p, group in enumerate(groups) for answer in group]
-    assert rows == [len({(p, tokens[:n]) for p, tokens in texts if len(tokens) > n}) for n in range(1, 1 + len(rows))]
+    assert rows == [
+        len({(p, tokens[:n]) for p, tokens in texts if len(tokens) > n})
+        for n in range(1, 1 + len(rows))
+    ]
     assert rows[0] < max(rows) < len(texts) > rows[-1] > 0  # some agree, go apart, and end
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(8)] for prompt in PROMPTS]
     for prompt, row, group in zip(PROMPTS, keys, groups):
-        alone = [generate(policy, [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24])[0][0] for key in row]
+        alone = [
+            generate(
+                policy, [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24]
+            )[0][0]
+            for key in row
+        ]
         assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
 
 
@@ -135,19 +175,43 @@ def test_what_counts_of_a_draft_by_hand():
     drafts = torch.tensor([[1, 2, 3], [1, 7, 3], [1, 9, 3], [1, 2, 3], [9, 9, 9]])
     # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text; the first differs; ended at once
     assert accepted(chosen, drafts, torch.tensor([9])).tolist() == [4, 2, 2, 1, 1]
-    assert accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5  # without drafts
+    assert (
+        accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5
+    )  # without drafts
 
 
-@pytest.mark.parametrize("row, written, last, sources, row_then, first", [
-    # two go on from row 0 with the same token, but one has read more; row 3 has ended, and gives its place
-    ([0, 0, 1, 2, 2], [5, 6, 5, 5, 5], [1, 1, 1, 2, 2], [0, 1, 2, 0], [0, 3, 1, 2, 2], [0, 2, 3, 1]),
-    # row 1 goes on with three tokens; the first part stays
-    ([0, 1, 1, 1, 1], [5, 5, 5, 5, 5], [7, 9, 8, 9, 6], [0, 1, 1, 1], [0, 3, 2, 3, 1], [0, 4, 2, 1]),
-    # rows 0 and 1 have ended
-    ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1])])
+@pytest.mark.parametrize(
+    "row, written, last, sources, row_then, first",
+    [
+        # two go on from row 0 with the same token, but one has read more; row 3 has ended, and gives its place
+        (
+            [0, 0, 1, 2, 2],
+            [5, 6, 5, 5, 5],
+            [1, 1, 1, 2, 2],
+            [0, 1, 2, 0],
+            [0, 3, 1, 2, 2],
+            [0, 2, 3, 1],
+        ),
+        # row 1 goes on with three tokens; the first part stays
+        (
+            [0, 1, 1, 1, 1],
+            [5, 5, 5, 5, 5],
+            [7, 9, 8, 9, 6],
+            [0, 1, 1, 1],
+            [0, 3, 2, 3, 1],
+            [0, 4, 2, 1],
+        ),
+        # rows 0 and 1 have ended
+        ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1]),
+    ],
+)
 def test_parting_by_hand(row, written, last, sources, row_then, first):
     decoder = EagerDecoder.__new__(EagerDecoder)
-    decoder.row, decoder.written, decoder.last = torch.tensor(row), torch.tensor(written), torch.tensor(last)
+    decoder.row, decoder.written, decoder.last = (
+        torch.tensor(row),
+        torch.tensor(written),
+        torch.tensor(last),
+    )
     assert decoder._part().tolist() == sources
     assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
 
@@ -159,7 +223,11 @@ def test_budget(tiny_policy):
     assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
     with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
         budget_for(tiny_policy, (1,), target, asked=needed - 1)
-    assert budget_for(tiny_policy, (1,) * (1024 - needed), target) == needed == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    assert (
+        budget_for(tiny_policy, (1,) * (1024 - needed), target)
+        == needed
+        == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    )
     assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
         budget_for(tiny_policy, (1,) * (1025 - needed), target)
@@ -168,7 +236,10 @@ def test_budget(tiny_policy):
 def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):
     short, long = Problem("t", 1, "p", "one two", "s"), Problem("t", 1, "p", "one " * 1100, "l")
     passed = []
-    assert list(fitting(tiny_policy, [short, long, long, short], passed)) == [short, short] and passed == [long, long]
+    assert list(fitting(tiny_policy, [short, long, long, short], passed)) == [
+        short,
+        short,
+    ] and passed == [long, long]
     assert len(list(fitting(tiny_policy, ([long] * 15 + [short]) * 2, []))) == 2
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
         list(fitting(tiny_policy, [short] + [long] * 16, []))
@@ -180,24 +251,48 @@ def test_other_families_sample_from_their_own_distribution(tmp_path, family):
     AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), device="cpu")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
     for prompt, answers in zip(*rollout(policy)):
         for answer in answers:
-            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=2e-6)
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
+            torch.testing.assert_close(
+                torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=2e-6
+            )
 
 
 def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
-    AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)).save_pretrained(
+        tmp_path
+    )
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="its attention slides over 50 tokens, and prompt and completion have 51"):
+    with pytest.raises(
+        UserError, match="its attention slides over 50 tokens, and prompt and completion have 51"
+    ):
         rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
 
 
 OTHERS = {  # they do not pass attention arguments on
-    "bloom": lambda: BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2, eos_token_id=3, initializer_range=0.3),
-    "mamba": lambda: MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4, eos_token_id=3,
-                                 initializer_range=0.3)}
+    "bloom": lambda: BloomConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        n_layer=2,
+        n_head=2,
+        eos_token_id=3,
+        initializer_range=0.3,
+    ),
+    "mamba": lambda: MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        state_size=4,
+        eos_token_id=3,
+        initializer_range=0.3,
+    ),
+}
 
 
 @pytest.mark.parametrize("family, lora_rank", [("bloom", 0), ("bloom", 4), ("mamba", 0)])
@@ -213,10 +308,14 @@ def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family,
     assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
     for prompt, answers in zip(ids, groups):
         for answer in answers:
-            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
     for prompt, answers in zip(PROMPTS, groups):
-        assert [a.tokens for a in rollout(policy, [prompt], budget=12)[1][0]] == [a.tokens for a in answers]
+        assert [a.tokens for a in rollout(policy, [prompt], budget=12)[1][0]] == [
+            a.tokens for a in answers
+        ]
 
 
 def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
@@ -226,24 +325,37 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
     policy = load_policy(str(tmp_path), device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids, groups = rollout(policy, samples=2, budget=6)
-    made = [Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
-            for i, (prompt, answers) in enumerate(zip(ids, groups))]
-    batch, = micro_batches(made, "grpo", micro_tokens=0, max_length=6, device=policy.device)
+    made = [
+        Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
+        for i, (prompt, answers) in enumerate(zip(ids, groups))
+    ]
+    (batch,) = micro_batches(made, "grpo", micro_tokens=0, max_length=6, device=policy.device)
     logp_RT, _ = completion_logprobs(policy, batch)
     weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
     (logp_RT * weights).sum().backward()
-    total = sum((plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-                 * weights[2 * i + j, :len(answer.tokens)]).sum()
-                for i, (prompt, answers) in enumerate(zip(ids, groups)) for j, answer in enumerate(answers))
+    total = sum(
+        (
+            plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
+            * weights[2 * i + j, : len(answer.tokens)]
+        ).sum()
+        for i, (prompt, answers) in enumerate(zip(ids, groups))
+        for j, answer in enumerate(answers)
+    )
     total.backward()
-    for (name, one), (_, other) in zip(policy.model.named_parameters(), plain.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        policy.model.named_parameters(), plain.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
 def test_a_model_that_takes_no_adapter(tmp_path):
     AutoModelForCausalLM.from_config(OTHERS["mamba"]()).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"):
+    with pytest.raises(
+        UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
+    ):
         load_policy(str(tmp_path), device="cpu", lora_rank=4)
 
 
@@ -251,7 +363,9 @@ def test_models_whose_logits_are_more_than_their_output_layer_are_refused(tmp_pa
     config = GraniteConfig(**SHAPE, logits_scaling=8.0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="the logits of GraniteForCausalLM are more than its output layer"):
+    with pytest.raises(
+        UserError, match="the logits of GraniteForCausalLM are more than its output layer"
+    ):
         load_policy(str(tmp_path), device="cpu")
 
 

@@ -1,4 +1,5 @@
 """An exported policy is read by transformers, peft and vLLM alone, and answers as the checkpoint does."""
+
 import json
 import subprocess
 import sys
@@ -13,7 +14,20 @@ import train
 from grpo import export
 from grpo.load import BUILTIN
 
-FLAGS = ["--words", "10", "--steps", "2", "--prompts", "2", "--group-size", "4", "--eval-problems", "2", "--device", "cpu"]
+FLAGS = [
+    "--words",
+    "10",
+    "--steps",
+    "2",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--eval-problems",
+    "2",
+    "--device",
+    "cpu",
+]
 TEXT = "Copy text A.\nA: the owl saw"
 VLLM = """
 import json, os, sys
@@ -33,8 +47,30 @@ def runs(tmp_path_factory, tiny_model):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert train.main([*FLAGS, "--name", "full"]) == 0
-        assert train.main([*FLAGS, "--name", "lora", "--model", str(tiny_model), "--lora-rank", "4", "--learning-rate", "0.01", "--scale", "none",
-                           "--on-degenerate", "keep", "--reward", "similarity", "--seed", "2"]) == 0
+        assert (
+            train.main(
+                [
+                    *FLAGS,
+                    "--name",
+                    "lora",
+                    "--model",
+                    str(tiny_model),
+                    "--lora-rank",
+                    "4",
+                    "--learning-rate",
+                    "0.01",
+                    "--scale",
+                    "none",
+                    "--on-degenerate",
+                    "keep",
+                    "--reward",
+                    "similarity",
+                    "--seed",
+                    "2",
+                ]
+            )
+            == 0
+        )
     return home / "runs"
 
 
@@ -45,36 +81,64 @@ def logits(model, tokenizer):
 
 def test_a_full_model(runs, tmp_path, capsys):
     assert export.main([str(runs / "full"), str(tmp_path / "out")]) == 0
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
     saved = AutoModelForCausalLM.from_pretrained(runs / "full" / "checkpoints" / "step-000002")
     assert torch.equal(logits(model, tokenizer), logits(saved, tokenizer))
-    assert not torch.equal(logits(model, tokenizer), logits(AutoModelForCausalLM.from_pretrained(BUILTIN), tokenizer))
+    assert not torch.equal(
+        logits(model, tokenizer), logits(AutoModelForCausalLM.from_pretrained(BUILTIN), tokenizer)
+    )
     assert "model of step 2" in capsys.readouterr().out
 
 
 def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):
-    assert export.main([str(runs / "lora" / "checkpoints" / "step-000002"), str(tmp_path / "merged")]) == 0
+    assert (
+        export.main([str(runs / "lora" / "checkpoints" / "step-000002"), str(tmp_path / "merged")])
+        == 0
+    )
     assert export.main([str(runs / "lora"), str(tmp_path / "adapter"), "--adapter"]) == 0
     base = lambda: AutoModelForCausalLM.from_pretrained(tiny_model)  # noqa: E731
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     before = logits(base(), tokenizer)
-    wanted = logits(PeftModel.from_pretrained(base(), runs / "lora" / "checkpoints" / "step-000002"), tokenizer)
+    wanted = logits(
+        PeftModel.from_pretrained(base(), runs / "lora" / "checkpoints" / "step-000002"), tokenizer
+    )
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits(merged, tokenizer), wanted, atol=1e-4, rtol=1e-4)
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    assert torch.equal(logits(PeftModel.from_pretrained(base(), tmp_path / "adapter"), tokenizer), wanted)
+    assert torch.equal(
+        logits(PeftModel.from_pretrained(base(), tmp_path / "adapter"), tokenizer), wanted
+    )
     assert (wanted - before).abs().max() > 1e-3  # the adapter does something
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; it wants an environment of its own")
+@pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed; it wants an environment of its own"
+)
 def test_vllm_writes_what_transformers_does(runs, tmp_path):
     assert export.main([str(runs / "full"), str(tmp_path / "out")]) == 0
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": TEXT}], add_generation_prompt=True, return_dict=False)
-    wanted = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0, len(prompt):].tolist()
-    (tmp_path / "write.py").write_text(VLLM)  # a file: vLLM's processes import the program that started them
-    done = subprocess.run([sys.executable, str(tmp_path / "write.py"), str(tmp_path / "out"), json.dumps(prompt)], capture_output=True, text=True, timeout=500)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": TEXT}], add_generation_prompt=True, return_dict=False
+    )
+    wanted = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[
+        0, len(prompt) :
+    ].tolist()
+    (tmp_path / "write.py").write_text(
+        VLLM
+    )  # a file: vLLM's processes import the program that started them
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "write.py"), str(tmp_path / "out"), json.dumps(prompt)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert f"tokens {json.dumps(wanted)}" in done.stdout, done.stderr[-3000:]
 
 
@@ -87,20 +151,36 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert export.main([str(runs / "lora"), str(tmp_path / "out"), "--adapter"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
     line = export.load_run(runs / "lora").evals[-1]
-    assert f"| 2 | 10 words | {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]" in text
-    assert text.startswith("---\nlibrary_name: peft\n") and f"`{tiny_model.name}` trained by GRPO" in text and str(tiny_model.parent) not in text and "lora_rank 4" in text and "paid by `similarity`" in text
+    assert (
+        f"| 2 | 10 words | {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]" in text
+    )
+    assert (
+        text.startswith("---\nlibrary_name: peft\n")
+        and f"`{tiny_model.name}` trained by GRPO" in text
+        and str(tiny_model.parent) not in text
+        and "lora_rank 4" in text
+        and "paid by `similarity`" in text
+    )
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
-    rows = [line for line in export.card(export.load_run(runs / "lora"), 1, adapter=True).splitlines() if "10 words" in line]
+    rows = [
+        line
+        for line in export.card(export.load_run(runs / "lora"), 1, adapter=True).splitlines()
+        if "10 words" in line
+    ]
     assert len(rows) == 1 and rows[0].startswith("| 0 |")
 
 
 def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    for argv, words in [((runs / "full", tmp_path / "full"), "is there already"), ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
-                        ((tmp_path / "none", tmp_path / "a"), "does not exist"), ((runs / "full",), "required: folder")]:
+    for argv, words in [
+        ((runs / "full", tmp_path / "full"), "is there already"),
+        ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
+        ((tmp_path / "none", tmp_path / "a"), "does not exist"),
+        ((runs / "full",), "required: folder"),
+    ]:
         assert export.main([str(part) for part in argv]) == 2
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1 and not (tmp_path / "a").exists()

@@ -1,4 +1,5 @@
 """The fused decoder against the eager one: the same tokens in float32, the same distribution in bfloat16. On a GPU only."""
+
 import random
 from types import SimpleNamespace
 
@@ -21,7 +22,10 @@ FUSED = ("llama-3 rotary scaling", "qwen2", "qwen3", "mistral")
 def write_model(folder, family):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family]())
-    for name, parameter in model.named_parameters():  # which are 0 and 1 in a new model, and would hide mistakes
+    for (
+        name,
+        parameter,
+    ) in model.named_parameters():  # which are 0 and 1 in a new model, and would hide mistakes
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
     model.save_pretrained(folder)
@@ -48,14 +52,27 @@ def assert_same_samples(policy, ids, found, expected, temperature, truncate=None
         for sample, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             same = [a == b for a, b in zip(one.tokens, other.tokens)]
             place = same.index(False) if False in same else min(len(one.tokens), len(other.tokens))
-            torch.testing.assert_close(torch.tensor(one.logprobs[:place]), torch.tensor(other.logprobs[:place]), atol=3e-5 / (temperature or 0.3), rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(one.logprobs[:place]),
+                torch.tensor(other.logprobs[:place]),
+                atol=3e-5 / (temperature or 0.3),
+                rtol=0,
+            )
             if one.tokens != other.tokens:
                 with torch.no_grad():
-                    logits = policy.head(policy.predict(policy.pack([prompt], [other.tokens[:place + 1]]))[-1:]).float()
-                logits = logits / temperature if truncate is None else truncate(logits / temperature, None)
+                    logits = policy.head(
+                        policy.predict(policy.pack([prompt], [other.tokens[: place + 1]]))[-1:]
+                    ).float()
+                logits = (
+                    logits / temperature
+                    if truncate is None
+                    else truncate(logits / temperature, None)
+                )
                 mass = logits[0].double().softmax(-1)
                 border, token = mass.cumsum(0), one.tokens[place]
-                number = uniform(torch.tensor(sample_key(0, 1, PROMPTS[p], sample, 0)), place).item()
+                number = uniform(
+                    torch.tensor(sample_key(0, 1, PROMPTS[p], sample, 0)), place
+                ).item()
                 assert border[token] - mass[token] - 1e-4 < number < border[token] + 1e-4
 
 
@@ -64,7 +81,11 @@ def eagerly(policy):
     return policy
 
 
-@pytest.mark.parametrize("truncate", [None, truncation(top_k=5), truncation(top_k=4, top_p=0.8)], ids=["all", "top-k", "top-p"])
+@pytest.mark.parametrize(
+    "truncate",
+    [None, truncation(top_k=5), truncation(top_k=4, top_p=0.8)],
+    ids=["all", "top-k", "top-p"],
+)
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("family", FUSED)
 def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
@@ -78,7 +99,9 @@ def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
         assert_same_samples(policy, ids, found, expected, temperature, truncate)
 
 
-@pytest.mark.parametrize("length, budget", [("1", 24), ("7", 60), ("31", 60), ("50", 200), ("127", 300)])
+@pytest.mark.parametrize(
+    "length, budget", [("1", 24), ("7", 60), ("31", 60), ("50", 200), ("127", 300)]
+)
 @pytest.mark.parametrize("family", ["qwen3", "llama-3 rotary scaling"])
 def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, budget):
     policy = policy_of(tmp_path, family, 4, stops=(3,))
@@ -87,12 +110,27 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
 
     class Planned(Plans):  # texts of random models do not survive decoding and encoding
         def _aim(self, rows, tokens, written, k):
-            plans = [[token if place % 70 < 69 else 7 for place, token in enumerate(truth[row])] for row in rows.tolist()]
-            self._set(rows.tolist(), written.tolist(), [plan[n:] for plan, n in zip(plans, written.tolist())], [True] * len(plans))
+            plans = [
+                [token if place % 70 < 69 else 7 for place, token in enumerate(truth[row])]
+                for row in rows.tolist()
+            ]
+            self._set(
+                rows.tolist(),
+                written.tolist(),
+                [plan[n:] for plan, n in zip(plans, written.tolist())],
+                [True] * len(plans),
+            )
 
     monkeypatch.setattr(engine, "Plans", Planned)
     drafting = Drafting(length)
-    _, drafted = rollout(policy, samples=8, budget=budget, temperature=0.15, guesses=[str] * len(ids), drafting=drafting)
+    _, drafted = rollout(
+        policy,
+        samples=8,
+        budget=budget,
+        temperature=0.15,
+        guesses=[str] * len(ids),
+        drafting=drafting,
+    )
     assert_same_samples(policy, ids, drafted, plain, 0.15)
     assert drafting.acceptance > 0.9
 
@@ -103,7 +141,10 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
     policy = policy_of(tmp_path, "qwen3")
     policy.context, length = 2048, 1083
     torch.manual_seed(0)
-    prompts, tokens = [tuple(range(5, 705)), tuple(range(20, 220))], torch.randint(VOCABULARY, (rows, length), device="cuda")
+    prompts, tokens = (
+        [tuple(range(5, 705)), tuple(range(20, 220))],
+        torch.randint(VOCABULARY, (rows, length), device="cuda"),
+    )
     with torch.no_grad():
         _, shared = policy.prefill(prompts)
         shared.allot(rows, length)
@@ -112,10 +153,10 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         decoder = FusedDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
-            model.feed[:rows, :T] = tokens[:, place:place + T]
+            model.feed[:rows, :T] = tokens[:, place : place + T]
             model.state["written"][:rows] = 1 + place
             found = model.forward(rows, T, decoder._lay_out(T)).view(rows, T, -1)
-            torch.testing.assert_close(found, expected[:, place:place + T], atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(found, expected[:, place : place + T], atol=1e-3, rtol=1e-3)
 
 
 def test_fused_sees_what_the_optimizer_changes(tmp_path):
@@ -133,7 +174,9 @@ def test_fused_models_are_saved_whole(tmp_path):
     policy.save(tmp_path / "saved")
     again = load_policy(str(tmp_path / "saved"), device="cuda")
     again.stops = policy.stops
-    assert [[a.tokens for a in group] for group in rollout(again)[1]] == [[a.tokens for a in group] for group in before]
+    assert [[a.tokens for a in group] for group in rollout(again)[1]] == [
+        [a.tokens for a in group] for group in before
+    ]
 
 
 def test_fused_bfloat16_samples_from_the_models_distribution(tmp_path):
@@ -143,8 +186,12 @@ def test_fused_bfloat16_samples_from_the_models_distribution(tmp_path):
     differences = []
     for prompt, group in zip(prompts, groups):
         for answer in group:
-            logits = precise(input_ids=torch.tensor([[*prompt, *answer.tokens]]).cuda()).logits[0, len(prompt) - 1:-1]
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens).cuda()[:, None])[:, 0]
+            logits = precise(input_ids=torch.tensor([[*prompt, *answer.tokens]]).cuda()).logits[
+                0, len(prompt) - 1 : -1
+            ]
+            expected = logits.log_softmax(-1).gather(
+                1, torch.tensor(answer.tokens).cuda()[:, None]
+            )[:, 0]
             differences.append(torch.tensor(answer.logprobs) - expected.detach().cpu())
     assert len(PROMPTS) * 64 == len(differences)
     assert torch.cat(differences).abs().mean() < 0.05
@@ -161,20 +208,39 @@ def test_fused_bfloat16_agrees_with_the_update(tmp_path, family, samples):
         for answer in group:
             with torch.no_grad():
                 logits = policy.head(policy.predict(policy.pack([prompt], [answer.tokens]))).float()
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens).cuda()[:, None])[:, 0].cpu()
+            expected = (
+                logits.log_softmax(-1)
+                .gather(1, torch.tensor(answer.tokens).cuda()[:, None])[:, 0]
+                .cpu()
+            )
             differences.append(torch.tensor(answer.logprobs) - expected)
     assert torch.cat(differences).abs().mean() < 0.05
 
 
-@pytest.mark.parametrize("M, X, K", [(1, 200, 128), (16, 5168, 3072), (17, 48, 256), (33, 3088, 1024), (64, 16416, 384), (48, 3088, 8192)])
+@pytest.mark.parametrize(
+    "M, X, K",
+    [
+        (1, 200, 128),
+        (16, 5168, 3072),
+        (17, 48, 256),
+        (33, 3088, 1024),
+        (64, 16416, 384),
+        (48, 3088, 8192),
+    ],
+)
 def test_products_of_few_tokens(M, X, K):
     from grpo.rollout import kernels
+
     if not kernels.IS_HOPPER:
         pytest.skip("for Hopper only")
     x, weight = (torch.randn(rows, K, device="cuda", dtype=torch.bfloat16) for rows in (M, X))
-    found = FusedModel._product(SimpleNamespace(processors=132, kernels=kernels), x, SimpleNamespace(weight=weight))
+    found = FusedModel._product(
+        SimpleNamespace(processors=132, kernels=kernels), x, SimpleNamespace(weight=weight)
+    )
     assert found.dtype == torch.float32 and found.shape[1:] == (M, X)
-    torch.testing.assert_close(found.double().sum(0), x.double() @ weight.double().t(), rtol=0, atol=1e-5 * K)
+    torch.testing.assert_close(
+        found.double().sum(0), x.double() @ weight.double().t(), rtol=0, atol=1e-5 * K
+    )
 
 
 def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_path, monkeypatch):
@@ -184,31 +250,52 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     """
     policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16", stops=())
     prompt, places = policy.encode(PROMPTS[0]), 8
-    plan = engine.generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[places])[0][0].tokens
+    plan = engine.generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[places])[0][
+        0
+    ].tokens
 
     class Planned(Plans):
         def _aim(self, rows, tokens, written, k):
-            self._set(rows.tolist(), written.tolist(), [list(plan[n:]) for n in written.tolist()], [True] * len(rows))
+            self._set(
+                rows.tolist(),
+                written.tolist(),
+                [list(plan[n:]) for n in written.tolist()],
+                [True] * len(rows),
+            )
 
     monkeypatch.setattr(engine, "Plans", Planned)
 
     def sample(seed, length):
         rng, drafting = random.Random(seed), Drafting(length)
-        answers = [answer for _ in range(16) for answer in engine.generate(
-            policy, [prompt], keys=[[rng.getrandbits(62) for _ in range(1024)]], temperatures=[0.4], budgets=[places], guesses=[str],
-            drafting=drafting)[0]]
+        answers = [
+            answer
+            for _ in range(16)
+            for answer in engine.generate(
+                policy,
+                [prompt],
+                keys=[[rng.getrandbits(62) for _ in range(1024)]],
+                temperatures=[0.4],
+                budgets=[places],
+                guesses=[str],
+                drafting=drafting,
+            )[0]
+        ]
         return torch.tensor([answer.tokens for answer in answers]), drafting
 
     def least_p(one, other):
         found = []
         for t in range(1, places):
-            counts = torch.stack([torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]).double()
+            counts = torch.stack(
+                [torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]
+            ).double()
             often = counts.sum(0) >= 40
             bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
             bins = bins[:, bins.sum(0) > 0]
             expected = bins.sum(0) * bins.sum(1, keepdim=True) / bins.sum()
             statistic, freedom = ((bins - expected) ** 2 / expected).sum(), bins.shape[1] - 1
-            found.append(torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item())
+            found.append(
+                torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item()
+            )
         return min(found) * len(found)
 
     (plain, _), (drafted, drafting), (third, _) = sample(1, "off"), sample(2, "7"), sample(3, "off")
@@ -216,4 +303,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     assert least_p(plain, drafted) > 0.001
     torch.manual_seed(0)
     for _ in range(50):
-        assert least_p(plain, torch.where(torch.rand(third.shape) < 0.03, torch.tensor(plan), third)) < 0.001
+        assert (
+            least_p(plain, torch.where(torch.rand(third.shape) < 0.03, torch.tensor(plan), third))
+            < 0.001
+        )

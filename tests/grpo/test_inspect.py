@@ -1,4 +1,5 @@
 """A run read back: load_run, and every command of grpo.inspect."""
+
 import csv
 import importlib.util
 import json
@@ -24,8 +25,33 @@ def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("inspect")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert train.main(["--words", "10", "--steps", str(STEPS), "--prompts", str(PROMPTS), "--group-size", str(SIZE), "--save-every", "2",
-                           "--best-margin", "1", "--save-threshold", "1", "--eval-problems", "4", "--device", "cpu", "--name", "r"]) == 0
+        assert (
+            train.main(
+                [
+                    "--words",
+                    "10",
+                    "--steps",
+                    str(STEPS),
+                    "--prompts",
+                    str(PROMPTS),
+                    "--group-size",
+                    str(SIZE),
+                    "--save-every",
+                    "2",
+                    "--best-margin",
+                    "1",
+                    "--save-threshold",
+                    "1",
+                    "--eval-problems",
+                    "4",
+                    "--device",
+                    "cpu",
+                    "--name",
+                    "r",
+                ]
+            )
+            == 0
+        )
     return home / "runs" / "r"
 
 
@@ -39,7 +65,16 @@ def group(*rows, target="a b c d", advantages=(), **facts):
     """Return a group whose completions are (text, reward)."""
     scores = [Score(reward, {"matches": len(text.split()), "trap": None}) for text, reward in rows]
     completions = [Completion((7, 8, 3), (-0.5, -0.25, -2.5), text, "stop") for text, _ in rows]
-    return Group(0, Problem("t", 4, "Do \x1b[31mit", target, "k1"), (1, 2), 1.0, completions, scores=scores, advantages=list(advantages), **facts)
+    return Group(
+        0,
+        Problem("t", 4, "Do \x1b[31mit", target, "k1"),
+        (1, 2),
+        1.0,
+        completions,
+        scores=scores,
+        advantages=list(advantages),
+        **facts,
+    )
 
 
 @pytest.fixture
@@ -48,9 +83,13 @@ def made(tmp_path):
     folder = tmp_path / "made"
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text("task: t\nreward: prefix\n")
-    varied = group(("a b c d", 1.0), ("a x c d", 0.25), ("a b c d", 1.0), advantages=[0.5, -1.0, 0.5])
+    varied = group(
+        ("a b c d", 1.0), ("a x c d", 0.25), ("a b c d", 1.0), advantages=[0.5, -1.0, 0.5]
+    )
     solved = group(("a b c d", 1.0), ("a b c d", 1.0), verdict="solved", action="skip")
-    tied = group(("a", 0.25), ("a x", 0.25), verdict="tied", action="skip", attempt=1, trap="stops half way")
+    tied = group(
+        ("a", 0.25), ("a x", 0.25), verdict="tied", action="skip", attempt=1, trap="stops half way"
+    )
     write_rollouts(folder / "rollouts" / "step-000001.jsonl.zst", [varied, solved], step=1)
     write_rollouts(folder / "rollouts" / "step-000002.jsonl.zst", [tied], step=2)
     return folder
@@ -65,18 +104,31 @@ def test_what_a_run_holds(run):
     data = load_run(run)
     assert data.metrics == read_metrics(run / "metrics.jsonl") and len(data.metrics) == STEPS
     assert data.evals == read_metrics(run / "eval.jsonl") and data.config["level"] == 10
-    assert data.steps() == list(range(1, STEPS + 1)) and data.steps("eval") == [0, STEPS] and data.steps("failed") == []
+    assert (
+        data.steps() == list(range(1, STEPS + 1))
+        and data.steps("eval") == [0, STEPS]
+        and data.steps("failed") == []
+    )
     assert data.groups(2) == groups_of(run / "rollouts" / "step-000002.jsonl.zst")
     one = data.rollouts(step=2, group=1)
     assert [(r["step"], r["group"], r["sample"]) for r in one] == [(2, 1, i) for i in range(SIZE)]
-    assert [r["reward"] for r in one] == data.group(2, 1).rewards and one[0]["text"] == data.group(2, 1).completions[0].text
-    assert len(data.rollouts()) == STEPS * PROMPTS * SIZE and len(data.rollouts(step=[1, 3])) == 2 * PROMPTS * SIZE
+    assert [r["reward"] for r in one] == data.group(2, 1).rewards and one[0]["text"] == data.group(
+        2, 1
+    ).completions[0].text
+    assert (
+        len(data.rollouts()) == STEPS * PROMPTS * SIZE
+        and len(data.rollouts(step=[1, 3])) == 2 * PROMPTS * SIZE
+    )
     json.dumps(data.rollouts())
 
 
 def test_the_index_of_groups_is_that_of_the_rollouts(copied):
     written = load_run(copied).group_index
-    assert written == [{"step": step, **line} for step in range(1, STEPS + 1) for line in summaries(load_run(copied).groups(step))]
+    assert written == [
+        {"step": step, **line}
+        for step in range(1, STEPS + 1)
+        for line in summaries(load_run(copied).groups(step))
+    ]
     (copied / "groups.jsonl").unlink()  # a run of an older version
     assert load_run(copied).group_index == written
 
@@ -86,7 +138,11 @@ def test_records_as_a_data_frame(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match="pandas is not installed"):
         metrics.to_pandas()
-    monkeypatch.setitem(sys.modules, "pandas", type("pandas", (), {"DataFrame": type("F", (), {"from_records": staticmethod(list)})}))
+    monkeypatch.setitem(
+        sys.modules,
+        "pandas",
+        type("pandas", (), {"DataFrame": type("F", (), {"from_records": staticmethod(list)})}),
+    )
     assert metrics.to_pandas() == metrics
 
 
@@ -98,35 +154,67 @@ def test_torch_is_not_imported(run):
 def test_steps(run, capsys):
     text = said(capsys, run, "steps").out
     lines = text.strip().split("\n")
-    assert len(lines) == STEPS + 2 and "reward" in lines[0] and lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
+    assert (
+        len(lines) == STEPS + 2
+        and "reward" in lines[0]
+        and lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
+    )
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
-    assert [line["step"] for line in json.loads(said(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2, "--json").out)] == [3, 4]
+    assert [
+        line["step"]
+        for line in json.loads(
+            said(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2, "--json").out
+        )
+    ] == [3, 4]
     assert "no such steps" in said(capsys, run, "steps", "--level", 99, status=2).err
 
 
 def test_step(made, capsys):
     text = said(capsys, made, "step", 1).out
-    assert "-1.00 to +0.50" in text and "varied  kept" in text and "solved  skipped" in text and text.strip().endswith("group 1 0")
+    assert (
+        "-1.00 to +0.50" in text
+        and "varied  kept" in text
+        and "solved  skipped" in text
+        and text.strip().endswith("group 1 0")
+    )
     lines = json.loads(said(capsys, made, "step", 1, "--json").out)
-    assert [(line["class"], line["distinct"], line["reward"]) for line in lines] == [("varied", 2, 0.75), ("solved", 1, 1.0)]
+    assert [(line["class"], line["distinct"], line["reward"]) for line in lines] == [
+        ("varied", 2, 0.75),
+        ("solved", 1, 1.0),
+    ]
 
 
 def test_group_says_why_a_completion_was_paid(made, capsys):
     text = said(capsys, made, "group", 1, 0).out
-    assert "completions 0, 2  paid 1.000 by prefix, score 1.000, advantage +0.500" in text and "right to the end" in text
-    assert "completion 1  paid 0.250 by prefix" in text and "word 2: wrote 'x' for 'b'; matches 4\n" in text and "a [-b-]{+x+} c d" in text
+    assert (
+        "completions 0, 2  paid 1.000 by prefix, score 1.000, advantage +0.500" in text
+        and "right to the end" in text
+    )
+    assert (
+        "completion 1  paid 0.250 by prefix" in text
+        and "word 2: wrote 'x' for 'b'; matches 4\n" in text
+        and "a [-b-]{+x+} c d" in text
+    )
     assert text.index("completions 0, 2") < text.index("completion 1 ") and "\x1b" not in text
     lines = json.loads(said(capsys, made, "group", 1, 0, "--json").out)
-    assert [line["sample"] for line in lines] == [0, 2, 1] and lines[2]["first_divergence"] == "word 2: wrote 'x' for 'b'"
+    assert [line["sample"] for line in lines] == [0, 2, 1] and lines[2][
+        "first_divergence"
+    ] == "word 2: wrote 'x' for 'b'"
     assert "advantage none" in said(capsys, made, "group", 2, 0).out
 
 
 def test_tokens(run, made, capsys):
     drawn = load_run(run).group(1, 0)
     lines = json.loads(said(capsys, run, "tokens", 1, 0, 2, "--json").out)
-    assert [line["token"] for line in lines] == list(drawn.completions[2].tokens) and lines[0]["logprob"] == drawn.completions[2].logprobs[0]
-    assert "".join(line["text"] for line in lines).startswith(drawn.completions[2].text.split(" ")[0])
-    assert "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out  # a run without a checkpoint has no tokenizer
+    assert [line["token"] for line in lines] == list(drawn.completions[2].tokens) and lines[0][
+        "logprob"
+    ] == drawn.completions[2].logprobs[0]
+    assert "".join(line["text"] for line in lines).startswith(
+        drawn.completions[2].text.split(" ")[0]
+    )
+    assert (
+        "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out
+    )  # a run without a checkpoint has no tokenizer
     with_policy = json.loads(said(capsys, run, "tokens", 4, 1, 0, "--policy", "--json").out)
     assert all(abs(line["parity"]) < 1e-3 and -1e-4 < line["entropy"] < 9 for line in with_policy)
 
@@ -134,22 +222,44 @@ def test_tokens(run, made, capsys):
 def test_credits_of_tokens_are_shown(made, capsys):
     by_token = group(("a b", 0.5), ("b", 0.0), advantages=[[0.1, 0.2, 0.3], [0.05, 0.2, 0.2]])
     write_rollouts(made / "rollouts" / "step-000003.jsonl.zst", [by_token], step=3)
-    assert [line["advantage"] for line in json.loads(said(capsys, made, "tokens", 3, 0, 0, "--json").out)] == [0.1, 0.2, 0.3]
-    assert "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out and "+0.05 to +0.30" in said(capsys, made, "step", 3).out
+    assert [
+        line["advantage"]
+        for line in json.loads(said(capsys, made, "tokens", 3, 0, 0, "--json").out)
+    ] == [0.1, 0.2, 0.3]
+    assert (
+        "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out
+        and "+0.05 to +0.30" in said(capsys, made, "step", 3).out
+    )
 
 
 def test_degenerate(made, capsys):
     text = said(capsys, made, "degenerate").out
-    assert "all right" in text and "different texts, equal rewards" in text and "skipped (try 2)" in text and "stops half way" in text
+    assert (
+        "all right" in text
+        and "different texts, equal rewards" in text
+        and "skipped (try 2)" in text
+        and "stops half way" in text
+    )
     assert "2 of 3 groups" in text and "varied" not in text
-    assert [line["step"] for line in json.loads(said(capsys, made, "degenerate", "--class", "tied", "--json").out)] == [2]
-    assert [line["step"] for line in json.loads(said(capsys, made, "degenerate", "--last", 1, "--json").out)] == [2]
+    assert [
+        line["step"]
+        for line in json.loads(said(capsys, made, "degenerate", "--class", "tied", "--json").out)
+    ] == [2]
+    assert [
+        line["step"]
+        for line in json.loads(said(capsys, made, "degenerate", "--last", 1, "--json").out)
+    ] == [2]
     assert "no such group" in said(capsys, made, "degenerate", "--class", "failed").out
 
 
 def test_compare(run, copied, capsys):
     rows = json.loads(said(capsys, run, "compare", copied, "--json").out)
-    assert len(rows) == 2 and rows[0] == rows[1] and rows[0]["steps"] == STEPS and "at 10" in rows[0]["held out at the end"]
+    assert (
+        len(rows) == 2
+        and rows[0] == rows[1]
+        and rows[0]["steps"] == STEPS
+        and "at 10" in rows[0]["held out at the end"]
+    )
     assert "million tokens" in said(capsys, run, "compare", copied).out
 
 
@@ -160,25 +270,42 @@ def test_export(run, tmp_path, capsys, monkeypatch):
     said(capsys, run, "export", tmp_path / "a.csv", "--from", 4)
     with open(tmp_path / "a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == [r["text"] for r in records] and json.loads(rows[0]["logprobs"]) == records[0]["logprobs"]
+    assert [row["text"] for row in rows] == [r["text"] for r in records] and json.loads(
+        rows[0]["logprobs"]
+    ) == records[0]["logprobs"]
     assert "0 completions" in said(capsys, run, "export", tmp_path / "none.csv", "--from", 99).out
-    assert "ends in .csv, .jsonl, .parquet" in said(capsys, run, "export", tmp_path / "a.xls", status=2).err
+    assert (
+        "ends in .csv, .jsonl, .parquet"
+        in said(capsys, run, "export", tmp_path / "a.xls", status=2).err
+    )
     if importlib.util.find_spec("pyarrow"):
         said(capsys, run, "export", tmp_path / "a.parquet", "--last", 2)
         import pyarrow.parquet
+
         rows = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
-        assert [(row["text"], row["advantage"], row["logprobs"]) for row in rows] == [(r["text"], r["advantage"], r["logprobs"]) for r in records]
+        assert [(row["text"], row["advantage"], row["logprobs"]) for row in rows] == [
+            (r["text"], r["advantage"], r["logprobs"]) for r in records
+        ]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pyarrow is not installed" in said(capsys, run, "export", tmp_path / "a.parquet", status=2).err
+    assert (
+        "pyarrow is not installed"
+        in said(capsys, run, "export", tmp_path / "a.parquet", status=2).err
+    )
     assert "No such file" in said(capsys, run, "export", tmp_path / "no" / "a.csv", status=2).err
 
 
-@pytest.mark.parametrize("step", [1, 3, 4])  # from the first model; from the checkpoint before; from one two steps before
+@pytest.mark.parametrize(
+    "step", [1, 3, 4]
+)  # from the first model; from the checkpoint before; from one two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "the same, to the last bit" in text and "no" not in text.split()
-    found, = json.loads(said(capsys, run, "replay", step, "--json").out)
-    assert found["same"] and {line["figure"] for line in found["figures"]} >= {"loss", "grad_norm", "advantages"}
+    (found,) = json.loads(said(capsys, run, "replay", step, "--json").out)
+    assert found["same"] and {line["figure"] for line in found["figures"]} >= {
+        "loss",
+        "grad_norm",
+        "advantages",
+    }
 
 
 def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
@@ -187,7 +314,10 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
     kept = next(group for group in groups if group.action == "keep")
     kept.scores[0] = Score(kept.scores[0].reward + 0.125, kept.scores[0].parts)
     write_rollouts(path, groups, step=3)
-    assert "advantages from the stored rewards: they differ" in said(capsys, copied, "replay", 3, status=1).out
+    assert (
+        "advantages from the stored rewards: they differ"
+        in said(capsys, copied, "replay", 3, status=1).out
+    )
     lines = read_metrics(copied / "metrics.jsonl")
     lines[1]["loss"] += 1e-12
     (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -195,11 +325,21 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
 
 
 def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
-    for argv, words in [((tmp_path / "none", "steps"), "is no run"), ((run, "step", 99), "no rollouts of step 99 are stored; it has 1 to 5"),
-                        ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 2"), ((run, "group", 1, -1), "has no group -1"), ((run, "tokens", 1, 0, 9), "no completion 9; it has 0 to 3"),
-                        ((run, "replay", 99), "step 99 is not in metrics.jsonl"), ((run, "look"), "invalid choice"), ((run, "step", "x"), "invalid int"),
-                        ((run, "tokens", 0, 0, 0, "--kind", "eval", "--policy"), "--policy: only a training step's"),
-                        ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none")]:
+    for argv, words in [
+        ((tmp_path / "none", "steps"), "is no run"),
+        ((run, "step", 99), "no rollouts of step 99 are stored; it has 1 to 5"),
+        ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 2"),
+        ((run, "group", 1, -1), "has no group -1"),
+        ((run, "tokens", 1, 0, 9), "no completion 9; it has 0 to 3"),
+        ((run, "replay", 99), "step 99 is not in metrics.jsonl"),
+        ((run, "look"), "invalid choice"),
+        ((run, "step", "x"), "invalid int"),
+        (
+            (run, "tokens", 0, 0, 0, "--kind", "eval", "--policy"),
+            "--policy: only a training step's",
+        ),
+        ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none"),
+    ]:
         found = said(capsys, *argv, status=2)
         assert words in found.err and found.err.count("\n") == 1 and not found.out
     (copied / "rollouts" / "step-000002.jsonl.zst").write_bytes(b"cut")

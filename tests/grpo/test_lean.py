@@ -1,4 +1,5 @@
 """The lean forward pass against the model's own, outputs and gradients; joined weights that stay the modules' own."""
+
 import pytest
 import torch
 from conftest import make_tiny_model
@@ -38,8 +39,12 @@ def predict(policy):
 def results(policy):
     """Return log-probabilities, entropies and all gradients."""
     policy.model.zero_grad()
-    targets = torch.tensor([token for completion in COMPLETIONS for token in completion], device=policy.device)
-    logprobs, entropies = token_logprobs(predict(policy), policy.head, targets, torch.full(targets.shape, 0.7, device=policy.device))
+    targets = torch.tensor(
+        [token for completion in COMPLETIONS for token in completion], device=policy.device
+    )
+    logprobs, entropies = token_logprobs(
+        predict(policy), policy.head, targets, torch.full(targets.shape, 0.7, device=policy.device)
+    )
     (logprobs * torch.arange(len(targets), device=policy.device)).sum().backward()
     return [logprobs.detach(), entropies, *(p.grad.clone() for p in policy.parameters)]
 
@@ -55,17 +60,29 @@ def assert_near(found, expected, tolerance=1e-5):
 def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
     """What AMD's CPUs take, on any CPU: (..., inputs, outputs)."""
     monkeypatch.setattr(precision, "_by_onednn", True)
-    x, weight, bias = torch.randn(shape[:-1]), torch.randn(shape[-1], shape[-2]), torch.randn(shape[-1]) if has_bias else None
+    x, weight, bias = (
+        torch.randn(shape[:-1]),
+        torch.randn(shape[-1], shape[-2]),
+        torch.randn(shape[-1]) if has_bias else None,
+    )
     wide = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     found = precision.linear(x, weight, bias)
     assert found.dtype == torch.float32 and found.shape == wide.shape
     torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
-    assert torch.equal(precision.linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))  # float64 is left alone
+    assert torch.equal(
+        precision.linear(x.double(), weight.double()), F.linear(x.double(), weight.double())
+    )  # float64 is left alone
 
 
 @pytest.mark.parametrize("device", ["cpu", gpu])
 @pytest.mark.parametrize("lora", [0, 4, 20])
-@pytest.mark.parametrize("family, changes", [*((family, {}) for family in LEAN), ("llama-3 rotary scaling", {"attention_bias": True, "mlp_bias": True})])
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        *((family, {}) for family in LEAN),
+        ("llama-3 rotary scaling", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
 def test_lean_is_the_models_own(tmp_path, family, lora, changes, device):
     policy = policy_of(tmp_path, family, lora, device, **changes)
     found = results(policy)
@@ -91,10 +108,17 @@ def test_modules_and_joined_weights_are_one(tmp_path, lora):
     changed = predict(policy)
     lean, policy.lean = policy.lean, None
     torch.testing.assert_close(predict(policy), changed, atol=1e-4, rtol=0)
-    assert not torch.allclose(changed, before, atol=1e-2) and {name for name, _ in policy.model.named_parameters()} == names
+    assert (
+        not torch.allclose(changed, before, atol=1e-2)
+        and {name for name, _ in policy.model.named_parameters()} == names
+    )
     policy.lean = lean
     policy.save(tmp_path / "b")
-    again = load_policy(str(tmp_path / "a" if lora else tmp_path / "b"), device="cpu", weights=tmp_path / "b" if lora else None)
+    again = load_policy(
+        str(tmp_path / "a" if lora else tmp_path / "b"),
+        device="cpu",
+        weights=tmp_path / "b" if lora else None,
+    )
     if not lora:
         torch.testing.assert_close(predict(again), changed)
     with torch.no_grad():
@@ -122,19 +146,36 @@ def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
 def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
     for family in ("gemma", "gpt2", "opt", "gpt-neox"):
         assert lean_model(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
-    assert lean_model(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50))) is None
+    assert (
+        lean_model(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)))
+        is None
+    )
     assert lean_model(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
 
 
-@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_dropout": 0.1}, {"target_modules": ["q_proj", "embed_tokens"]}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"use_dora": True}, {"lora_dropout": 0.1}, {"target_modules": ["q_proj", "embed_tokens"]}],
+)
 def test_adapters_that_are_not_plain_are_left_to_peft(settings):
     from peft import LoraConfig, get_peft_model
+
     model = AutoModelForCausalLM.from_config(FAMILIES["mistral"]())
-    assert lean_model(get_peft_model(model, LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings)).get_base_model()) is None
+    assert (
+        lean_model(
+            get_peft_model(
+                model,
+                LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings),
+            ).get_base_model()
+        )
+        is None
+    )
 
 
 def test_a_model_that_computes_otherwise_is_noticed(tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path), attn_implementation="grpo_shared_prompt")
+    model = AutoModelForCausalLM.from_pretrained(
+        make_tiny_model(tmp_path), attn_implementation="grpo_shared_prompt"
+    )
     model.base_model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
         assert Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name="odd").lean is None
@@ -153,7 +194,10 @@ def both(operation, inputs, device, dtype):
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     torch.manual_seed(1)
     weights = [torch.randn(y.shape, dtype=torch.float64).to(device, dtype) for y in outputs]
-    return [*outputs, *torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, outputs)), inputs)]
+    return [
+        *outputs,
+        *torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, outputs)), inputs),
+    ]
 
 
 def plain_norm(x, y, weight):
@@ -167,7 +211,10 @@ def plain_rotation(heads):
 
     def turn(x):
         a, b = x.chunk(2, -1)
-        return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
+        return torch.cat(
+            [a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1
+        )
+
     return turn(q), turn(k), v
 
 
@@ -177,9 +224,17 @@ def angles(M, like):
 
 
 OPERATIONS = {
-    "add_norm": (lambda x, y, w: operations.add_norm(x, y, w, 1e-5), plain_norm, [(9, 48), (9, 48), (48,)]),
+    "add_norm": (
+        lambda x, y, w: operations.add_norm(x, y, w, 1e-5),
+        plain_norm,
+        [(9, 48), (9, 48), (48,)],
+    ),
     "rotate": (lambda x: operations.rotate(x, *angles(len(x), x), 3, 1), plain_rotation, [(9, 80)]),
-    "gate": (lambda x: operations.product(x, Doubling(), False, True), lambda x: 2 * F.silu(x[:, :37]) * x[:, 37:], [(9, 74)]),
+    "gate": (
+        lambda x: operations.product(x, Doubling(), False, True),
+        lambda x: 2 * F.silu(x[:, :37]) * x[:, 37:],
+        [(9, 74)],
+    ),
 }
 
 
@@ -195,8 +250,16 @@ class Doubling:
         return 2 * dy, []
 
 
-@pytest.mark.parametrize("device, dtype, tolerance", [("cpu", torch.float64, 1e-12), ("cpu", torch.float32, 1e-5), ("cpu", torch.bfloat16, 2e-2), pytest.param(
-    "cuda", torch.float32, 1e-5, marks=pytest.mark.gpu), pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device, dtype, tolerance",
+    [
+        ("cpu", torch.float64, 1e-12),
+        ("cpu", torch.float32, 1e-5),
+        ("cpu", torch.bfloat16, 2e-2),
+        pytest.param("cuda", torch.float32, 1e-5, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_and_their_gradients(name, device, dtype, tolerance):
     ours, plain, shapes = OPERATIONS[name]

@@ -1,4 +1,5 @@
 """Llama-3.2-3B by its exact configuration, with random weights (no hub is asked): loaded, sampled and trained."""
+
 import json
 
 import pytest
@@ -15,24 +16,72 @@ from grpo.store.metrics import read_metrics
 ROUNDING = 0.05
 
 
-@pytest.mark.parametrize("layers, device", [pytest.param(2, "cpu", marks=pytest.mark.slow),
-                                            pytest.param(28, "cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "layers, device",
+    [
+        pytest.param(2, "cpu", marks=pytest.mark.slow),
+        pytest.param(28, "cuda", marks=pytest.mark.gpu),
+    ],
+)
 def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     monkeypatch.chdir(tmp_path)
     parameters = write_llama(tmp_path / "llama", layers, device)
     if layers == 28:
         assert parameters == 3_212_749_824
-    assert train.main(["--model", str(tmp_path / "llama"), "--words", "25", "--prompts", "2", "--group-size", "4", "--steps", "2",
-                       "--eval-problems", "2", "--on-degenerate", "keep", "--beta", "0.04", "--device", device,
-                       "--name", "llama", "--scale", "none", "--reward", "similarity"]) == 0
+    assert (
+        train.main(
+            [
+                "--model",
+                str(tmp_path / "llama"),
+                "--words",
+                "25",
+                "--prompts",
+                "2",
+                "--group-size",
+                "4",
+                "--steps",
+                "2",
+                "--eval-problems",
+                "2",
+                "--on-degenerate",
+                "keep",
+                "--beta",
+                "0.04",
+                "--device",
+                device,
+                "--name",
+                "llama",
+                "--scale",
+                "none",
+                "--reward",
+                "similarity",
+            ]
+        )
+        == 0
+    )
     lines = read_metrics(tmp_path / "runs" / "llama" / "metrics.jsonl")
     if device == "cpu":  # in float32
         assert all(line["parity/max_abs_logprob_diff"] < 1e-3 for line in lines)
     assert all(line["parity/kl"] < ROUNDING for line in lines)
-    adapter = json.loads((tmp_path / "runs/llama/checkpoints/step-000002/adapter_config.json").read_text())
-    assert adapter["r"] == 16 and len(load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")) == 2 * 7 * layers
+    adapter = json.loads(
+        (tmp_path / "runs/llama/checkpoints/step-000002/adapter_config.json").read_text()
+    )
+    assert (
+        adapter["r"] == 16
+        and len(
+            load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")
+        )
+        == 2 * 7 * layers
+    )
     assert {name.split(".")[-1] for name in adapter["target_modules"]} == {
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
 
 
 @pytest.mark.gpu
@@ -42,10 +91,37 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     request.addfinalizer(lambda: torch.cuda.set_per_process_memory_fraction(1.0))
-    torch.cuda.set_per_process_memory_fraction(80e9 / torch.cuda.get_device_properties(0).total_memory)
-    command = ["--model", str(tmp_path / "llama"), "--lora-rank", "0", "--words", "25", "--prompts", "2", "--group-size", "8", "--eval-problems", "2",
-               "--on-degenerate", "keep", "--device", "cuda", "--scale", "none", "--reward", "similarity", "--save-every", "9", "--learning-rate", "1e-6",
-               "--schedule", "constant"]
+    torch.cuda.set_per_process_memory_fraction(
+        80e9 / torch.cuda.get_device_properties(0).total_memory
+    )
+    command = [
+        "--model",
+        str(tmp_path / "llama"),
+        "--lora-rank",
+        "0",
+        "--words",
+        "25",
+        "--prompts",
+        "2",
+        "--group-size",
+        "8",
+        "--eval-problems",
+        "2",
+        "--on-degenerate",
+        "keep",
+        "--device",
+        "cuda",
+        "--scale",
+        "none",
+        "--reward",
+        "similarity",
+        "--save-every",
+        "9",
+        "--learning-rate",
+        "1e-6",
+        "--schedule",
+        "constant",
+    ]
     assert train.main([*command, "--name", "llama", "--steps", "2"]) == 0
     assert torch.cuda.max_memory_allocated() > 50e9
     run = tmp_path / "runs" / "llama"
@@ -57,12 +133,22 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
     masters = []
     for path in folder.glob("optimizer*.safetensors"):
         with safe_open(path, "pt") as file:
-            masters += [file.get_tensor(key) for key in file.keys() if key.endswith("/master") and file.get_slice(key).get_shape() == [8192, 3072]]
+            masters += [
+                file.get_tensor(key)
+                for key in file.keys()
+                if key.endswith("/master") and file.get_slice(key).get_shape() == [8192, 3072]
+            ]
     master = next(each for each in masters if torch.equal(each.bfloat16(), after[name]))
     moved = (master - before[name].float()).abs()
-    assert moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4  # most of which bfloat16 does not show yet
+    assert (
+        moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4
+    )  # most of which bfloat16 does not show yet
     assert after[name].ne(before[name]).float().mean() < 0.9
 
 
 def load_sharded(folder):
-    return {name: value for path in folder.glob("model*.safetensors") for name, value in load_file(path).items()}
+    return {
+        name: value
+        for path in folder.glob("model*.safetensors")
+        for name, value in load_file(path).items()
+    }

@@ -2,6 +2,7 @@
 
 Shapes: N tokens, V vocabulary, H hidden.
 """
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +20,8 @@ class LoraHead(nn.Module):
         super().__init__()
         self.weight_VH, self.down_2H, self.up_V2, self.bias_V = (
             nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
-            for shape in ((V, H), (2, H), (V, 2), (V,)))
+            for shape in ((V, H), (2, H), (V, 2), (V,))
+        )
         self.rows = []
 
     def forward(self, hidden_NH):
@@ -38,13 +40,17 @@ def inputs():
 
 
 def top_two_and_target(logits_NV, targets_N):
-    keep_NV = torch.zeros_like(logits_NV, dtype=torch.bool).scatter(-1, logits_NV.topk(2).indices, True)
+    keep_NV = torch.zeros_like(logits_NV, dtype=torch.bool).scatter(
+        -1, logits_NV.topk(2).indices, True
+    )
     return logits_NV.masked_fill(~keep_NV.scatter(-1, targets_N[:, None], True), -torch.inf)
 
 
 @pytest.mark.parametrize("truncate", [None, top_two_and_target])
 @pytest.mark.parametrize("chunk", range(1, N + 2))
-@pytest.mark.parametrize("bias, kept", [(None, 0), (False, 0), (False, 1000), (True, 0), (True, 1000)])
+@pytest.mark.parametrize(
+    "bias, kept", [(None, 0), (False, 0), (False, 1000), (True, 0), (True, 1000)]
+)
 def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, chunk, bias, kept):
     monkeypatch.setattr(logprobs, "KEPT", kept)
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
@@ -60,12 +66,16 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     expected_N = distribution.log_prob(targets_N)
     expected_gradients = torch.autograd.grad(weights_N @ expected_N, leaves)
 
-    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=chunk, truncate=truncate)
+    logprobs_N, entropy_N = token_logprobs(
+        hidden_NH, head, targets_N, temperature_N, chunk=chunk, truncate=truncate
+    )
     gradients = torch.autograd.grad(weights_N @ logprobs_N, leaves)
 
     exactly = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(logprobs_N, expected_N, **exactly)
-    torch.testing.assert_close(entropy_N, -(distribution.probs.xlogy(distribution.probs)).sum(-1), **exactly)
+    torch.testing.assert_close(
+        entropy_N, -(distribution.probs.xlogy(distribution.probs)).sum(-1), **exactly
+    )
     torch.testing.assert_close(gradients, expected_gradients, **exactly)
 
 
@@ -78,7 +88,9 @@ def test_entropy_has_no_gradient():
 def test_full_logits_never_live_at_once():
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.numel()) or x, lambda x: x
+    ):
         logprobs_N, _ = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=3)
     assert sum(saved) < N * V  # not the logits of all chunks together either
     assert head.rows == [3, 3, 3, 2]
@@ -91,8 +103,16 @@ def test_probabilities_are_kept_where_all_are_small(monkeypatch, kept):
     monkeypatch.setattr(logprobs, "KEPT", kept)
     hidden_NH, _, targets_N, temperature_N, _ = inputs()
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
-        token_logprobs(hidden_NH, nn.Linear(H, V, bias=False, dtype=torch.float64), targets_N, temperature_N, chunk=3)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.shape) or x, lambda x: x
+    ):
+        token_logprobs(
+            hidden_NH,
+            nn.Linear(H, V, bias=False, dtype=torch.float64),
+            targets_N,
+            temperature_N,
+            chunk=3,
+        )
     assert saved.count((N, V)) == (1 if kept == 8 * N * V else 0) and (3, V) not in saved
 
 
@@ -100,25 +120,44 @@ def test_half_precision_heads_give_float32():
     # bfloat16 logits (8, 0): p = 1 / (1 + e^-8). In bfloat16 log p would be 0, for e^-8 = 3.4e-4 is lost beside 1.
     hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
     temperature_N = torch.ones(1, dtype=torch.float64)
-    logprobs_N, entropy_N = token_logprobs(hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N)
+    logprobs_N, entropy_N = token_logprobs(
+        hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N
+    )
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
-    assert logprobs_N.item() == pytest.approx(-3.3540637e-4, rel=1e-3)  # -log(1 + e^-8) = -e^-8 + e^-16 / 2
+    assert logprobs_N.item() == pytest.approx(
+        -3.3540637e-4, rel=1e-3
+    )  # -log(1 + e^-8) = -e^-8 + e^-16 / 2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_a_linear_head_on_a_gpu(dtype, tolerance):
     torch.manual_seed(0)
-    hidden, head = torch.randn(50, 64, dtype=torch.float64, requires_grad=True), nn.Linear(64, 9000, bias=False, dtype=torch.float64)
-    targets, heat, weights = torch.randint(9000, (50,)), 0.5 + torch.rand(50), torch.randn(50, dtype=torch.float64)
+    hidden, head = (
+        torch.randn(50, 64, dtype=torch.float64, requires_grad=True),
+        nn.Linear(64, 9000, bias=False, dtype=torch.float64),
+    )
+    targets, heat, weights = (
+        torch.randint(9000, (50,)),
+        0.5 + torch.rand(50),
+        torch.randn(50, dtype=torch.float64),
+    )
 
     def results(hidden, head, device):
-        logprobs, entropies = token_logprobs(hidden, head, targets.to(device), heat.to(device), chunk=16)
+        logprobs, entropies = token_logprobs(
+            hidden, head, targets.to(device), heat.to(device), chunk=16
+        )
         (weights.to(device, logprobs.dtype) @ logprobs).backward()
-        return [x.cpu().double() for x in (logprobs.detach(), entropies, hidden.grad, head.weight.grad)]
+        return [
+            x.cpu().double() for x in (logprobs.detach(), entropies, hidden.grad, head.weight.grad)
+        ]
 
     expected = results(hidden, head, "cpu")
     ours = nn.Linear(64, 9000, bias=False, dtype=dtype, device="cuda")
     ours.weight.data.copy_(head.weight.data)
-    for found, wanted in zip(results(hidden.detach().to("cuda", dtype).requires_grad_(), ours, "cuda"), expected, strict=True):
+    for found, wanted in zip(
+        results(hidden.detach().to("cuda", dtype).requires_grad_(), ours, "cuda"),
+        expected,
+        strict=True,
+    ):
         assert (found - wanted).norm() < tolerance * wanted.norm()

@@ -6,6 +6,7 @@ formulas with `math`, and its gradient by central differences.
 
 Shapes: R rows (answers), T tokens, C contexts, V vocabulary.
 """
+
 import math
 
 import pytest
@@ -31,10 +32,14 @@ ADVANTAGES_R = torch.tensor(ADVANTAGES, dtype=torch.float64)
 
 # The oracle: plain floats.
 
+
 def answer_logprobs(table, answer):
     """Return the log-probability of each token of `answer`."""
     contexts = (0, *(1 + token for token in answer[:-1]))
-    return [table[c][token] - math.log(sum(map(math.exp, table[c]))) for c, token in zip(contexts, answer, strict=True)]
+    return [
+        table[c][token] - math.log(sum(map(math.exp, table[c])))
+        for c, token in zip(contexts, answer, strict=True)
+    ]
 
 
 def oracle(kind, table, at, old, beta):
@@ -42,10 +47,15 @@ def oracle(kind, table, at, old, beta):
     loss = low = high = kl = 0
     total = sum(map(len, ANSWERS))
     for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True):
-        new, frozen, before, reference = (answer_logprobs(t, answer) for t in (table, at, old, REFERENCE))
+        new, frozen, before, reference = (
+            answer_logprobs(t, answer) for t in (table, at, old, REFERENCE)
+        )
         length = len(answer)
-        weight = {"grpo": 1 / length / len(ANSWERS), "gspo": 1 / length / len(ANSWERS),
-                  "dr_grpo": 1 / len(ANSWERS) / BUDGET}.get(kind, 1 / total)
+        weight = {
+            "grpo": 1 / length / len(ANSWERS),
+            "gspo": 1 / length / len(ANSWERS),
+            "dr_grpo": 1 / len(ANSWERS) / BUDGET,
+        }.get(kind, 1 / total)
         for t in range(length):
             ratio = math.exp(new[t] - before[t])
             if kind == "gspo":
@@ -67,20 +77,32 @@ def oracle(kind, table, at, old, beta):
 
 def central_differences(function, table, step=1e-5):
     """Return the gradient of function(table), as a table; its error is of the order of step squared, 1e-10."""
+
     def shifted(c, v, by):
-        return [[x + by * ((i, j) == (c, v)) for j, x in enumerate(row)] for i, row in enumerate(table)]
-    return [[(function(shifted(c, v, step)) - function(shifted(c, v, -step))) / (2 * step) for v in range(3)]
-            for c in range(3)]
+        return [
+            [x + by * ((i, j) == (c, v)) for j, x in enumerate(row)] for i, row in enumerate(table)
+        ]
+
+    return [
+        [
+            (function(shifted(c, v, step)) - function(shifted(c, v, -step))) / (2 * step)
+            for v in range(3)
+        ]
+        for c in range(3)
+    ]
 
 
 # The same policy in tensors.
+
 
 def logprobs(table_CV):
     """Return (R, T) log-probabilities of all answers. Padding depends on the table too: a leak would show."""
     logprobs_CV = table_CV.log_softmax(-1)
     first_R = torch.tensor([answer[0] for answer in ANSWERS])
     last_R = torch.tensor([answer[-1] for answer in ANSWERS])
-    return torch.stack([logprobs_CV[0, first_R], logprobs_CV[1 + first_R.clamp(max=1), last_R]], dim=-1)
+    return torch.stack(
+        [logprobs_CV[0, first_R], logprobs_CV[1 + first_R.clamp(max=1), last_R]], dim=-1
+    )
 
 
 def table(values):
@@ -93,17 +115,30 @@ def table(values):
 def test_value_and_gradient_equal_the_enumeration(kind, old, beta):
     table_CV = table(POLICY).requires_grad_()
     loss, sums = step_loss(
-        kind, logprobs(table_CV), logprobs(table(old)), ADVANTAGES_R, MASK_RT,
-        token_weights(kind, LENGTHS_R, max_length=BUDGET), **CLIP, beta=beta, ref_RT=logprobs(table(REFERENCE)))
+        kind,
+        logprobs(table_CV),
+        logprobs(table(old)),
+        ADVANTAGES_R,
+        MASK_RT,
+        token_weights(kind, LENGTHS_R, max_length=BUDGET),
+        **CLIP,
+        beta=beta,
+        ref_RT=logprobs(table(REFERENCE)),
+    )
     loss.backward()
 
     expected, low, high, kl = oracle(kind, POLICY, POLICY, old, beta)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     assert {name: x.item() for name, x in sums.items()} == pytest.approx(
-        {"tokens": 13, "clipped_low": low, "clipped_high": high, "kl": kl}, rel=1e-12)
-    assert (low > 0 and high > 0) == (old is OLD)  # both bounds are at work off policy, none on policy
+        {"tokens": 13, "clipped_low": low, "clipped_high": high, "kl": kl}, rel=1e-12
+    )
+    assert (low > 0 and high > 0) == (
+        old is OLD
+    )  # both bounds are at work off policy, none on policy
 
-    expected_CV = table(central_differences(lambda t: oracle(kind, t, POLICY, old, beta)[0], POLICY))
+    expected_CV = table(
+        central_differences(lambda t: oracle(kind, t, POLICY, old, beta)[0], POLICY)
+    )
     torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
 
 
@@ -114,11 +149,15 @@ def test_on_policy_expectation_is_the_policy_gradient(kind):
     table_CV = table(POLICY).requires_grad_()
     probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
     logp_RT = logprobs(table_CV)
-    step_loss(kind, logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP)[0].backward()
+    step_loss(kind, logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP)[
+        0
+    ].backward()
 
     def negative_expectation(values):
-        return -sum(math.exp(sum(answer_logprobs(values, answer))) * advantage
-                    for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True))
+        return -sum(
+            math.exp(sum(answer_logprobs(values, answer))) * advantage
+            for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True)
+        )
 
     expected_CV = table(central_differences(negative_expectation, POLICY))
     torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
@@ -130,62 +169,114 @@ def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
     table_CV = table(POLICY).requires_grad_()
     probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
     logp_RT = logprobs(table_CV)
-    step_loss("grpo", logp_RT, logp_RT.detach(), 0 * ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP, beta=1.0,
-              ref_RT=logprobs(table(REFERENCE)))[0].backward()
+    step_loss(
+        "grpo",
+        logp_RT,
+        logp_RT.detach(),
+        0 * ADVANTAGES_R,
+        MASK_RT,
+        probabilities_R,
+        **CLIP,
+        beta=1.0,
+        ref_RT=logprobs(table(REFERENCE)),
+    )[0].backward()
 
     visits = [1.0] + [math.exp(answer_logprobs(POLICY, (token, 2))[0]) for token in (0, 1)]
 
     def divergence(values):
-        rows = [[[x - math.log(sum(map(math.exp, row))) for x in row] for row in rows] for rows in (values, REFERENCE)]
-        return sum(visit * sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs)) for visit, ours, theirs in zip(visits, *rows))
+        rows = [
+            [[x - math.log(sum(map(math.exp, row))) for x in row] for row in rows]
+            for rows in (values, REFERENCE)
+        ]
+        return sum(
+            visit * sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs))
+            for visit, ours, theirs in zip(visits, *rows)
+        )
 
-    torch.testing.assert_close(table_CV.grad, table(central_differences(divergence, POLICY)), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        table_CV.grad, table(central_differences(divergence, POLICY)), rtol=0, atol=1e-8
+    )
 
 
 def test_k3_by_hand_and_in_expectation():
     # Reference twice as likely: 2 - log 2 - 1 = 0.3068528; half as likely: 1/2 + log 2 - 1 = 0.1931472; the same: 0.
     logp_RT, ref_RT = table([[0.5, 0.5, 0.5]]).log(), table([[1.0, 0.25, 0.5]]).log()
-    torch.testing.assert_close(kl_k3(logp_RT, ref_RT), table([[0.30685281944, 0.19314718056, 0.0]]), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        kl_k3(logp_RT, ref_RT), table([[0.30685281944, 0.19314718056, 0.0]]), rtol=1e-10, atol=0
+    )
     # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3, which is the mean of k3 over tokens from (1/2, 1/2).
     k3_RT = kl_k3(table([[0.5, 0.5]]).log(), table([[0.25, 0.75]]).log())
-    assert k3_RT.mean().item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12)
+    assert k3_RT.mean().item() == pytest.approx(
+        0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12
+    )
 
 
-@pytest.mark.parametrize(("kind", "expected"), [
-    # Ratios 1.5 and 0.9 with A = 1: -1.3 (clipped high) and -0.9. Ratio 0.5 with A = -2: 2 * 0.8 = 1.6 (clipped low).
-    ("grpo", 0.25),  # ((-1.3 - 0.9) / 2 + 1.6) / 2
-    ("bnpo", -0.2),  # (-1.3 - 0.9 + 1.6) / 3
-    ("dapo", -0.2),
-    ("dr_grpo", -0.075),  # (-1.3 - 0.9 + 1.6) / (2 * 4)
-    ("gspo", 0.2190525),  # (-sqrt(1.5 * 0.9) + 1.6) / 2 = (-1.1618950 + 1.6) / 2
-    # -(1.3 log 0.75 + 0.9 log 0.45 - 1.6 log 0.25) / 3 = -(-0.3739867 - 0.7186569 + 2.2180710) / 3 = -1.1254274 / 3
-    ("cispo", -0.3751425),
-])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # Ratios 1.5 and 0.9 with A = 1: -1.3 (clipped high) and -0.9. Ratio 0.5 with A = -2: 2 * 0.8 = 1.6 (clipped low).
+        ("grpo", 0.25),  # ((-1.3 - 0.9) / 2 + 1.6) / 2
+        ("bnpo", -0.2),  # (-1.3 - 0.9 + 1.6) / 3
+        ("dapo", -0.2),
+        ("dr_grpo", -0.075),  # (-1.3 - 0.9 + 1.6) / (2 * 4)
+        ("gspo", 0.2190525),  # (-sqrt(1.5 * 0.9) + 1.6) / 2 = (-1.1618950 + 1.6) / 2
+        # -(1.3 log 0.75 + 0.9 log 0.45 - 1.6 log 0.25) / 3 = -(-0.3739867 - 0.7186569 + 2.2180710) / 3 = -1.1254274 / 3
+        ("cispo", -0.3751425),
+    ],
+)
 def test_values_by_hand(kind, expected):
-    logp_RT, old_RT = table([[0.75, 0.45], [0.25, 1.0]]).log(), table([[0.5, 0.5], [0.5, 1.0]]).log()
+    logp_RT, old_RT = (
+        table([[0.75, 0.45], [0.25, 1.0]]).log(),
+        table([[0.5, 0.5], [0.5, 1.0]]).log(),
+    )
     mask_RT = torch.tensor([[True, True], [True, False]])
     weights_R = token_weights(kind, mask_RT.sum(-1), max_length=4)
-    loss, sums = step_loss(kind, logp_RT, old_RT, table([1.0, -2.0]), mask_RT, weights_R, clip_low=0.2, clip_high=0.3,
-                           entropy_RT=table([[0.5, 0.25], [1.0, 9.0]]))
+    loss, sums = step_loss(
+        kind,
+        logp_RT,
+        old_RT,
+        table([1.0, -2.0]),
+        mask_RT,
+        weights_R,
+        clip_low=0.2,
+        clip_high=0.3,
+        entropy_RT=table([[0.5, 0.25], [1.0, 9.0]]),
+    )
     assert loss.item() == pytest.approx(expected, abs=1e-7)
     assert sums["entropy"] == 1.75 and sums["clipped_low"] == 1
-    assert sums["clipped_high"] == (0 if kind == "gspo" else 1)  # the sequence's ratio 1.16 is inside
+    assert sums["clipped_high"] == (
+        0 if kind == "gspo" else 1
+    )  # the sequence's ratio 1.16 is inside
 
 
-@pytest.mark.parametrize(("kind", "expected"), [
-    # Ratio 1.5 with A = 1: -1.3 (clipped high). 0.9 with A = -2: 1.8. 0.5 with A = 3: -1.5. 1.25 with A = 0: 0.
-    ("grpo", -0.25),  # ((-1.3 + 1.8) / 2 + (-1.5 + 0) / 2) / 2
-    ("dapo", -0.25),
-    ("dr_grpo", -0.125),  # (-1.3 + 1.8 - 1.5) / (2 * 4)
-    # -(1.3 log 0.75 - 2 * 0.9 log 0.45 + 3 * 0.8 log 0.25) / 4 = -(-0.3739867 + 1.4373138 - 3.3271065) / 4
-    ("cispo", 0.5659448),
-])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # Ratio 1.5 with A = 1: -1.3 (clipped high). 0.9 with A = -2: 1.8. 0.5 with A = 3: -1.5. 1.25 with A = 0: 0.
+        ("grpo", -0.25),  # ((-1.3 + 1.8) / 2 + (-1.5 + 0) / 2) / 2
+        ("dapo", -0.25),
+        ("dr_grpo", -0.125),  # (-1.3 + 1.8 - 1.5) / (2 * 4)
+        # -(1.3 log 0.75 - 2 * 0.9 log 0.45 + 3 * 0.8 log 0.25) / 4 = -(-0.3739867 + 1.4373138 - 3.3271065) / 4
+        ("cispo", 0.5659448),
+    ],
+)
 def test_advantages_of_tokens_by_hand(kind, expected):
-    logp_RT, old_RT = table([[0.75, 0.45, 0.5], [0.25, 1.0, 0.5]]).log(), table([[0.5, 0.5, 0.5], [0.5, 0.8, 0.5]]).log()
+    logp_RT, old_RT = (
+        table([[0.75, 0.45, 0.5], [0.25, 1.0, 0.5]]).log(),
+        table([[0.5, 0.5, 0.5], [0.5, 0.8, 0.5]]).log(),
+    )
     mask_RT = torch.tensor([[True, True, False]] * 2)
     logp_RT.requires_grad_()
-    loss, sums = step_loss(kind, logp_RT, old_RT, table([[1.0, -2.0, math.nan], [3.0, 0.0, math.nan]]), mask_RT,
-                           token_weights(kind, mask_RT.sum(-1), max_length=4), clip_low=0.2, clip_high=0.3)
+    loss, sums = step_loss(
+        kind,
+        logp_RT,
+        old_RT,
+        table([[1.0, -2.0, math.nan], [3.0, 0.0, math.nan]]),
+        mask_RT,
+        token_weights(kind, mask_RT.sum(-1), max_length=4),
+        clip_low=0.2,
+        clip_high=0.3,
+    )
     loss.backward()
     assert loss.item() == pytest.approx(expected, abs=1e-7)
     assert logp_RT.grad.isfinite().all() and not logp_RT.grad[~mask_RT].any()
@@ -195,8 +286,18 @@ def test_advantages_of_tokens_by_hand(kind, expected):
 def test_importance_weighs_the_policy_term_and_not_the_kl():
     # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 - log 2 - 1 = 0.3068528 a token.
     logp_RT, mask_RT = table([[0.25, 0.25, 0.5]]).log(), torch.tensor([[True, True, False]])
-    loss, sums = step_loss("dapo", logp_RT, logp_RT, table([1.0]), mask_RT, token_weights("dapo", mask_RT.sum(-1), max_length=4), **CLIP,
-                           beta=0.1, ref_RT=table([[0.5, 0.5, 0.5]]).log(), importance_RT=table([[2.0, 0.5, math.nan]]))
+    loss, sums = step_loss(
+        "dapo",
+        logp_RT,
+        logp_RT,
+        table([1.0]),
+        mask_RT,
+        token_weights("dapo", mask_RT.sum(-1), max_length=4),
+        **CLIP,
+        beta=0.1,
+        ref_RT=table([[0.5, 0.5, 0.5]]).log(),
+        importance_RT=table([[2.0, 0.5, math.nan]]),
+    )
     assert loss.item() == pytest.approx(-(2 + 0.5) / 2 + 0.1 * 0.30685281944, rel=1e-9)
     assert sums["kl"].item() == pytest.approx(2 * 0.30685281944, rel=1e-9)
 
@@ -210,11 +311,17 @@ def test_a_clipped_sequence_of_gspo_counts_all_its_tokens():
     torch.testing.assert_close(loss_RT, table([[-1.2, -1.2, 0.0]]))
 
 
-@pytest.mark.parametrize(("kind", "expected"), [
-    ("grpo", [1 / 6, 0, 1 / 12]), ("gspo", [1 / 6, 0, 1 / 12]),  # 1 / (3 rows * 2), the empty row, 1 / (3 * 4)
-    ("bnpo", [1 / 6, 0, 1 / 6]), ("dapo", [1 / 6, 0, 1 / 6]), ("cispo", [1 / 6, 0, 1 / 6]),  # 1 / (2 + 4)
-    ("dr_grpo", [1 / 30, 0, 1 / 30]),  # 1 / (3 * 10)
-])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("grpo", [1 / 6, 0, 1 / 12]),
+        ("gspo", [1 / 6, 0, 1 / 12]),  # 1 / (3 rows * 2), the empty row, 1 / (3 * 4)
+        ("bnpo", [1 / 6, 0, 1 / 6]),
+        ("dapo", [1 / 6, 0, 1 / 6]),
+        ("cispo", [1 / 6, 0, 1 / 6]),  # 1 / (2 + 4)
+        ("dr_grpo", [1 / 30, 0, 1 / 30]),  # 1 / (3 * 10)
+    ],
+)
 def test_token_weights_by_hand(kind, expected):
     weights_R = token_weights(kind, torch.tensor([2, 0, 4]), max_length=10)
     torch.testing.assert_close(weights_R, table(expected), **EXACTLY)
@@ -233,13 +340,28 @@ def random_step(lengths, seed):
 def gradient_and_sums(kind, values, advantages_R, mask_RT, weights_R):
     logp_RT, old_RT, ref_RT, entropy_RT = values
     logp_RT = logp_RT.clone().requires_grad_()
-    loss, sums = step_loss(kind, logp_RT, old_RT, advantages_R, mask_RT, weights_R, **CLIP, beta=0.1, ref_RT=ref_RT,
-                           entropy_RT=entropy_RT)
+    loss, sums = step_loss(
+        kind,
+        logp_RT,
+        old_RT,
+        advantages_R,
+        mask_RT,
+        weights_R,
+        **CLIP,
+        beta=0.1,
+        ref_RT=ref_RT,
+        entropy_RT=entropy_RT,
+    )
     loss.backward()
     return logp_RT.grad, {"loss": loss.detach(), **sums}
 
 
-@given(st.data(), st.sampled_from(LOSSES), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 999))
+@given(
+    st.data(),
+    st.sampled_from(LOSSES),
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    st.integers(0, 999),
+)
 @settings(deadline=None)
 def test_cutting_and_permuting_a_step_changes_nothing(data, kind, lengths, seed):
     values, advantages_R, mask_RT = random_step(lengths, seed)
@@ -249,12 +371,22 @@ def test_cutting_and_permuting_a_step_changes_nothing(data, kind, lengths, seed)
     order_R = torch.tensor(data.draw(st.permutations(range(len(lengths)))))
     weights_R = token_weights(kind, mask_RT[order_R].sum(-1), max_length=4)
     rows_per_part = data.draw(st.integers(1, len(lengths)))
-    parts = [gradient_and_sums(kind, [x[rows] for x in values], advantages_R[rows], mask_RT[rows], weights_part)
-             for rows, weights_part in zip(order_R.split(rows_per_part), weights_R.split(rows_per_part), strict=True)]
+    parts = [
+        gradient_and_sums(
+            kind, [x[rows] for x in values], advantages_R[rows], mask_RT[rows], weights_part
+        )
+        for rows, weights_part in zip(
+            order_R.split(rows_per_part), weights_R.split(rows_per_part), strict=True
+        )
+    ]
 
-    torch.testing.assert_close(torch.cat([gradient for gradient, _ in parts]), whole_RT[order_R], **EXACTLY)
+    torch.testing.assert_close(
+        torch.cat([gradient for gradient, _ in parts]), whole_RT[order_R], **EXACTLY
+    )
     for name, whole in whole_sums.items():
-        torch.testing.assert_close(sum(sums[name] for _, sums in parts), whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            sum(sums[name] for _, sums in parts), whole, rtol=1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e4])

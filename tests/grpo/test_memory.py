@@ -1,4 +1,5 @@
 """Memory, counted from the configuration, against what the code really keeps."""
+
 import pytest
 import torch
 
@@ -11,7 +12,11 @@ def test_activations_are_what_the_lean_forward_pass_saves(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     prompt, completions = tuple(range(5, 25)), [tuple(range(30, 70))] * 2
     own = {p.untyped_storage().data_ptr() for p in tiny_policy.parameters}
-    own |= {joined.weight.untyped_storage().data_ptr() for block in tiny_policy.lean.blocks for joined in block.products}
+    own |= {
+        joined.weight.untyped_storage().data_ptr()
+        for block in tiny_policy.lean.blocks
+        for joined in block.products
+    }
     saved = {}
 
     def keep(tensor):
@@ -26,13 +31,18 @@ def test_activations_are_what_the_lean_forward_pass_saves(tiny_policy):
     assert hidden.requires_grad
     tokens = packing.tokens_N.numel()
     # attention on a CPU also keeps what a fused kernel does not: scores, masks
-    assert 0.95 * tokens * shape.activations < sum(saved.values()) < 2.0 * tokens * shape.activations
+    assert (
+        0.95 * tokens * shape.activations < sum(saved.values()) < 2.0 * tokens * shape.activations
+    )
 
 
 def test_caches_are_what_the_shared_prompt_holds(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     _, shared = tiny_policy.prefill([tuple(range(5, 25))])
-    assert sum(tensor.numel() * 4 for pair in shared.prompt.values() for tensor in pair) == 20 * shape.cache
+    assert (
+        sum(tensor.numel() * 4 for pair in shared.prompt.values() for tensor in pair)
+        == 20 * shape.cache
+    )
 
 
 def test_llama_3b_in_round_figures():
@@ -40,25 +50,47 @@ def test_llama_3b_in_round_figures():
     assert shape.cache == 114_688
     full = 6.4e9 + optimizer_bytes(3_212_749_824, 2)
     assert full == pytest.approx(57.8e9, rel=0.01)
-    assert 6.4e9 + optimizer_bytes(3_212_749_824, 2, parts=4) == pytest.approx((6.4 + 12.85 + 9.64) * 1e9, rel=0.01)
-    assert optimizer_bytes(3_212_749_824, 2) - optimizer_bytes(3_212_749_824, 2, "adamw8bit") == 6 * 3_212_749_824
+    assert 6.4e9 + optimizer_bytes(3_212_749_824, 2, parts=4) == pytest.approx(
+        (6.4 + 12.85 + 9.64) * 1e9, rel=0.01
+    )
+    assert (
+        optimizer_bytes(3_212_749_824, 2) - optimizer_bytes(3_212_749_824, 2, "adamw8bit")
+        == 6 * 3_212_749_824
+    )
     assert optimizer_bytes(24_000_000, 4) == 12 * 24_000_000
     lora = 6.4e9 + optimizer_bytes(24_000_000, 4)
-    for memory, held in ((80 * billion, full), (80 * billion, lora), (24 * billion, lora), (150 * billion, lora)):
+    for memory, held in (
+        (80 * billion, full),
+        (80 * billion, lora),
+        (24 * billion, lora),
+        (150 * billion, lora),
+    ):
         tokens = update_tokens(shape, memory, held)
         prompts = prompts_at_once(shape, memory, held, completions=16, prompt=2000, room=1400)
-        assert held + tokens * shape.activations + prompts * shape.cache * (2000 + 16 * 1400) < 0.95 * memory
+        assert (
+            held + tokens * shape.activations + prompts * shape.cache * (2000 + 16 * 1400)
+            < 0.95 * memory
+        )
         assert tokens > 3600 and prompts >= 1
     assert update_tokens(shape, 80 * billion, lora) > update_tokens(shape, 80 * billion, full)
-    assert update_tokens(shape, 1 * billion, full) == 256 and prompts_at_once(shape, 1, full, completions=16, prompt=9, room=9) == 1
+    assert (
+        update_tokens(shape, 1 * billion, full) == 256
+        and prompts_at_once(shape, 1, full, completions=16, prompt=9, room=9) == 1
+    )
 
 
 def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
     prompts = [tiny_policy.encode(text) for text in ("A", "Copy B.", "A: one two", "B: three", "C")]
-    settings = dict(keys=[[sample_key(3, p, g) for g in range(3)] for p in range(5)], temperatures=[1.0, 0.7, 1.0, 0.0, 1.2], budgets=[9, 4, 12, 7, 9])
+    settings = dict(
+        keys=[[sample_key(3, p, g) for g in range(3)] for p in range(5)],
+        temperatures=[1.0, 0.7, 1.0, 0.0, 1.2],
+        budgets=[9, 4, 12, 7, 9],
+    )
     whole = generate(tiny_policy, prompts, **settings)
     asked = []
     monkeypatch.setattr(tiny_policy, "prompts_at_once", lambda *sizes: asked.append(sizes) or 2)
-    assert [[c.tokens for c in group] for group in generate(tiny_policy, prompts, **settings)] == [[c.tokens for c in group] for group in whole]
-    (completions, prompt, room), = asked
+    assert [[c.tokens for c in group] for group in generate(tiny_policy, prompts, **settings)] == [
+        [c.tokens for c in group] for group in whole
+    ]
+    ((completions, prompt, room),) = asked
     assert completions == 3 and prompt == max(map(len, prompts)) and room >= 12

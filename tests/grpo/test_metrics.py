@@ -1,4 +1,5 @@
 """Logs under damage: what a reader may do to them, and where a killed writer can have stopped."""
+
 import json
 
 from hypothesis import example, given, settings
@@ -11,13 +12,19 @@ from tasks.base import Problem, Score
 
 def test_reading_a_log_that_grows_does_not_write_to_it(tmp_path):
     log = MetricsLog(tmp_path)
-    log.path.write_bytes(b'{"step": 1}\n{"step": 2, "re')  # the writer is in the middle of its second line
+    log.path.write_bytes(
+        b'{"step": 1}\n{"step": 2, "re'
+    )  # the writer is in the middle of its second line
     assert read_metrics(log.path) == [{"step": 1}]
     assert log.path.read_bytes() == b'{"step": 1}\n{"step": 2, "re'
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    )
+)
 @example([float("nan"), {"a": (float("inf"),)}])
 @settings(deadline=None)
 def test_whatever_is_logged_is_strict_json(tmp_path_factory, value):
@@ -39,7 +46,9 @@ def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
     first = log.path.read_bytes()
     log.append(2, [group])
     whole = log.path.read_bytes()
-    for end in range(len(first), len(whole) + 1):  # in a header, in a character of two or three bytes, anywhere
+    for end in range(
+        len(first), len(whole) + 1
+    ):  # in a header, in a character of two or three bytes, anywhere
         log.path.write_bytes(whole[:end])
         log.truncate_after(1)
         assert log.path.read_bytes() == first

@@ -1,4 +1,5 @@
 """Masters, sums of gradients, parts of the state: against plain AdamW, and against each other."""
+
 import copy
 import math
 from functools import partial
@@ -18,13 +19,17 @@ RATE = 1e-4
 def made(dtype, kind="adamw", seed=0, **shared):
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 5)).to(dtype)
-    return layers, Optimizer(layers.parameters(), maker(kind, rate=RATE, weight_decay=0.01), **shared)
+    return layers, Optimizer(
+        layers.parameters(), maker(kind, rate=RATE, weight_decay=0.01), **shared
+    )
 
 
 def take(layers, optimizer, seed, parts=1, max_norm=0.0):
     """A step from the gradients of `parts` backward passes; return their norm."""
     optimizer.clear()
-    inputs = torch.randn(24, 70, generator=torch.Generator().manual_seed(seed)).to(layers[0].weight.dtype)
+    inputs = torch.randn(24, 70, generator=torch.Generator().manual_seed(seed)).to(
+        layers[0].weight.dtype
+    )
     for part in inputs.chunk(parts):
         layers(part).float().square().sum().backward()
     norm = optimizer.collect(max_norm)
@@ -36,12 +41,20 @@ def test_float32_weights_are_their_own_masters_and_step_as_by_adamw():
     layers, optimizer = made(torch.float32)
     theirs = copy.deepcopy(layers)
     plain = torch.optim.AdamW(theirs.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
-    assert all(master is weight for master, weight in zip(optimizer.masters, layers.parameters(), strict=True))
+    assert all(
+        master is weight
+        for master, weight in zip(optimizer.masters, layers.parameters(), strict=True)
+    )
     for seed in range(3):
         norm = take(layers, optimizer, seed, max_norm=0.5)
         plain.zero_grad()
-        theirs(torch.randn(24, 70, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
-        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))) and norm > 1
+        theirs(
+            torch.randn(24, 70, generator=torch.Generator().manual_seed(seed))
+        ).square().sum().backward()
+        assert (
+            norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)))
+            and norm > 1
+        )
         plain.step()
     for mine, other in zip(layers.parameters(), theirs.parameters()):
         torch.testing.assert_close(mine, other, atol=1e-7, rtol=0)
@@ -50,10 +63,16 @@ def test_float32_weights_are_their_own_masters_and_step_as_by_adamw():
 def test_steps_too_small_for_bfloat16_add_up_on_the_masters():
     layers, optimizer = made(torch.bfloat16)
     before = [weight.detach().clone() for weight in layers.parameters()]
-    assert all(torch.equal(master, weight.float()) for master, weight in zip(optimizer.masters, before))
+    assert all(
+        torch.equal(master, weight.float()) for master, weight in zip(optimizer.masters, before)
+    )
     take(layers, optimizer, 0)
-    first = [(weight.float() - old.float()).abs() for weight, old in zip(layers.parameters(), before)]
-    assert torch.cat([change.flatten() for change in first]).eq(0).float().mean() > 0.5  # a single step is lost on most of the weights
+    first = [
+        (weight.float() - old.float()).abs() for weight, old in zip(layers.parameters(), before)
+    ]
+    assert (
+        torch.cat([change.flatten() for change in first]).eq(0).float().mean() > 0.5
+    )  # a single step is lost on most of the weights
     for seed in range(1, 40):
         take(layers, optimizer, seed % 3)
     moved = (layers[0].weight.float() - before[0].float()).abs()
@@ -70,11 +89,16 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32():
         (weight * gradient).sum().backward()
         assert weight.grad is None  # given back at once
     assert optimizer.collect(0.0) == pytest.approx(2 * math.sqrt(5))
-    assert torch.equal(optimizer.masters[3].grad, torch.full((5,), 2.0)) and optimizer.masters[0].grad is None
+    assert (
+        torch.equal(optimizer.masters[3].grad, torch.full((5,), 2.0))
+        and optimizer.masters[0].grad is None
+    )
     optimizer.clear()
     (weight * 3).sum().backward()
     optimizer.collect(1.0)
-    torch.testing.assert_close(optimizer.masters[3].grad, torch.full((5,), 1 / math.sqrt(5)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        optimizer.masters[3].grad, torch.full((5,), 1 / math.sqrt(5)), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
@@ -90,7 +114,9 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, kind):
     load_optimizer(tmp_path, two[1])
     for seed in range(3, 6):
         assert take(*one, seed) == take(*two, seed)
-    assert all(torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True))
+    assert all(
+        torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True)
+    )
 
 
 def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
@@ -99,10 +125,16 @@ def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_parts", partial(checkpoint._parts, most=30_000))
     save_optimizer(tmp_path, one[1].state_dict())
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
-    assert {"optimizer.safetensors", "optimizer-1.safetensors", "optimizer-2.safetensors"} <= sizes.keys() and max(sizes.values()) < 31_000
+    assert {
+        "optimizer.safetensors",
+        "optimizer-1.safetensors",
+        "optimizer-2.safetensors",
+    } <= sizes.keys() and max(sizes.values()) < 31_000
     load_optimizer(tmp_path, two[1])
     assert take(*one, 1) == take(*two, 1)
-    assert all(torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True))
+    assert all(
+        torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True)
+    )
 
 
 def test_moments_of_eight_bits_learn_as_those_of_32():
@@ -118,13 +150,17 @@ def test_moments_of_eight_bits_learn_as_those_of_32():
 
 def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.optim", None)
-    with pytest.raises(UserError, match="--optimizer adamw8bit: bitsandbytes is not installed; pip install"):
+    with pytest.raises(
+        UserError, match="--optimizer adamw8bit: bitsandbytes is not installed; pip install"
+    ):
         maker("adamw8bit", rate=RATE, weight_decay=0.0)
 
 
 def a_rank(rank, folder):
     """Three of these make the steps of one process, each from a third of the inputs; the second half of them after all has been read from disk."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3
+    )
     for half in (0, 1):
         layers, optimizer = made(torch.bfloat16, seed=half, ranks=Ranks(rank, 3), shard=True)
         if half:
@@ -134,8 +170,12 @@ def a_rank(rank, folder):
         if rank == 0:
             save_optimizer(folder, state)
         torch.distributed.barrier()
-    assert sum(master.numel() for master in optimizer.masters) < 0.4 * sum(weight.numel() for weight in layers.parameters())
-    torch.save((norms, [weight.detach() for weight in layers.parameters()]), folder / f"rank-{rank}.pt")
+    assert sum(master.numel() for master in optimizer.masters) < 0.4 * sum(
+        weight.numel() for weight in layers.parameters()
+    )
+    torch.save(
+        (norms, [weight.detach() for weight in layers.parameters()]), folder / f"rank-{rank}.pt"
+    )
     torch.distributed.destroy_process_group()
 
 
@@ -156,9 +196,15 @@ def test_three_ranks_that_share_the_masters_step_as_one_that_has_them_all(tmp_pa
     for rank in range(3):
         theirs, weights = torch.load(tmp_path / f"rank-{rank}.pt")
         assert theirs == pytest.approx(norms[3:], rel=1e-5)
-        assert all(torch.equal(mine, other) for mine, other in zip(layers.parameters(), weights, strict=True))
+        assert all(
+            torch.equal(mine, other)
+            for mine, other in zip(layers.parameters(), weights, strict=True)
+        )
     again, alone = made(torch.bfloat16, seed=1)
     load_optimizer(tmp_path, alone)  # what three have written, for one
     for mine, other in zip(optimizer.masters, alone.masters):
         torch.testing.assert_close(mine, other, atol=1e-8, rtol=1e-6)
-    assert all(torch.equal(mine, other) for mine, other in zip(layers.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(mine, other)
+        for mine, other in zip(layers.parameters(), again.parameters(), strict=True)
+    )

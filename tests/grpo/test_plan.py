@@ -1,4 +1,5 @@
 """The forecast: figures measured once on an H200, what must follow from what, and mistakes in one line."""
+
 import json
 from dataclasses import replace
 
@@ -16,7 +17,10 @@ MEASURED = [  # flags, GPUs, GB of each, (prompts, prompt, group, tokens, room),
     ("--lora-rank 16 --beta 0.04", 1, 150, (1, 796, 16, 1024, 1024), 3.72, 28.4),
     ("--lora-rank 16", 1, 150, (16, 105, 16, 128, 128), 1.72, 35.8),
 ]
-BEFORE = {"WEIGHTS": 0.72, "LAYER": 26e-6}  # the shares of the decoder with which these were measured, earlier on that day
+BEFORE = {
+    "WEIGHTS": 0.72,
+    "LAYER": 26e-6,
+}  # the shares of the decoder with which these were measured, earlier on that day
 MEASURED_BEFORE = [
     ("--lora-rank 16", 1, 150, (4, 107, 16, 128, 128), 0.75, 26.6),
     ("--lora-rank 16", 1, 24, (4, 105, 16, 128, 128), 0.98, 13.2),
@@ -36,8 +40,18 @@ MEASURED_BEFORE = [
 def llama(tmp_path_factory):
     """The directory of Llama-3.2-3B without its weights, which are not needed, and with a smaller tokenizer."""
     folder = tmp_path_factory.mktemp("llama")
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 28, "dtype": "bfloat16",
-                                                    "hidden_act": "silu", **CONFIG}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "num_hidden_layers": 28,
+                "dtype": "bfloat16",
+                "hidden_act": "silu",
+                **CONFIG,
+            }
+        )
+    )
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
     return str(folder)
 
@@ -47,9 +61,13 @@ def foretold(llama, flags, gpus, work, gpu=H200):
     return plan.forecast(config, plan.model_of(config), plan.Work(*work), gpu, gpus)
 
 
-@pytest.mark.parametrize(("shares", "flags", "gpus", "size", "work", "seconds", "gigabytes"),
-                         [({}, *row) for row in MEASURED] + [(BEFORE, *row) for row in MEASURED_BEFORE])
-def test_what_was_measured_is_foretold_within_a_fifth(llama, monkeypatch, shares, flags, gpus, size, work, seconds, gigabytes):
+@pytest.mark.parametrize(
+    ("shares", "flags", "gpus", "size", "work", "seconds", "gigabytes"),
+    [({}, *row) for row in MEASURED] + [(BEFORE, *row) for row in MEASURED_BEFORE],
+)
+def test_what_was_measured_is_foretold_within_a_fifth(
+    llama, monkeypatch, shares, flags, gpus, size, work, seconds, gigabytes
+):
     for name, share in shares.items():
         monkeypatch.setattr(plan, name, share)
     memory, time = foretold(llama, flags, gpus, work, replace(H200, memory=size * 1e9))
@@ -65,7 +83,11 @@ def test_the_model_is_counted_without_its_weights(llama):
 
 
 def test_precision_is_that_in_which_the_model_would_be_loaded(llama):
-    for flags, number in (("--lora-rank 0", 2), ("--lora-rank 0 --dtype float32", 4), ("--lora-rank 16", 2)):
+    for flags, number in (
+        ("--lora-rank 0", 2),
+        ("--lora-rank 0 --dtype float32", 4),
+        ("--lora-rank 16", 2),
+    ):
         config, _ = plan.parse(["--model", llama, *flags.split()])
         assert plan.model_of(config).shape.number == number
     config, _ = plan.parse([])  # the embedded model
@@ -83,7 +105,10 @@ def test_more_work_takes_longer_and_more_gpus_less(llama):
     work = (8, 500, 16, 500, 600)
     memory, time = foretold(llama, "--lora-rank 0", 1, work)
     shared, faster = foretold(llama, "--lora-rank 0 --shard", 4, work)
-    assert sum(faster.values()) < 0.5 * sum(time.values()) and faster["communication"] > 0 == time["communication"]
+    assert (
+        sum(faster.values()) < 0.5 * sum(time.values())
+        and faster["communication"] > 0 == time["communication"]
+    )
     assert shared["optimizer"] == pytest.approx(memory["optimizer"] / 4, rel=1e-6)
     longer = foretold(llama, "--lora-rank 0", 1, (8, 500, 16, 1000, 1200))[1]
     assert longer["decoding"] > 2 * time["decoding"] and longer["update"] > 2 * time["update"]
@@ -92,23 +117,43 @@ def test_more_work_takes_longer_and_more_gpus_less(llama):
     eight = foretold(llama, "--lora-rank 0 --optimizer adamw8bit", 1, work)[0]
     assert memory["optimizer"] - eight["optimizer"] == 6 * 3_212_749_824
     small = foretold(llama, "--lora-rank 16", 1, work, plan.GPUS["RTX4090"])
-    assert sum(small[0].values()) < 25e9 and sum(small[1].values()) > 3 * sum(foretold(llama, "--lora-rank 16", 1, work)[1].values())
+    assert sum(small[0].values()) < 25e9 and sum(small[1].values()) > 3 * sum(
+        foretold(llama, "--lora-rank 16", 1, work)[1].values()
+    )
 
 
 def test_the_command(llama, capsys):
     assert plan.start(["--model", llama, "--words", "25", "--gpus", "2xH100", "--steps", "30"]) == 0
     said = capsys.readouterr().out
-    assert "3,213 M parameters, LoRA rank 16, 24.3 M trained; interleave, level 25" in said and "on 2xH100" in said and "30 steps" in said
-    assert plan.start(["--model", llama, "--words", "25", "--gpus", "1xRTX4090", "--lora-rank", "0"]) == 1
+    assert (
+        "3,213 M parameters, LoRA rank 16, 24.3 M trained; interleave, level 25" in said
+        and "on 2xH100" in said
+        and "30 steps" in said
+    )
+    assert (
+        plan.start(["--model", llama, "--words", "25", "--gpus", "1xRTX4090", "--lora-rank", "0"])
+        == 1
+    )
     assert "does not fit: give --optimizer adamw8bit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--gpus", "H200"], "--gpus H200: give a number and one of H200, H100"), (["--gpus", "0xH200"], "--gpus 0xH200: give a number"),
-    (["--gpus", "2xTPU"], "one of H200"), (["--model", "builtin", "--words", "900", "--no-ramp"], "its context of 4096 tokens is too short"),
-    (["--model", "/nowhere"], "/nowhere"), (["--words", "many"], "--words"), (["--nonsense"], "--nonsense: no such flag"),
-    (["--quantise", "nf4", "--lora-rank", "4"], "there is no forecast for it")])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpus", "H200"], "--gpus H200: give a number and one of H200, H100"),
+        (["--gpus", "0xH200"], "--gpus 0xH200: give a number"),
+        (["--gpus", "2xTPU"], "one of H200"),
+        (
+            ["--model", "builtin", "--words", "900", "--no-ramp"],
+            "its context of 4096 tokens is too short",
+        ),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--words", "many"], "--words"),
+        (["--nonsense"], "--nonsense: no such flag"),
+        (["--quantise", "nf4", "--lora-rank", "4"], "there is no forecast for it"),
+    ],
+)
 def test_a_mistake_is_one_line(flags, said, capsys):
     assert plan.main(flags) == 2
-    line, = capsys.readouterr().err.strip().splitlines()
+    (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line

@@ -1,4 +1,5 @@
 """The policy: what it refuses to load, its end tokens, its prompt, and which model its reference is."""
+
 import json
 import shutil
 from functools import partial
@@ -22,7 +23,9 @@ def hidden(policy):
 def disturb(policy):
     with torch.no_grad():
         for parameter in policy.parameters:
-            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            parameter += 0.01 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(0)
+            )
 
 
 def no_directory(folder):
@@ -43,7 +46,9 @@ def no_weights(folder):
 
 def pointer_for_weights(folder):
     """What a clone without Git LFS leaves behind."""
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    )
 
 
 def no_tokenizer(folder):
@@ -51,11 +56,17 @@ def no_tokenizer(folder):
         path.unlink()
 
 
-@pytest.mark.parametrize("damage, message", [
-    (no_directory, "no such directory"), (no_config, r"no model there \(no config.json\)"),
-    (damaged_config, "cannot be loaded"), (no_weights, "cannot be loaded"), (pointer_for_weights, "cannot be loaded"),
-    (no_tokenizer, "cannot be loaded"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (no_directory, "no such directory"),
+        (no_config, r"no model there \(no config.json\)"),
+        (damaged_config, "cannot be loaded"),
+        (no_weights, "cannot be loaded"),
+        (pointer_for_weights, "cannot be loaded"),
+        (no_tokenizer, "cannot be loaded"),
+    ],
+)
 def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage, message):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     damage(folder)
@@ -66,20 +77,32 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage,
 
 def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
     def refused(*_, **__):
-        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.")
+        raise OSError(
+            "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b."
+        )
 
     monkeypatch.setattr("grpo.load.AutoModelForCausalLM.from_pretrained", refused)
     monkeypatch.setattr("grpo.load._hub_answers", lambda _: True)
-    with pytest.raises(UserError, match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory") as caught:
+    with pytest.raises(
+        UserError,
+        match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory",
+    ) as caught:
         load_policy("a/b", device="cpu")
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(monkeypatch, tmp_path):
+def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr("grpo.load.getproxies", dict)
     monkeypatch.setattr("grpo.load.ENDPOINT", "https://localhost")  # nobody answers there
-    monkeypatch.setattr("grpo.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path))
-    with pytest.raises(UserError, match="^--model a/b: no such directory, and the hub cannot be reached; give a directory"):
+    monkeypatch.setattr(
+        "grpo.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path)
+    )
+    with pytest.raises(
+        UserError,
+        match="^--model a/b: no such directory, and the hub cannot be reached; give a directory",
+    ):
         load_policy("a/b", device="cpu")
     fetched = tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
     fetched.mkdir(parents=True)
@@ -90,7 +113,9 @@ def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_l
 
 def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; give --device cpu$"):
+    with pytest.raises(
+        UserError, match="^--device cuda: torch sees no GPU here; give --device cpu$"
+    ):
         load_policy(str(tiny_model), device="cuda")
     assert load_policy(str(tiny_model), device="auto").device.type == "cpu"
 
@@ -105,11 +130,17 @@ def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer(tiny_mo
 def test_prompt_and_target_in_tokens(tiny_policy):
     tokenizer = tiny_policy.tokenizer
     turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]
-    whole = tuple(tokenizer(tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False).input_ids)
+    whole = tuple(
+        tokenizer(
+            tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False
+        ).input_ids
+    )
     prompt = tiny_policy.encode("one two")
-    answer = whole[len(prompt):]  # begins where the prompt ends, its end token included
-    assert whole[:len(prompt)] == prompt and answer[-1] == tokenizer.eos_token_id
-    assert tiny_policy.decode(answer).strip() == "three four" and tiny_policy.target_length("three four") == len(answer)
+    answer = whole[len(prompt) :]  # begins where the prompt ends, its end token included
+    assert whole[: len(prompt)] == prompt and answer[-1] == tokenizer.eos_token_id
+    assert tiny_policy.decode(answer).strip() == "three four" and tiny_policy.target_length(
+        "three four"
+    ) == len(answer)
     tokenizer.chat_template = None
     assert tokenizer.decode(tiny_policy.encode("one two")).lstrip() == "one two\n"
 
@@ -122,7 +153,9 @@ def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model)
     with pytest.raises(KeyError), policy.reference() as reference:
         assert torch.equal(hidden(reference), start)
         raise KeyError
-    assert torch.equal(hidden(policy), changed) and not torch.equal(changed, start)  # itself again, after an error too
+    assert torch.equal(hidden(policy), changed) and not torch.equal(
+        changed, start
+    )  # itself again, after an error too
 
 
 def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_path):
@@ -139,8 +172,12 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
 @pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
 def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
     policy = load_policy(str(tiny_model), device="cpu", lora_rank=4, lora_variant=variant)
-    assert any("magnitude" in name for name, _ in policy.model.named_parameters()) == (variant == "dora")
-    assert {module.scaling["default"] for module in policy.model.modules() if hasattr(module, "lora_A")} == {16 if variant == "rslora" else 8}
+    assert any("magnitude" in name for name, _ in policy.model.named_parameters()) == (
+        variant == "dora"
+    )
+    assert {
+        module.scaling["default"] for module in policy.model.modules() if hasattr(module, "lora_A")
+    } == {16 if variant == "rslora" else 8}
     start = hidden(policy)
     disturb(policy)
     policy.save(tmp_path)
@@ -150,7 +187,9 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
     with pytest.raises(KeyError), resumed.reference() as reference:
         assert torch.equal(hidden(reference), start)
         raise KeyError
-    assert torch.equal(hidden(resumed), hidden(policy))  # the adapter is on again, after an error too
+    assert torch.equal(
+        hidden(resumed), hidden(policy)
+    )  # the adapter is on again, after an error too
 
 
 @pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])
@@ -158,7 +197,10 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
     policy = load_policy(str(tiny_model), device="cpu", **options)
     assert policy._frozen is None
     if not options:
-        with pytest.raises(AssertionError, match="no reference is held when beta is 0"), policy.reference():
+        with (
+            pytest.raises(AssertionError, match="no reference is held when beta is 0"),
+            policy.reference(),
+        ):
             pass
 
 
@@ -176,7 +218,9 @@ def test_cudnns_attention_is_not_asked(tiny_model):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:inner dimension")  # this model is smaller than bitsandbytes likes
+@pytest.mark.filterwarnings(
+    "ignore:inner dimension"
+)  # this model is smaller than bitsandbytes likes
 @pytest.mark.parametrize("quantise", ["nf4", "int8"])
 def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     pytest.importorskip("bitsandbytes")
@@ -188,4 +232,7 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     packing = policy.pack([PROMPT], [(8, 9, 10), (11, 12)])
     policy.predict(packing).float().square().sum().backward()
     gradients = [p.grad for p in policy.parameters if p.grad is not None]
-    assert len(gradients) == len(policy.parameters) and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2  # B is zero at first: A has none
+    assert (
+        len(gradients) == len(policy.parameters)
+        and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2
+    )  # B is zero at first: A has none

@@ -1,4 +1,5 @@
 """The recipe of the embedded model: its optimizer, its step, and that a training in parts is the training in one go."""
+
 import math
 
 import numpy as np
@@ -23,7 +24,7 @@ def batches(count, length=24, rows=6):
         tokens = rng.integers(4, VOCABULARY, (rows, length)).astype(np.int16)
         tokens[:] = tokens[:, :1]  # there is something to learn
         learned = np.zeros((rows, length), bool)
-        learned[:, length // 2:] = True
+        learned[:, length // 2 :] = True
         yield tokens, learned
 
 
@@ -33,17 +34,23 @@ def weights(model):
 
 def test_muon_is_torchs_for_every_shape():
     torch.manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((8, 8), (16, 8), (8, 16), (16, 8))]
+    ours = [
+        torch.nn.Parameter(torch.randn(*shape)) for shape in ((8, 8), (16, 8), (8, 16), (16, 8))
+    ]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     muon = Muon(ours, momentum=0.9, weight_decay=0.1)
-    reference = torch.optim.Muon(theirs, lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    reference = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     for _ in range(4):
         for p, q in zip(ours, theirs):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()
         muon.step(torch.tensor(0.02))
         reference.step()
-        for p, q in zip(ours, theirs):  # the products are in bfloat16 and may round otherwise: 2^-8 of a step of about 0.02
+        for p, q in zip(
+            ours, theirs
+        ):  # the products are in bfloat16 and may round otherwise: 2^-8 of a step of about 0.02
             torch.testing.assert_close(p, q, rtol=0, atol=1e-4)
 
 
@@ -79,7 +86,9 @@ def test_gradients_are_clipped_at_norm_one(scale):
         loss = step.loss_of(model, pretrain.hidden_of(model, tokens), tokens, learned)
     unclipped = norm(torch.autograd.grad(loss, list(model.parameters())))
     step(*batch, rate=0.0)
-    assert norm([p.grad for p in model.parameters()]) == pytest.approx(min(1.0, unclipped), rel=1e-3)
+    assert norm([p.grad for p in model.parameters()]) == pytest.approx(
+        min(1.0, unclipped), rel=1e-3
+    )
     assert (unclipped > 1) == (scale == 1)
 
 
@@ -95,13 +104,28 @@ def test_parts_are_the_whole():
     second.load(state)
     for batch in list(batches(5))[3:]:
         second(*batch, rate=0.01)
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(second.model), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(whole.model), weights(second.model), strict=True)
+    )
 
 
 def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pretrain, "accuracy_by_skill", lambda *_, **__: {})
-    flags = [*SHAPE, "--vocabulary", "400", "--batch-tokens", "4096", "--workers", "1", "--steps", "6",
-             "--state", str(tmp_path / "state.safetensors"), "--output", str(tmp_path / "model")]
+    flags = [
+        *SHAPE,
+        "--vocabulary",
+        "400",
+        "--batch-tokens",
+        "4096",
+        "--workers",
+        "1",
+        "--steps",
+        "6",
+        "--state",
+        str(tmp_path / "state.safetensors"),
+        "--output",
+        str(tmp_path / "model"),
+    ]
     pretrain.train(pretrain.parse([*flags, "--part-minutes", "0"]))
     assert "0 steps in" in capsys.readouterr().out and not (tmp_path / "model").exists()
     pretrain.train(pretrain.parse(flags))
@@ -118,7 +142,11 @@ def test_a_row_is_filled_by_what_its_length_is_for():
         assert (skills == {"arithmetic"}) == (length == pretrain.SHORTEST)
         assert ("interleave" in skills) == (pretrain.SHORTEST < length <= 640)
         if length > pretrain.LONG:
-            assert all(len(tokens) >= pretrain.FILL * length for tokens, _, skill in lessons if skill != "interleave")
+            assert all(
+                len(tokens) >= pretrain.FILL * length
+                for tokens, _, skill in lessons
+                if skill != "interleave"
+            )
 
 
 def test_to_prepare_teaches_nothing():
@@ -128,14 +156,23 @@ def test_to_prepare_teaches_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates,
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # and asks tensors between layers for their gradient
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning"
+)  # torch's compiler imports what torch deprecates,
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # and asks tensors between layers for their gradient
 def test_a_captured_step_is_the_step():
-    captured, plain = pretrain.Step(small_model().cuda(), "cuda"), pretrain.Step(small_model().cuda(), "cuda")
+    captured, plain = (
+        pretrain.Step(small_model().cuda(), "cuda"),
+        pretrain.Step(small_model().cuda(), "cuda"),
+    )
     untouched = weights(captured.model)
     captured.prepare(144, [24, 32])
     assert all(torch.equal(a, b) for a, b in zip(weights(captured.model), untouched, strict=True))
-    assert not any(value.any() for name, value in captured.state().items() if not name.startswith("model."))
+    assert not any(
+        value.any() for name, value in captured.state().items() if not name.startswith("model.")
+    )
     for length in (24, 32, 24):
         for batch in batches(3, length, rows=144 // length):
             with torch.no_grad():  # from the same weights each time, for nine steps at this rate would drift apart by rounding alone
@@ -144,9 +181,13 @@ def test_a_captured_step_is_the_step():
             loss = captured(*batch, rate=0.01).item()
             plain.rate.fill_(0.01)
             with torch.compiler.set_stance("force_eager"):
-                expected = plain.compute(*(torch.from_numpy(array).cuda() for array in batch)).item()
+                expected = plain.compute(
+                    *(torch.from_numpy(array).cuda() for array in batch)
+                ).item()
             assert loss == pytest.approx(expected, rel=0.02)
     mine, other = captured.state(), plain.state()
-    for name in mine.keys() & other.keys():  # weights after one step from the same ones, and momenta of all nine
+    for name in (
+        mine.keys() & other.keys()
+    ):  # weights after one step from the same ones, and momenta of all nine
         p, q = (state[name].float().flatten() for state in (mine, other))
         assert p.numel() == 1 or torch.corrcoef(torch.stack([p, q]))[0, 1] > 0.99, name

@@ -1,4 +1,5 @@
 """Rollout files under damage and at the edges of what floats and texts can be."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +10,15 @@ from tasks.base import Problem, Score, UserError
 
 
 def group(texts, logprob=-0.25, rewards=(0.0, 1.0)):
-    return Group(3, Problem("t", 2, texts[0], texts[-1], "k", {"a": texts}), (1, 2), 1.0,
-                 [Completion(tuple(range(9)), (logprob,) * 9, text, "stop") for text in texts],
-                 scores=[Score(reward) for reward in rewards], advantages=[-1.0, 1.0])
+    return Group(
+        3,
+        Problem("t", 2, texts[0], texts[-1], "k", {"a": texts}),
+        (1, 2),
+        1.0,
+        [Completion(tuple(range(9)), (logprob,) * 9, text, "stop") for text in texts],
+        scores=[Score(reward) for reward in rewards],
+        advantages=[-1.0, 1.0],
+    )
 
 
 WILD = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\x85\u2028\ufeff"))
@@ -29,8 +36,10 @@ def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)), max_size=3).map(tuple),
-       st.lists(st.floats(allow_nan=False), min_size=9, max_size=9))
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)), max_size=3).map(tuple),
+    st.lists(st.floats(allow_nan=False), min_size=9, max_size=9),
+)
 def test_credits_and_advantages_of_tokens_come_back_exactly(tmp_path_factory, credits, advantages):
     path = tmp_path_factory.getbasetemp() / "step-000002.jsonl.zst"
     one = group(["a", "b"])
@@ -51,7 +60,9 @@ def test_no_flipped_bit_passes_for_what_was_written(tmp_path):
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
         try:
-            assert groups_of(path) == groups, position  # a bit of the frame's header that means nothing
+            assert groups_of(path) == groups, (
+                position
+            )  # a bit of the frame's header that means nothing
         except UserError:
             refused += 1
     assert refused > 0.9 * len(whole)
@@ -69,7 +80,11 @@ def test_every_cut_and_every_addition_is_refused(tmp_path):
 
 def test_files_of_later_steps_of_every_kind_are_removed(tmp_path):
     (tmp_path / "rollouts").mkdir()
-    names = [f"{kind}-{step:06d}.jsonl.zst" for kind in ("step", "eval", "promotion", "failed") for step in (2, 3)]
+    names = [
+        f"{kind}-{step:06d}.jsonl.zst"
+        for kind in ("step", "eval", "promotion", "failed")
+        for step in (2, 3)
+    ]
     for name in names:
         (tmp_path / "rollouts" / name).touch()
     remove_after(tmp_path, 2)

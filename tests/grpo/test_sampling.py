@@ -36,7 +36,9 @@ def test_keys_differ_in_every_counter():
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=6), st.floats(0, 1, exclude_max=True))
 def test_draw_is_the_inverse_of_the_cdf(weights, u):
     p = torch.tensor(weights, dtype=torch.float64)
-    token = draw((p / p.sum())[None], torch.tensor([u], dtype=torch.float64), torch.tensor([0])).item()
+    token = draw(
+        (p / p.sum())[None], torch.tensor([u], dtype=torch.float64), torch.tensor([0])
+    ).item()
     cdf = np.concatenate([[0], np.cumsum(weights) / np.sum(weights)])
     assert cdf[token] - 1e-9 <= u <= cdf[token + 1] + 1e-9
 
@@ -50,7 +52,10 @@ def test_completions_draw_from_the_row_that_they_read():
     chosen, logprobs = choose(logits, heat, torch.rand(4, 2, dtype=torch.float64), rows, None)
     assert chosen.tolist() == [[140, 141], [0, 1], [140, 141], [140, 141]] and not logprobs.any()
     logits[0, 0, :2] = torch.tensor([0.25, 0.75]).log()
-    numbers, rows = torch.tensor([[0.1], [0.3], [0.2]], dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    numbers, rows = (
+        torch.tensor([[0.1], [0.3], [0.2]], dtype=torch.float64),
+        torch.zeros(3, dtype=torch.long),
+    )
     chosen, logprobs = choose(logits[:1, :1], heat[:1], numbers, rows, None)
     assert chosen[:, 0].tolist() == [0, 1, 0]
     torch.testing.assert_close(logprobs[:, 0].exp(), torch.tensor([0.25, 0.75, 0.25]))
@@ -75,11 +80,21 @@ def test_top_k_and_top_p_by_hand():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     kept = lambda **options: truncation(**options)(logits, None).isfinite()[0].tolist()  # noqa: E731
     assert kept(top_k=2) == [True, True, False, False]
-    assert kept(top_p=0.5) == [True, True, False, False]  # 0.4 < 0.5, so the second still belongs to the nucleus
+    assert kept(top_p=0.5) == [
+        True,
+        True,
+        False,
+        False,
+    ]  # 0.4 < 0.5, so the second still belongs to the nucleus
     assert kept(top_p=0.35) == [True, False, False, False]
     assert truncation() is None
 
 
 def test_the_loss_keeps_what_was_drawn():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    assert truncation(top_k=1)(logits, torch.tensor([3])).isfinite()[0].tolist() == [True, False, False, True]
+    assert truncation(top_k=1)(logits, torch.tensor([3])).isfinite()[0].tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]

@@ -1,4 +1,5 @@
 """The head of the console: what was chosen is said, also where nobody asked for it."""
+
 from pathlib import Path
 
 import pytest
@@ -11,37 +12,77 @@ from tasks.base import UserError, load_task
 
 
 def said(model, loading=(), **flags):
-    config = Config(model=str(model), level=4, ramp=False, steps=1, device="cpu", learning_rate=1e-5, **{"lora_rank": 0} | flags)
+    config = Config(
+        model=str(model),
+        level=4,
+        ramp=False,
+        steps=1,
+        device="cpu",
+        learning_rate=1e-5,
+        **{"lora_rank": 0} | flags,
+    )
     policy = load_policy(config.model, **config.loading | dict(loading))
     return settings(Path("runs/x"), config, Trainer(config, load_task("interleave"), policy))
 
 
 def test_what_is_trained_and_how(tiny_model):
     full = said(tiny_model)
-    assert full["tuning"].startswith("full fine-tuning, ") and full["tuning"].endswith("M trained, learning rate 1e-05")
+    assert full["tuning"].startswith("full fine-tuning, ") and full["tuning"].endswith(
+        "M trained, learning rate 1e-05"
+    )
     assert full["update"] == "AdamW, micro-batches of 4,096 tokens (by the memory of the CPU)"
     assert "float32 on cpu" in full["model"] and "quantised" not in full["model"]
     rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, forget_activations=True)
-    assert rough["update"] == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed twice"
+    assert (
+        rough["update"]
+        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed twice"
+    )
     adapter = said(tiny_model, lora_rank=4, lora_variant="rslora", dtype="bfloat16")
-    assert adapter["tuning"].startswith("rsLoRA rank 4, ") and "masters" not in adapter["update"]  # the adapter is in float32
+    assert (
+        adapter["tuning"].startswith("rsLoRA rank 4, ") and "masters" not in adapter["update"]
+    )  # the adapter is in float32
     assert "bfloat16 on cpu" in adapter["model"]
 
 
 def test_sampling_and_the_step(tiny_model):
-    assert said(tiny_model)["sampling"] == "temperature 1, drafts verified where that is faster (auto)"
-    assert said(tiny_model, draft="off", temperature=0.7)["sampling"] == "temperature 0.7, no drafts"
-    assert said(tiny_model, prompts=3, step_tokens=5000)["batch"] == "3 prompts × 16 completions, at most 5,000 tokens a step"
-    assert said(tiny_model, beta=0.04)["loss"].startswith("dapo, advantages by group, KL weight 0.04")
-    assert said(tiny_model, control="constant-reward")["control"] == "constant-reward: NOT A REAL RUN, the rewards carry no information"
+    assert (
+        said(tiny_model)["sampling"] == "temperature 1, drafts verified where that is faster (auto)"
+    )
+    assert (
+        said(tiny_model, draft="off", temperature=0.7)["sampling"] == "temperature 0.7, no drafts"
+    )
+    assert (
+        said(tiny_model, prompts=3, step_tokens=5000)["batch"]
+        == "3 prompts × 16 completions, at most 5,000 tokens a step"
+    )
+    assert said(tiny_model, beta=0.04)["loss"].startswith(
+        "dapo, advantages by group, KL weight 0.04"
+    )
+    assert (
+        said(tiny_model, control="constant-reward")["control"]
+        == "constant-reward: NOT A REAL RUN, the rewards carry no information"
+    )
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (dict(optimizer="lion"), "--optimizer lion: give one of adamw, adamw8bit"),
-    (dict(quantise="fp4"), "--quantise fp4: give one of none, int8, nf4"),
-    (dict(quantise="nf4", lora_rank=0), "--quantise nf4: give --lora-rank 16 too: what is quantised cannot be trained"),
-    (dict(shard=True, lora_rank=8), "--shard True: give --lora-rank 0 too; an adapter is small, and each rank holds it whole"),
-    (dict(shard=True, optimizer="adamw8bit"), "--shard True: give one of --shard and --optimizer adamw8bit")])
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (dict(optimizer="lion"), "--optimizer lion: give one of adamw, adamw8bit"),
+        (dict(quantise="fp4"), "--quantise fp4: give one of none, int8, nf4"),
+        (
+            dict(quantise="nf4", lora_rank=0),
+            "--quantise nf4: give --lora-rank 16 too: what is quantised cannot be trained",
+        ),
+        (
+            dict(shard=True, lora_rank=8),
+            "--shard True: give --lora-rank 0 too; an adapter is small, and each rank holds it whole",
+        ),
+        (
+            dict(shard=True, optimizer="adamw8bit"),
+            "--shard True: give one of --shard and --optimizer adamw8bit",
+        ),
+    ],
+)
 def test_what_does_not_go_together_is_one_line(flags, line):
     with pytest.raises(UserError) as caught:
         Config(**flags)

@@ -1,4 +1,5 @@
 """metrics.jsonl, eval.jsonl, samples.log and the rollout files."""
+
 import json
 import math
 
@@ -19,7 +20,10 @@ def test_metrics_are_json_lines(tmp_path):
     log = MetricsLog(tmp_path)
     log.append({"step": 1, "loss": 0.1, "kl": math.nan, "grad_norm": math.inf})
     log.append({"step": 2, "text": "ä\u2028"})
-    assert read_metrics(log.path) == [{"step": 1, "loss": 0.1, "kl": None, "grad_norm": None}, {"step": 2, "text": "ä\u2028"}]
+    assert read_metrics(log.path) == [
+        {"step": 1, "loss": 0.1, "kl": None, "grad_norm": None},
+        {"step": 2, "text": "ä\u2028"},
+    ]
 
 
 def test_later_lines_and_a_cut_one_are_dropped(tmp_path):
@@ -42,31 +46,71 @@ def test_a_damaged_line_is_named(tmp_path, damage):
 
 
 def group(texts, rewards, **more):
-    return Group(4, Problem("t", 7, "prompt", "tar\x1bget", "key", {"a": ["x"]}), (1, 2), 1.15,
-                 [Completion((3, 4), (-0.1, -0.2), text, "stop") for text in texts],
-                 scores=[Score(reward, {"trap": None}, reward / 2) for reward in rewards], **more)
+    return Group(
+        4,
+        Problem("t", 7, "prompt", "tar\x1bget", "key", {"a": ["x"]}),
+        (1, 2),
+        1.15,
+        [Completion((3, 4), (-0.1, -0.2), text, "stop") for text in texts],
+        scores=[Score(reward, {"trap": None}, reward / 2) for reward in rewards],
+        **more,
+    )
 
 
 def test_samples_hold_best_and_worst(tmp_path):
     log = SamplesLog(tmp_path, every=10)
     for step in (1, 5, 10, 20):
-        log.append(step, [group(["good\x1b[31m\n", "bad"], [0.9, 0.1]), group(["middling", "fair"], [0.5, 0.6])])
+        log.append(
+            step,
+            [group(["good\x1b[31m\n", "bad"], [0.9, 0.1]), group(["middling", "fair"], [0.5, 0.6])],
+        )
     text = log.path.read_text()
-    assert [line.split()[2] for line in text.splitlines() if line.startswith("===")] == ["1", "10", "20"]
-    assert "best: reward 0.9000, score 0.4500, stop, level 7" in text and "worst: reward 0.1000" in text
-    assert "good\\x1b[31m\\n" in text and "tar\\x1bget" in text and "\x1b" not in text and "middling" not in text
+    assert [line.split()[2] for line in text.splitlines() if line.startswith("===")] == [
+        "1",
+        "10",
+        "20",
+    ]
+    assert (
+        "best: reward 0.9000, score 0.4500, stop, level 7" in text
+        and "worst: reward 0.1000" in text
+    )
+    assert (
+        "good\\x1b[31m\\n" in text
+        and "tar\\x1bget" in text
+        and "\x1b" not in text
+        and "middling" not in text
+    )
     log.truncate_after(10)
-    assert [line.split()[2] for line in log.path.read_text().splitlines() if line.startswith("===")] == ["1", "10"]
+    assert [
+        line.split()[2] for line in log.path.read_text().splitlines() if line.startswith("===")
+    ] == ["1", "10"]
 
 
-@given(st.lists(st.tuples(st.text(), FLOATS, FLOATS, st.booleans()), min_size=1, max_size=4), FLOATS, st.booleans())
+@given(
+    st.lists(st.tuples(st.text(), FLOATS, FLOATS, st.booleans()), min_size=1, max_size=4),
+    FLOATS,
+    st.booleans(),
+)
 def test_rollouts_come_back_exactly(tmp_path_factory, rows, temperature, learned):
     path = tmp_path_factory.getbasetemp() / "step-000003.jsonl.zst"
-    groups = [Group(
-        9, Problem("t", 2, "p\u2028\x00", "x", "k", {"a": ["\x1b"]}), (5, 6), temperature,
-        [Completion((1, 2), (logprob, -1e-300), text, "length") for text, logprob, *_ in rows], 2,
-        [Score(reward, {"trap": text, "gaps": 3}, 0.5, exact) for text, _, reward, exact in rows], "tied",
-        "keep" if learned else "skip", [reward for _, _, reward, _ in rows] if learned else [], rows[0][0] or None)]
+    groups = [
+        Group(
+            9,
+            Problem("t", 2, "p\u2028\x00", "x", "k", {"a": ["\x1b"]}),
+            (5, 6),
+            temperature,
+            [Completion((1, 2), (logprob, -1e-300), text, "length") for text, logprob, *_ in rows],
+            2,
+            [
+                Score(reward, {"trap": text, "gaps": 3}, 0.5, exact)
+                for text, _, reward, exact in rows
+            ],
+            "tied",
+            "keep" if learned else "skip",
+            [reward for _, _, reward, _ in rows] if learned else [],
+            rows[0][0] or None,
+        )
+    ]
     write_rollouts(path, groups, step=3)
     assert groups_of(path) == groups
 
@@ -74,19 +118,40 @@ def test_rollouts_come_back_exactly(tmp_path_factory, rows, temperature, learned
 def test_rollout_lines_hold_what_the_readme_says(tmp_path):
     path = tmp_path / "step-000003.jsonl.zst"
     write_rollouts(path, [group(["a", "b"], [0.9, 0.1], advantages=[1.0, -1.0])], step=3)
-    line, = read_jsonl_zst(path)
-    assert set(line) == {"step", "group", "index", "attempt", "task", "level", "temperature", "verdict", "action", "trap", "problem",
-                         "prompt_tokens", "completions"}
+    (line,) = read_jsonl_zst(path)
+    assert set(line) == {
+        "step",
+        "group",
+        "index",
+        "attempt",
+        "task",
+        "level",
+        "temperature",
+        "verdict",
+        "action",
+        "trap",
+        "problem",
+        "prompt_tokens",
+        "completions",
+    }
     assert line["completions"][1] == {
-        "tokens": [3, 4], "logprobs": [-0.1, -0.2], "text": "b", "finish": "stop", "reward": 0.1, "value": 0.05,
-        "exact": False, "advantage": -1.0, "parts": {"trap": None}}
+        "tokens": [3, 4],
+        "logprobs": [-0.1, -0.2],
+        "text": "b",
+        "finish": "stop",
+        "reward": 0.1,
+        "value": 0.05,
+        "exact": False,
+        "advantage": -1.0,
+        "parts": {"trap": None},
+    }
 
 
 def test_damaged_rollouts_are_named(tmp_path):
     path = tmp_path / "step-000003.jsonl.zst"
     write_rollouts(path, [group(["a" * 999], [0.9])], step=3)
     whole = path.read_bytes()
-    for damage in (whole[:len(whole) // 2], b"", b"garbage", whole[:-1]):
+    for damage in (whole[: len(whole) // 2], b"", b"garbage", whole[:-1]):
         path.write_bytes(damage)
         with pytest.raises(UserError, match="step-000003.jsonl.zst: not a whole rollout file"):
             read_jsonl_zst(path)
@@ -94,10 +159,21 @@ def test_damaged_rollouts_are_named(tmp_path):
 
 def test_later_rollouts_are_removed(tmp_path):
     folder = tmp_path / "rollouts"
-    for name in ("step-000009", "step-000010", "step-000011", "eval-000010", "eval-000020", "failed-000011"):
+    for name in (
+        "step-000009",
+        "step-000010",
+        "step-000011",
+        "eval-000010",
+        "eval-000020",
+        "failed-000011",
+    ):
         write_rollouts(folder / f"{name}.jsonl.zst", [group(["a"], [0.9])], step=1)
     remove_after(tmp_path, 10)
-    assert sorted(path.name[:11] for path in folder.iterdir()) == ["eval-000010", "step-000009", "step-000010"]
+    assert sorted(path.name[:11] for path in folder.iterdir()) == [
+        "eval-000010",
+        "step-000009",
+        "step-000010",
+    ]
 
 
 def test_metrics_are_strict_json(tmp_path):

@@ -1,4 +1,5 @@
 """Figures go to the trackers asked for; one that fails is left out, and nothing else changes."""
+
 import sys
 
 import pytest
@@ -9,7 +10,20 @@ from grpo.store.metrics import read_metrics
 from grpo.store.trackers import Trackers, check_installed, names_of, scalars
 from tasks.base import UserError
 
-FLAGS = ["--words", "10", "--steps", "2", "--prompts", "2", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
+FLAGS = [
+    "--words",
+    "10",
+    "--steps",
+    "2",
+    "--prompts",
+    "2",
+    "--group-size",
+    "2",
+    "--eval-problems",
+    "2",
+    "--device",
+    "cpu",
+]
 
 
 class Spy:
@@ -44,8 +58,20 @@ def spied(monkeypatch):
 
 
 def test_scalars_are_the_numbers_of_a_line():
-    assert scalars({"step": 3, "time": "now", "level": 10, "reward": 0.5, "groups/hist": {"0": 1}, "kl": None, "odd": True}) == {"level": 10, "reward": 0.5}
-    assert scalars({"step": 3, "purpose": "report", "level": 25, "mean": 0.9, "split": "x"}) == {"report/25/mean": 0.9}
+    assert scalars(
+        {
+            "step": 3,
+            "time": "now",
+            "level": 10,
+            "reward": 0.5,
+            "groups/hist": {"0": 1},
+            "kl": None,
+            "odd": True,
+        }
+    ) == {"level": 10, "reward": 0.5}
+    assert scalars({"step": 3, "purpose": "report", "level": 25, "mean": 0.9, "split": "x"}) == {
+        "report/25/mean": 0.9
+    }
 
 
 def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied):
@@ -54,19 +80,27 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied):
     one, two = Spy.made
     assert one.about == ("r", 10, 0) and one.finished and one.got == two.got
     lines = read_metrics(tmp_path / "runs/r/metrics.jsonl")
-    assert [(step, figures) for step, figures in one.got if "reward" in figures] == [(line["step"], scalars(line)) for line in lines]
+    assert [(step, figures) for step, figures in one.got if "reward" in figures] == [
+        (line["step"], scalars(line)) for line in lines
+    ]
     assert [step for step, figures in one.got if "report/10/mean" in figures] == [0, 2]
     assert train.main(["--resume", "runs/r", "--steps", "3", "--track", "spy"]) == 0
-    assert Spy.made[2].about == ("r", 10, 2) and [step for step, figures in Spy.made[2].got if "reward" in figures] == [3]
+    assert Spy.made[2].about == ("r", 10, 2) and [
+        step for step, figures in Spy.made[2].got if "reward" in figures
+    ] == [3]
 
 
 @pytest.mark.parametrize("at", ["begin", "log", "finish"])
-def test_a_failing_tracker_is_named_once_and_stops_nothing(tmp_path, monkeypatch, spied, at, capsys):
+def test_a_failing_tracker_is_named_once_and_stops_nothing(
+    tmp_path, monkeypatch, spied, at, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Spy, "at", at)
     assert train.main([*FLAGS, "--name", "r", "--track", "spy"]) == 0
     said = capsys.readouterr()
-    assert (said.out + said.err).count("--track spy failed and is left out from now on: RuntimeError: no") == 1 and "\x1b" not in said.out + said.err
+    assert (said.out + said.err).count(
+        "--track spy failed and is left out from now on: RuntimeError: no"
+    ) == 1 and "\x1b" not in said.out + said.err
     assert len(read_metrics(tmp_path / "runs/r/metrics.jsonl")) == 2 and not Spy.made[0].finished
 
 
@@ -76,12 +110,18 @@ def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
     Spy.made[0].log = lambda *_: 1 / 0
     for step in (1, 2):
         both.log({"step": step, "reward": 0.5})
-    assert len(told) == 1 and "ZeroDivisionError" in told[0] and [step for step, _ in Spy.made[1].got] == [1, 2]
+    assert (
+        len(told) == 1
+        and "ZeroDivisionError" in told[0]
+        and [step for step, _ in Spy.made[1].got] == [1, 2]
+    )
 
 
 def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys):
     assert names_of(None) == [] and names_of("wandb,trackio") == ["wandb", "trackio"]
-    with pytest.raises(UserError, match="there is no tracker 'excel'; give one of tensorboard, wandb, trackio"):
+    with pytest.raises(
+        UserError, match="there is no tracker 'excel'; give one of tensorboard, wandb, trackio"
+    ):
         names_of("wandb,excel")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="wandb is not installed: pip install wandb"):
@@ -95,6 +135,7 @@ def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys
 def test_tensorboard_has_the_figures(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     told = []
     tracker = Trackers("tensorboard", tmp_path, {}, 0, told.append)
     for step in (1, 2):
@@ -102,7 +143,10 @@ def test_tensorboard_has_the_figures(tmp_path):
     tracker.finish()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(1, 0.25), (2, 0.5)] and not told
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ] and not told
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -114,7 +158,7 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     tracker = Trackers("wandb", tmp_path, {"level": 3}, 0, told.append)
     tracker.log({"step": 1, "reward": 0.25})
     tracker.finish()
-    stored, = (tmp_path / "wandb").rglob("*.wandb")
+    (stored,) = (tmp_path / "wandb").rglob("*.wandb")
     assert not told and b"reward" in stored.read_bytes()
 
 

@@ -1,4 +1,5 @@
 """The loop on a task that can be forced: degenerate groups, retries, schedule, state."""
+
 import copy
 import json
 import math
@@ -28,7 +29,9 @@ class Forced:
 
     def make(self, level, split, rng):
         number = rng.randrange(10**6)
-        return Problem(self.name, level, f"Copy text A.\nA: {number}", f"{number} {number}", key_of(number), {})
+        return Problem(
+            self.name, level, f"Copy text A.\nA: {number}", f"{number} {number}", key_of(number), {}
+        )
 
     def score(self, problem, completions):
         self.tries[problem.key] += 1
@@ -38,8 +41,15 @@ class Forced:
 
 def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
     """A trainer whose prompts 1, 3, ... of each step are degenerate."""
-    config = Config(task="forced", level=1, ramp=False, learning_rate=1e-3, steps=4, group_size=4,
-                    **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options)
+    config = Config(
+        task="forced",
+        level=1,
+        ramp=False,
+        learning_rate=1e-3,
+        steps=4,
+        group_size=4,
+        **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
+    )
     trainer = Trainer(config, kind(odd, stuck), policy)
     trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(20)}
     return trainer
@@ -52,23 +62,40 @@ def weights(policy):
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
     """Issue: gradient, denominator and KL of a step with skipped groups are those of a step without these groups."""
-    with_them, without = (trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=beta)
-                          for _ in range(2))
+    with_them, without = (
+        trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=beta)
+        for _ in range(2)
+    )
     a = with_them.step()
-    without.rollout = lambda *_: [copy.deepcopy(group) for group in a.groups if group.index % 2 == 0]
+    without.rollout = lambda *_: [
+        copy.deepcopy(group) for group in a.groups if group.index % 2 == 0
+    ]
     b = without.step()
-    assert a.metrics["groups/skipped"] == 2 and b.metrics["groups/skipped"] == 0 and a.metrics["grad_norm"] > 0
-    assert a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
+    assert (
+        a.metrics["groups/skipped"] == 2
+        and b.metrics["groups/skipped"] == 0
+        and a.metrics["grad_norm"] > 0
+    )
+    assert (
+        a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
+    )
     assert a.metrics.get("kl") == b.metrics.get("kl")
-    assert all(torch.equal(x, y) for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True)
+    )
     assert a.metrics["wasted_tokens"] == sum(group.tokens for group in a.groups if group.index % 2)
 
 
 def test_kept_groups_stay_in_the_denominator(tiny_model):
     norms = {}
     for policy in ("keep", "skip"):
-        trainer = trainer_for(load_policy(str(tiny_model), device="cpu"), on_degenerate=policy, loss="dr_grpo",
-                              max_grad_norm=0.0)
+        trainer = trainer_for(
+            load_policy(str(tiny_model), device="cpu"),
+            on_degenerate=policy,
+            loss="dr_grpo",
+            max_grad_norm=0.0,
+        )
         norms[policy] = trainer.step().metrics["grad_norm"]
     # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but double the rows
     assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
@@ -76,24 +103,47 @@ def test_kept_groups_stay_in_the_denominator(tiny_model):
 
 def test_resampled_groups_are_drawn_again_hotter_then_skipped(tiny_policy):
     report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.2).step()
-    tries = sorted((group.index, group.attempt, group.action, round(group.temperature, 6)) for group in report.groups)
-    assert tries == [(0, 0, "keep", 1.0), (1, 0, "resample", 1.0), (1, 1, "resample", 1.2), (1, 2, "skip", 1.44),
-                     (2, 0, "keep", 1.0), (3, 0, "resample", 1.0), (3, 1, "resample", 1.2), (3, 2, "skip", 1.44)]
+    tries = sorted(
+        (group.index, group.attempt, group.action, round(group.temperature, 6))
+        for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "resample", 1.2),
+        (1, 2, "skip", 1.44),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "resample", 1.2),
+        (3, 2, "skip", 1.44),
+    ]
     assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
 
 
 def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
     report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.0).step()
-    tries = {tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1}
+    tries = {
+        tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
+    }
     assert len(tries) == 3  # at one temperature
 
 
 def test_a_second_try_that_varies_is_learned_from(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample", heat=1.2).step()
-    tries = sorted((group.index, group.attempt, group.action, group.temperature) for group in report.groups)
-    assert tries == [(0, 0, "keep", 1.0), (1, 0, "resample", 1.0), (1, 1, "keep", 1.2),
-                     (2, 0, "keep", 1.0), (3, 0, "resample", 1.0), (3, 1, "keep", 1.2)]
-    assert all(len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups)
+    tries = sorted(
+        (group.index, group.attempt, group.action, group.temperature) for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "keep", 1.2),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "keep", 1.2),
+    ]
+    assert all(
+        len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
+    )
     assert report.metrics["groups/kept"] == 4
     # a try is scored at its own temperature, and figures of reward are those of first tries
     assert report.metrics["parity/max_abs_logprob_diff"] < 1e-4
@@ -108,7 +158,9 @@ def test_solved_groups_are_not_drawn_again(tiny_policy):
 
 @pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
 def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
-    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=wanted)  # one of each two prompts varies; four times two are the most
+    trainer = trainer_for(
+        tiny_policy, prompts=2, dynamic_sampling=wanted
+    )  # one of each two prompts varies; four times two are the most
     report = trainer.step()
     assert [group.index for group in report.groups] == list(range(drawn)) and trainer.drawn == drawn
     assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
@@ -155,7 +207,9 @@ def test_credit_by_alignment_reaches_tokens_and_scores(tiny_policy):
     assert [len(row) for row in group.advantages] == [len(c.tokens) for c in group.completions]
     assert [row[0] for row in group.advantages] == pytest.approx([-0.15, -0.05, 0.05, 0.15])
     assert len({a for row in group.advantages for a in row}) > 4
-    assert [score.credits for score in group.scores] == trainer.task.credits(group.problem, group.texts)
+    assert [score.credits for score in group.scores] == trainer.task.credits(
+        group.problem, group.texts
+    )
     assert math.isfinite(report.metrics["loss"]) and report.metrics["grad_norm"] > 0
 
 
@@ -183,11 +237,17 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
     on_policy, off_policy = (one["parity/max_abs_logprob_diff"] for one in passes)
     assert on_policy < 1e-5 and off_policy > 1e-3  # the log of the ratio
-    assert metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]
+    assert (
+        metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]
+    )
 
 
 def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
-    one, two, other = (trainer_for(tiny_policy), trainer_for(tiny_policy), trainer_for(tiny_policy, seed=1))
+    one, two, other = (
+        trainer_for(tiny_policy),
+        trainer_for(tiny_policy),
+        trainer_for(tiny_policy, seed=1),
+    )
     assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
     for trainer in (one, two):
         trainer.drawn = 8
@@ -199,45 +259,79 @@ def test_a_step_takes_the_prompts_that_its_tokens_allow_and_none_comes_twice(tin
     trainer = trainer_for(tiny_policy, step_tokens=200)  # 4 completions of 24 tokens: 96 a prompt
     assert [index for index, _ in trainer.problems(1)] == [0, 1]
     first, second = trainer.step(), trainer.step()
-    assert [sorted({group.index for group in report.groups}) for report in (first, second)] == [[0, 1], [2, 3]]
+    assert [sorted({group.index for group in report.groups}) for report in (first, second)] == [
+        [0, 1],
+        [2, 3],
+    ]
     assert second.metrics["groups/count"] == 2 and trainer.drawn == len(trainer.seen) == 4
-    counts = {tokens: len(trainer_for(tiny_policy, step_tokens=tokens).problems(1)) for tokens in (1, 96, 191, 192, 383, 384, 9999)}
+    counts = {
+        tokens: len(trainer_for(tiny_policy, step_tokens=tokens).problems(1))
+        for tokens in (1, 96, 191, 192, 383, 384, 9999)
+    }
     assert counts == {1: 1, 96: 1, 191: 1, 192: 2, 383: 3, 384: 4, 9999: 4}
 
 
 def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
-    problems = [Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)]
+    problems = [
+        Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)
+    ]
     trainer = trainer_for(tiny_policy, prompts=2)
     trainer.supply = Supply(trainer.task, seed=0, dataset=problems)
     trainer.supply.at = lambda index, level: problems[index]
     trainer.task.drawn = {problem.key: 0 for problem in problems}
     reports = [trainer.step() for _ in range(2)]
-    assert [[group.index for group in report.groups] for report in reports] == [[0, 3], [4, 6]] and trainer.drawn == 7
+    assert [[group.index for group in report.groups] for report in reports] == [
+        [0, 3],
+        [4, 6],
+    ] and trainer.drawn == 7
 
 
 def test_the_largest_budget_counts(tiny_policy):
     problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 12, 1)]
-    budgets = [budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems]
+    budgets = [
+        budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems
+    ]
     trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=0)
     assert sum(budgets) < 3 * budgets[1] - 1 and trainer.affordable(problems) == 2
-    assert trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=0).affordable(problems) == 3
+    assert (
+        trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=0).affordable(
+            problems
+        )
+        == 3
+    )
 
 
 def test_a_step_back_makes_the_sampling_hotter(tiny_policy):
     trainer = trainer_for(tiny_policy, curriculum="1,2", heat=1.2)
     trainer.curriculum.rung, trainer.curriculum.collapse_steps = 1, 2
     assert trainer.decide(Outcome(1, {2: [0.5]}, collapsed=1.0)) == []
-    decision, = trainer.decide(Outcome(2, {2: [0.5]}, collapsed=1.0))
-    assert decision.line == "step 2: level 2 → 1, 2 steps with 90% of the groups collapsed; temperature 1.000 → 1.200"
-    assert decision.figures == {"steps": 2, "share": 1.0, "temperature": 1.2} and trainer.monitor.temperature == 1.2
+    (decision,) = trainer.decide(Outcome(2, {2: [0.5]}, collapsed=1.0))
+    assert (
+        decision.line
+        == "step 2: level 2 → 1, 2 steps with 90% of the groups collapsed; temperature 1.000 → 1.200"
+    )
+    assert (
+        decision.figures == {"steps": 2, "share": 1.0, "temperature": 1.2}
+        and trainer.monitor.temperature == 1.2
+    )
 
 
 def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
     outcome = outcome_of(1, report.groups, seconds=2.0)
-    assert outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])} and outcome.collapsed == 0.5 and outcome.seconds == 2
-    assert outcome.spreads == {1: pytest.approx([0.0125 ** 0.5, 0, 0.0125 ** 0.5, 0])}  # 0, 0.1, 0.2, 0.3: (2 * 0.15² + 2 * 0.05²) / 4
-    assert outcome.tokens == report.metrics["num_tokens"] > sum(group.tokens for group in report.groups if not group.attempt)
+    assert (
+        outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
+        and outcome.collapsed == 0.5
+        and outcome.seconds == 2
+    )
+    assert outcome.spreads == {
+        1: pytest.approx([0.0125**0.5, 0, 0.0125**0.5, 0])
+    }  # 0, 0.1, 0.2, 0.3: (2 * 0.15² + 2 * 0.05²) / 4
+    assert (
+        outcome.tokens
+        == report.metrics["num_tokens"]
+        > sum(group.tokens for group in report.groups if not group.attempt)
+    )
 
 
 def test_schedule_by_hand(tiny_policy):
@@ -254,30 +348,51 @@ def test_state_survives_json(tiny_policy):
     other = trainer_for(tiny_policy)
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.state() == trainer.state() and other.done == 1
-    assert list(other.seen) == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)] and other.drawn == 4
+    assert (
+        list(other.seen) == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)]
+        and other.drawn == 4
+    )
 
 
 def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
-    true = {(g.index, i): score for g in trainer_for(tiny_policy).rollout(1, trainer_for(tiny_policy).problems(1), _Clock())
-            for i, score in enumerate(g.scores)}
+    true = {
+        (g.index, i): score
+        for g in trainer_for(tiny_policy).rollout(1, trainer_for(tiny_policy).problems(1), _Clock())
+        for i, score in enumerate(g.scores)
+    }
     trainer = trainer_for(tiny_policy, control="shuffled-rewards")
     groups = trainer.rollout(1, trainer.problems(1), _Clock())
     paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
-    assert sorted(score.reward for score in paid.values()) == sorted(score.reward for score in true.values())
+    assert sorted(score.reward for score in paid.values()) == sorted(
+        score.reward for score in true.values()
+    )
     values = {score.value for score in true.values()}
-    assert values == {score.reward for score in true.values()} and len(values) == 5  # 0, 0.1, 0.2, 0.3 and the 0.5 of odd ones
+    assert (
+        values == {score.reward for score in true.values()} and len(values) == 5
+    )  # 0, 0.1, 0.2, 0.3 and the 0.5 of odd ones
     moved = [place for place in true if paid[place].reward != true[place].reward]
     assert len(moved) > 4 and all(paid[place].value == true[place].value for place in true)
     # over the batch, not within groups: some group was paid what another one had earned
-    assert any(sorted(paid[g, i].reward for i in range(4)) != sorted(true[g, i].reward for i in range(4)) for g in range(4))
+    assert any(
+        sorted(paid[g, i].reward for i in range(4)) != sorted(true[g, i].reward for i in range(4))
+        for g in range(4)
+    )
     again = trainer_for(tiny_policy, control="shuffled-rewards")
-    assert [g.rewards for g in again.rollout(1, again.problems(1), _Clock())] == [g.rewards for g in groups]
+    assert [g.rewards for g in again.rollout(1, again.problems(1), _Clock())] == [
+        g.rewards for g in groups
+    ]
 
 
 def test_a_constant_reward_teaches_nothing(tiny_policy):
     before = weights(tiny_policy)
-    metrics = trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep").step().metrics
-    assert metrics["reward"] == 0.5 and metrics["reward_std"] == 0 and metrics["control"] == "constant-reward"
+    metrics = (
+        trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep").step().metrics
+    )
+    assert (
+        metrics["reward"] == 0.5
+        and metrics["reward_std"] == 0
+        and metrics["control"] == "constant-reward"
+    )
     assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
 
 
@@ -295,7 +410,9 @@ def test_repeated_problems_are_counted(tiny_policy):
     assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
 
 
-def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(tiny_policy, monkeypatch):
+def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
+    tiny_policy, monkeypatch
+):
     trainer = trainer_for(tiny_policy, micro_tokens=1000)
     tried = []
 
@@ -311,8 +428,18 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(tin
     assert math.isfinite(report.metrics["loss"])
     sizes = [micro_tokens for micro_tokens, _ in tried]
     assert sizes == sorted(sizes, reverse=True) and sizes[:2] == [1000, 500]
-    assert [forgetful for _, forgetful in tried] == [False] * (len(tried) - 1) + [True] and sizes[-1] == sizes[-2]
-    assert report.events[0] == "out of memory: micro-batches of 500 tokens from now on (the gradient is the same)"
-    assert report.events[len(tried) - 2] == "out of memory: activations are computed twice from now on (the gradient is the same)"
-    with pytest.raises(UserError, match="out of memory in the update of a single completion of .* tokens"):
+    assert [forgetful for _, forgetful in tried] == [False] * (len(tried) - 1) + [True] and sizes[
+        -1
+    ] == sizes[-2]
+    assert (
+        report.events[0]
+        == "out of memory: micro-batches of 500 tokens from now on (the gradient is the same)"
+    )
+    assert (
+        report.events[len(tried) - 2]
+        == "out of memory: activations are computed twice from now on (the gradient is the same)"
+    )
+    with pytest.raises(
+        UserError, match="out of memory in the update of a single completion of .* tokens"
+    ):
         trainer.step()

@@ -13,8 +13,17 @@ PROBLEM = Problem("t", 1, "p", "x", "k")
 
 
 def group(verdict, action="keep", attempt=0, tokens=3):
-    return Group(0, PROBLEM, (1,), 1.0, [Completion((1,) * tokens, (0.0,) * tokens, "x", "stop")], attempt,
-                 [Score(0.5)], verdict, action)
+    return Group(
+        0,
+        PROBLEM,
+        (1,),
+        1.0,
+        [Completion((1,) * tokens, (0.0,) * tokens, "x", "stop")],
+        attempt,
+        [Score(0.5)],
+        verdict,
+        action,
+    )
 
 
 def step(**counts):
@@ -23,9 +32,19 @@ def step(**counts):
 
 def scored(*traps, attempt=0, level=1, paid=0.5, value=0.25):
     """A varied group whose completions are in these traps; those that are in none earn nothing."""
-    scores = [Score(paid, {"trap": trap}, value) if trap else Score(0.0, {"trap": None}) for trap in traps]
-    return Group(0, Problem("t", level, "p", "x", "k"), (1,), 1.0, [Completion((1,), (0.0,), "x", "stop")] * len(traps), attempt, scores,
-                 trap=common_trap(scores))
+    scores = [
+        Score(paid, {"trap": trap}, value) if trap else Score(0.0, {"trap": None}) for trap in traps
+    ]
+    return Group(
+        0,
+        Problem("t", level, "p", "x", "k"),
+        (1,),
+        1.0,
+        [Completion((1,), (0.0,), "x", "stop")] * len(traps),
+        attempt,
+        scores,
+        trap=common_trap(scores),
+    )
 
 
 def trapped(share, name="sulks", **figures):
@@ -42,18 +61,28 @@ def alarms(monitor, steps):
 def test_a_step_back_raises_the_temperature(policy):
     monitor = VarianceMonitor(policy, temperature=1.0, heat=1.3, ceiling=1.5)
     assert monitor.raise_temperature() == "temperature 1.000 → 1.300"
-    assert monitor.raise_temperature() == "temperature 1.300 → 1.500, its ceiling" and monitor.temperature == 1.5
+    assert (
+        monitor.raise_temperature() == "temperature 1.300 → 1.500, its ceiling"
+        and monitor.temperature == 1.5
+    )
 
 
-@pytest.mark.parametrize("rewards, texts, verdict", [
-    ([0.1, 0.2], ["a", "b"], "varied"),
-    ([1.0, 1.0], ["a", "a"], "solved"),  # identical and right is solved: there is nothing to mend
-    ([1.0, 1.0], ["a", "b"], "solved"),
-    ([0.5, 0.5], ["a", "a"], "identical"),
-    ([0.0, 0.0], ["a", "a"], "identical"),  # one wrong text is the collapse, whatever it earns
-    ([0.0, 0.0], ["a", "b"], "failed"),
-    ([0.5, 0.5], ["a", "b"], "tied"),
-])
+@pytest.mark.parametrize(
+    "rewards, texts, verdict",
+    [
+        ([0.1, 0.2], ["a", "b"], "varied"),
+        (
+            [1.0, 1.0],
+            ["a", "a"],
+            "solved",
+        ),  # identical and right is solved: there is nothing to mend
+        ([1.0, 1.0], ["a", "b"], "solved"),
+        ([0.5, 0.5], ["a", "a"], "identical"),
+        ([0.0, 0.0], ["a", "a"], "identical"),  # one wrong text is the collapse, whatever it earns
+        ([0.0, 0.0], ["a", "b"], "failed"),
+        ([0.5, 0.5], ["a", "b"], "tied"),
+    ],
+)
 def test_classes_by_hand(rewards, texts, verdict):
     assert classify(rewards, texts, threshold=0) == verdict
 
@@ -63,8 +92,10 @@ def test_threshold_catches_near_ties():
     assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=1e-6) == "tied"
 
 
-@given(st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8), max_size=40),
-       st.sampled_from(["keep", "skip", "resample"]))
+@given(
+    st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8), max_size=40),
+    st.sampled_from(["keep", "skip", "resample"]),
+)
 def test_temperature_stays_within_its_bounds(steps, policy):
     monitor = VarianceMonitor(policy, temperature=0.8)
     for verdicts in steps:
@@ -81,8 +112,15 @@ def test_temperature_stays_within_its_bounds(steps, policy):
 def test_temperature_rises_and_returns_by_hand():
     monitor = VarianceMonitor("skip", temperature=1.0, heat=1.2, cool=1.1, ceiling=1.5)
     seen = []
-    for counts in (dict(tied=2, varied=2), dict(failed=4), dict(identical=4), dict(tied=3, varied=5), dict(varied=4),
-                   dict(varied=4), dict(solved=4)):
+    for counts in (
+        dict(tied=2, varied=2),
+        dict(failed=4),
+        dict(identical=4),
+        dict(tied=3, varied=5),
+        dict(varied=4),
+        dict(varied=4),
+        dict(solved=4),
+    ):
         monitor.observe(step(**counts))
         seen.append(round(monitor.temperature, 4))
     # 1.2, 1.44, ceiling 1.5; 3 of 8 lie between release and trigger; then 1.5 / 1.1, again, and solved groups do not heat
@@ -93,7 +131,9 @@ def test_later_tries_neither_heat_nor_alarm():
     monitor = VarianceMonitor("resample", temperature=1.0, alarm_steps=2)
     tries = [group("tied", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
     # one first try of four collapsed; of all twelve groups it would be three quarters
-    assert [monitor.observe(step(varied=3, tied=1) + tries) for _ in range(4)] == [[]] * 4 and monitor.temperature == 1.0
+    assert [monitor.observe(step(varied=3, tied=1) + tries) for _ in range(4)] == [
+        []
+    ] * 4 and monitor.temperature == 1.0
 
 
 @given(st.sampled_from(CLASSES), st.integers(0, 5), st.integers(0, 4))
@@ -118,24 +158,45 @@ def test_the_alarm_names_the_cause_once_and_is_armed_again():
     assert monitor.collapse == []  # that of the sixth step
     monitor.observe(step(varied=4))
     again = [monitor.observe(step(solved=4)) for _ in range(3)]
-    assert REMEDIES["solved"] in again[-1][-1] and monitor.collapse == []  # said, but nothing to stop a run for
+    assert (
+        REMEDIES["solved"] in again[-1][-1] and monitor.collapse == []
+    )  # said, but nothing to stop a run for
 
 
 def test_the_ledger_adds_up():
     monitor = VarianceMonitor("resample", temperature=1.0)
-    groups = [group("tied", "resample", 0, 5), group("tied", "skip", 1, 7), group("varied", "keep", 0, 9)]
+    groups = [
+        group("tied", "resample", 0, 5),
+        group("tied", "skip", 1, 7),
+        group("varied", "keep", 0, 9),
+    ]
     assert monitor.metrics(groups)["wasted_tokens"] == 12
     monitor.observe(groups)
     assert monitor.metrics(groups)["wasted_tokens_total"] == 24
     metrics = monitor.metrics(groups)
-    assert (metrics["groups/count"], metrics["groups/kept"], metrics["groups/resampled"], metrics["groups/skipped"]) == (2, 1, 1, 1)
-    assert (metrics["groups/class/tied"], metrics["groups/class/varied"]) == (1, 1)  # of first tries
+    assert (
+        metrics["groups/count"],
+        metrics["groups/kept"],
+        metrics["groups/resampled"],
+        metrics["groups/skipped"],
+    ) == (2, 1, 1, 1)
+    assert (metrics["groups/class/tied"], metrics["groups/class/varied"]) == (
+        1,
+        1,
+    )  # of first tries
 
 
-@pytest.mark.parametrize("traps, common", [
-    (["a", "a", None, None], "a"), (["a", None, None], None), (["a", "b", None], None), ([None, None], None), (["b", "a", "a"], "a"),
-    (["b", "b", "a", "a"], "b"),  # half and half: the first of them
-])
+@pytest.mark.parametrize(
+    "traps, common",
+    [
+        (["a", "a", None, None], "a"),
+        (["a", None, None], None),
+        (["a", "b", None], None),
+        ([None, None], None),
+        (["b", "a", "a"], "a"),
+        (["b", "b", "a", "a"], "b"),  # half and half: the first of them
+    ],
+)
 def test_the_trap_of_a_group_holds_half_of_it(traps, common):
     assert common_trap([Score(0.5, {"trap": trap}) for trap in traps]) == common
     assert common_trap([Score(0.5)]) is None  # of a task that names none
@@ -143,30 +204,63 @@ def test_the_trap_of_a_group_holds_half_of_it(traps, common):
 
 def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
     monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=5)
-    steps = [trapped(0.9), trapped(0.9), trapped(0.9), trapped(0.9), trapped(0.5, paid=1.0, value=0.75)]
+    steps = [
+        trapped(0.9),
+        trapped(0.9),
+        trapped(0.9),
+        trapped(0.9),
+        trapped(0.5, paid=1.0, value=0.75),
+    ]
     *quiet, (line,) = alarms(monitor, steps)
     assert quiet == [[]] * 4 and monitor.collapse == [line]
     # share (4 * 0.9 + 0.5) / 5 = 0.82; paid 0.5 + 0.5 * 0.5 / 4.1 = 0.561; score 0.25 + 0.5 * 0.5 / 4.1 = 0.311
-    assert line == f"ALARM: for 5 steps 82% of the completions are the trap 'sulks', paid 0.56 (score 0.31): {TRAP_REMEDY}"
+    assert (
+        line
+        == f"ALARM: for 5 steps 82% of the completions are the trap 'sulks', paid 0.56 (score 0.31): {TRAP_REMEDY}"
+    )
 
 
 def test_the_alarm_of_a_trap_is_said_once_until_it_clears():
     monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
-    shares = [0.5, 0.5, 0.9, 0.4, 0.9, 0.9, 0.2, 0.9, 0.9]  # 0.4 is no longer most, but not clear; 0.2 is
+    shares = [
+        0.5,
+        0.5,
+        0.9,
+        0.4,
+        0.9,
+        0.9,
+        0.2,
+        0.9,
+        0.9,
+    ]  # 0.4 is no longer most, but not clear; 0.2 is
     said = alarms(monitor, [trapped(share) for share in shares])
     assert [len(lines) for lines in said] == [0, 1, 0, 0, 0, 0, 0, 0, 1]
-    said = alarms(monitor, [trapped(0.9, "mumbles"), trapped(0.9, "mumbles")])  # another one is another alarm
+    said = alarms(
+        monitor, [trapped(0.9, "mumbles"), trapped(0.9, "mumbles")]
+    )  # another one is another alarm
     assert said[0] == [] and "the trap 'mumbles'" in said[1][0]
 
 
-@pytest.mark.parametrize("steps", [
-    [trapped(0.4)] * 9,  # never half
-    [trapped(0.9), trapped(0.9), trapped(0.4)] * 3,  # not in a row
-    [trapped(0.9), trapped(0.9, "mumbles")] * 5,  # not one and the same
-    [[scored(None, None), scored("sulks", "sulks", attempt=1), scored("sulks", "sulks", attempt=2)]] * 9,  # later tries
-])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [trapped(0.4)] * 9,  # never half
+        [trapped(0.9), trapped(0.9), trapped(0.4)] * 3,  # not in a row
+        [trapped(0.9), trapped(0.9, "mumbles")] * 5,  # not one and the same
+        [
+            [
+                scored(None, None),
+                scored("sulks", "sulks", attempt=1),
+                scored("sulks", "sulks", attempt=2),
+            ]
+        ]
+        * 9,  # later tries
+    ],
+)
 def test_no_alarm_without_a_lasting_trap(steps):
-    assert alarms(VarianceMonitor("skip", temperature=1.0, alarm_steps=3), steps) == [[]] * len(steps)
+    assert alarms(VarianceMonitor("skip", temperature=1.0, alarm_steps=3), steps) == [[]] * len(
+        steps
+    )
 
 
 @given(st.integers(0, 12), st.floats(0.5, 1))
@@ -181,30 +275,69 @@ def test_a_collapse_is_said_within_ten_steps(before, share):
 
 def test_figures_of_traps_and_levels_by_hand():
     monitor = VarianceMonitor("skip", temperature=1.0)
-    groups = [scored("a", "a", "a", None, level=10), scored("a", "b", None, None, level=25), scored("b", "b", "b", "b", level=25),
-              scored("c", "c", "c", "c", level=25, attempt=1)]
+    groups = [
+        scored("a", "a", "a", None, level=10),
+        scored("a", "b", None, None, level=25),
+        scored("b", "b", "b", "b", level=25),
+        scored("c", "c", "c", "c", level=25, attempt=1),
+    ]
     groups[2].verdict = "tied"
     metrics = monitor.metrics(groups)
-    assert {name: value for name, value in metrics.items() if name.startswith("traps/")} == {"traps/a": 4 / 12, "traps/b": 5 / 12}
+    assert {name: value for name, value in metrics.items() if name.startswith("traps/")} == {
+        "traps/a": 4 / 12,
+        "traps/b": 5 / 12,
+    }
     assert metrics["groups/trapped"] == 2
     # rewards of level 10: three of 0.5, one of 0: std 0.5 * sqrt(3) / 4 = 0.2165; of 25: two of each, 0.25, and none
-    assert metrics["group_std/hist"] == {"0": 1, "0-0.01": 0, "0.01-0.03": 0, "0.03-0.1": 0, "0.1-0.3": 2, ">0.3": 0}
+    assert metrics["group_std/hist"] == {
+        "0": 1,
+        "0-0.01": 0,
+        "0.01-0.03": 0,
+        "0.03-0.1": 0,
+        "0.1-0.3": 2,
+        ">0.3": 0,
+    }
     assert list(metrics["levels"]) == ["10", "25"]
-    assert metrics["levels"]["10"] == {"groups": 1, "value": pytest.approx(0.25 * 3 / 4), "group_std": pytest.approx(0.5 * 3**0.5 / 4),
-                                       "class": {"varied": 1}, "trap": {"a": 1}}
-    assert metrics["levels"]["25"] == {"groups": 2, "value": pytest.approx(0.25 * 6 / 8), "group_std": pytest.approx(0.125),
-                                       "class": {"varied": 1, "tied": 1}, "trap": {"b": 1}}
+    assert metrics["levels"]["10"] == {
+        "groups": 1,
+        "value": pytest.approx(0.25 * 3 / 4),
+        "group_std": pytest.approx(0.5 * 3**0.5 / 4),
+        "class": {"varied": 1},
+        "trap": {"a": 1},
+    }
+    assert metrics["levels"]["25"] == {
+        "groups": 2,
+        "value": pytest.approx(0.25 * 6 / 8),
+        "group_std": pytest.approx(0.125),
+        "class": {"varied": 1, "tied": 1},
+        "trap": {"b": 1},
+    }
 
 
 def test_a_bin_holds_its_upper_bound():
     assert histogram([0.0, 1e-9, 0.01, 0.0101, 0.03, 0.1, 0.3, 0.31, 0.5]) == {
-        "0": 1, "0-0.01": 2, "0.01-0.03": 2, "0.03-0.1": 1, "0.1-0.3": 1, ">0.3": 2}
+        "0": 1,
+        "0-0.01": 2,
+        "0.01-0.03": 2,
+        "0.03-0.1": 1,
+        "0.1-0.3": 1,
+        ">0.3": 2,
+    }
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.6, 1.0]), st.sampled_from("ab")), min_size=2, max_size=20), st.integers(0, 19))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.1, 0.3, 0.6, 1.0]), st.sampled_from("ab")),
+        min_size=2,
+        max_size=20,
+    ),
+    st.integers(0, 19),
+)
 @example([(0.9, "a")] * 6, 4)  # what was said is not said again
 def test_the_watch_for_traps_goes_on_identically(steps, cut):
-    whole, first, second = (VarianceMonitor("skip", temperature=1.0, alarm_steps=3) for _ in range(3))
+    whole, first, second = (
+        VarianceMonitor("skip", temperature=1.0, alarm_steps=3) for _ in range(3)
+    )
     made = [trapped(*step) for step in steps]
     said, _ = alarms(whole, made[:cut]), alarms(first, made[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -213,15 +346,23 @@ def test_the_watch_for_traps_goes_on_identically(steps, cut):
     assert whole.state_dict() == second.state_dict()
 
 
-@given(st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4), min_size=2, max_size=20), st.data())
+@given(
+    st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4), min_size=2, max_size=20),
+    st.data(),
+)
 def test_state_goes_on_identically(steps, data):
     cut = data.draw(st.integers(0, len(steps) - 1))
-    whole, first = VarianceMonitor("skip", temperature=1.0), VarianceMonitor("skip", temperature=1.0)
+    whole, first = (
+        VarianceMonitor("skip", temperature=1.0),
+        VarianceMonitor("skip", temperature=1.0),
+    )
     for verdicts in steps[:cut]:
         whole.observe([group(v) for v in verdicts])
         first.observe([group(v) for v in verdicts])
     second = VarianceMonitor("skip", temperature=1.0)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for verdicts in steps[cut:]:
-        assert whole.observe([group(v) for v in verdicts]) == second.observe([group(v) for v in verdicts])
+        assert whole.observe([group(v) for v in verdicts]) == second.observe(
+            [group(v) for v in verdicts]
+        )
     assert whole.state_dict() == second.state_dict()

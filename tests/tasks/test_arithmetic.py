@@ -15,6 +15,7 @@ CHAIN, PRODUCT = Arithmetic(), Arithmetic("product")
 
 def value_of(expression):
     """Evaluate by Python's own grammar; a division must leave no rest."""
+
     def value(node):
         if isinstance(node, ast.Constant):
             return node.value
@@ -27,7 +28,9 @@ def value_of(expression):
     return value(ast.parse(expression, mode="eval").body)
 
 
-@given(st.integers(0, 10**9), st.integers(1, 8), st.sampled_from(["+-*", "+-*/", "/", "*", "+", "-/"]))
+@given(
+    st.integers(0, 10**9), st.integers(1, 8), st.sampled_from(["+-*", "+-*/", "/", "*", "+", "-/"])
+)
 def test_chains_are_worth_what_they_say(seed, steps, operators):
     text, values, _ = chain(steps, range(1, 51), operators, random.Random(seed))
     assert len(values) == steps and value_of(text) == values[-1]
@@ -44,18 +47,30 @@ def test_the_issues_example_is_written_like_that():
             return next(self.draws)
 
     assert chain(4, range(1, 51), "+-*", Fixed()) == (
-        "((37 + 15) * 3 - 48) + 9", [52, 156, 108, 117], "15 + 37 * 3 - 48 + 9")
+        "((37 + 15) * 3 - 48) + 9",
+        [52, 156, 108, 117],
+        "15 + 37 * 3 - 48 + 9",
+    )
 
 
 @given(st.integers(0, 10**9), st.integers(1, 5), st.integers(1, 5))
 def test_products_have_the_digits_asked_for(seed, first, second):
     text, (value,), canonical = product((first, second), random.Random(seed))
     x, y = text.split(" * ")
-    assert (len(x), len(y)) == (first, second) and int(x) * int(y) == value and min(int(x), int(y)) >= 2
+    assert (
+        (len(x), len(y)) == (first, second)
+        and int(x) * int(y) == value
+        and min(int(x), int(y)) >= 2
+    )
     assert canonical == " * ".join(sorted((x, y), key=int))
 
 
-@given(st.integers(0, 10**6), st.sampled_from(SPLITS), st.integers(0, 10**6), st.sampled_from([(CHAIN, 1), (CHAIN, 4), (PRODUCT, 32)]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(SPLITS),
+    st.integers(0, 10**6),
+    st.sampled_from([(CHAIN, 1), (CHAIN, 4), (PRODUCT, 32)]),
+)
 def test_a_problem_belongs_to_its_split_and_its_key_is_made_of_its_data(seed, split, index, family):
     task, level = family
     problem = problem_at(task, seed=seed, split=split, level=level, index=index)
@@ -76,10 +91,23 @@ def test_swapped_operands_are_one_problem():
 
 
 def test_splits_never_meet_and_neighbouring_seeds_share_no_more_than_chance():
-    keys = {split: {problem_at(PRODUCT, seed=seed, split=split, level=32, index=i).key for seed in (3, 4) for i in range(400)}
-            for split in SPLITS}
-    assert not keys["train"] & keys["validation"] and not keys["train"] & keys["test"] and not keys["validation"] & keys["test"]
-    one, two = ({problem_at(PRODUCT, seed=seed, split="train", level=32, index=i).key for i in range(400)} for seed in (3, 4))
+    keys = {
+        split: {
+            problem_at(PRODUCT, seed=seed, split=split, level=32, index=i).key
+            for seed in (3, 4)
+            for i in range(400)
+        }
+        for split in SPLITS
+    }
+    assert (
+        not keys["train"] & keys["validation"]
+        and not keys["train"] & keys["test"]
+        and not keys["validation"] & keys["test"]
+    )
+    one, two = (
+        {problem_at(PRODUCT, seed=seed, split="train", level=32, index=i).key for i in range(400)}
+        for seed in (3, 4)
+    )
     # about 64,800 in the split: 400 * 400 / 64,800 = 2.5 shared in the mean; 12 or more with p < 1e-4
     assert len(one & two) < 12
 
@@ -97,26 +125,48 @@ def test_family_sizes_by_hand():
 
 
 def score(target, text):
-    one, = CHAIN.score(Problem("arithmetic", 2, "", str(target), ""), [text])
+    (one,) = CHAIN.score(Problem("arithmetic", 2, "", str(target), ""), [text])
     return one
 
 
-@pytest.mark.parametrize("text, reward", [
-    ("52", 1), (" **52**", 1), ("37 + 15 = 52", 1), ("0052", 1), ("51", 0.15 + 0.2 * 51 / 52), ("152", 0.2),
-    ("25", 0.2 * 25 / 52), ("-52", 0), ("52 or 53", 0), ("5.2", 0), ("", 0), ("fifty-two", 0)])
+@pytest.mark.parametrize(
+    "text, reward",
+    [
+        ("52", 1),
+        (" **52**", 1),
+        ("37 + 15 = 52", 1),
+        ("0052", 1),
+        ("51", 0.15 + 0.2 * 51 / 52),
+        ("152", 0.2),
+        ("25", 0.2 * 25 / 52),
+        ("-52", 0),
+        ("52 or 53", 0),
+        ("5.2", 0),
+        ("", 0),
+        ("fifty-two", 0),
+    ],
+)
 def test_rewards_by_hand(text, reward):
     """The table of the module."""
     one = score(52, text)
-    assert one.reward == pytest.approx(reward) and one.exact == (reward == 1) and one.value == float(one.exact)
+    assert (
+        one.reward == pytest.approx(reward)
+        and one.exact == (reward == 1)
+        and one.value == float(one.exact)
+    )
 
 
-@given(st.integers(-10**6, 10**6), st.integers(-10**6, 10**6))
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
 def test_only_the_right_answer_is_paid_in_full_and_half_is_the_most_for_a_wrong_one(target, answer):
     reward = score(target, str(answer)).reward
     assert reward == 1 if answer == target else 0 <= reward < 0.5
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["{}", "**{}**", "= {}", "The answer is {}.", "\\boxed{{{}}}"]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.sampled_from(["{}", "**{}**", "= {}", "The answer is {}.", "\\boxed{{{}}}"]),
+)
 def test_the_form_is_never_paid(target, answer, form):
     plain, formed = score(target, str(answer)), score(target, form.format(answer))
     assert plain.reward == formed.reward and plain.parts == formed.parts
@@ -125,9 +175,14 @@ def test_the_form_is_never_paid(target, answer, form):
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_the_reward_is_monotone(target, one, two):
     """Where neither share of right places nor closeness is worse, the reward is no less."""
+
     def parts(answer):
         made = score(target, str(answer))
-        return made.parts["digits_right"].count("1") / max(len(str(answer)), len(str(target))), -abs(answer - target), made.reward
+        return (
+            made.parts["digits_right"].count("1") / max(len(str(answer)), len(str(target))),
+            -abs(answer - target),
+            made.reward,
+        )
 
     (places_1, near_1, reward_1), (places_2, near_2, reward_2) = parts(one), parts(two)
     if places_1 >= places_2 and near_1 >= near_2:
@@ -136,19 +191,36 @@ def test_the_reward_is_monotone(target, one, two):
 
 def test_parts_by_hand():
     assert score(1234, "-234").parts == {
-        "answer": "-234", "reason": None, "sign": False, "length": False, "digits_right": "0111", "digits_left": "0000",
-        "relative_error": 1468 / 1234}
-    assert score(1234, "1034").parts["digits_left"] == "1011" == score(1234, "1034").parts["digits_right"]
+        "answer": "-234",
+        "reason": None,
+        "sign": False,
+        "length": False,
+        "digits_right": "0111",
+        "digits_left": "0000",
+        "relative_error": 1468 / 1234,
+    }
+    assert (
+        score(1234, "1034").parts["digits_left"]
+        == "1011"
+        == score(1234, "1034").parts["digits_right"]
+    )
     assert score(7, "12 13").parts == {"answer": None, "reason": "several answers"}
     assert score(3, "9" * 600).parts["relative_error"] == 1000.0
 
 
-@pytest.mark.parametrize("options, line", [
-    ({"family": "sums"}, "--family sums: give chain or product"),
-    ({"operands": "5"}, "--operands 5: give the smallest and the largest, e.g. 1-50"),
-    ({"operands": "9-2"}, "--operands 9-2: give the smallest and the largest, e.g. 1-50"),
-    ({"operators": "+%"}, "--operators +%: give some of +-*/, e.g. +-"),
-    ({"colour": "red"}, "--colour: task arithmetic has no such flag; it has --family, --operands, --operators")])
+@pytest.mark.parametrize(
+    "options, line",
+    [
+        ({"family": "sums"}, "--family sums: give chain or product"),
+        ({"operands": "5"}, "--operands 5: give the smallest and the largest, e.g. 1-50"),
+        ({"operands": "9-2"}, "--operands 9-2: give the smallest and the largest, e.g. 1-50"),
+        ({"operators": "+%"}, "--operators +%: give some of +-*/, e.g. +-"),
+        (
+            {"colour": "red"},
+            "--colour: task arithmetic has no such flag; it has --family, --operands, --operators",
+        ),
+    ],
+)
 def test_bad_options(options, line):
     with pytest.raises(UserError) as error:
         load_task("arithmetic", options=options)
@@ -163,12 +235,23 @@ def test_products_need_two_digits_of_level(level):
 
 def test_a_family_without_a_problem_of_the_split_is_refused():
     with pytest.raises(UserError, match="no chain of the (validation|test) split was found"):
-        for split in ("validation", "test"):  # 1 + 1, 1 + 2, 2 + 2: three problems cannot fill three splits and train at that
-            problem_at(Arithmetic(operands="1-2", operators="+"), seed=0, split=split, level=1, index=0)
+        for split in (
+            "validation",
+            "test",
+        ):  # 1 + 1, 1 + 2, 2 + 2: three problems cannot fill three splits and train at that
+            problem_at(
+                Arithmetic(operands="1-2", operators="+"), seed=0, split=split, level=1, index=0
+            )
 
 
 def test_options_reach_the_problems():
     task = load_task("arithmetic", options={"operands": "7-9", "operators": "-"})
     for index in range(50):
-        words = problem_at(task, seed=0, split="train", level=3, index=index).data["expression"].replace("(", "").replace(")", "").split()
+        words = (
+            problem_at(task, seed=0, split="train", level=3, index=index)
+            .data["expression"]
+            .replace("(", "")
+            .replace(")", "")
+            .split()
+        )
         assert set(words[1::2]) == {"-"} and {int(word) for word in words[::2]} <= {7, 8, 9}

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from tasks.base import SPLITS, Problem, UserError, key_of, load_task, problem_at, problem_stream, split_options
+from tasks.base import (
+    SPLITS,
+    Problem,
+    UserError,
+    key_of,
+    load_task,
+    problem_at,
+    problem_stream,
+    split_options,
+)
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")
@@ -31,39 +40,53 @@ def test_a_problem_is_a_pure_function(seed, split, level, index):
 
     one = problem(INTERLEAVE)
     random.random()
-    assert problem(INTERLEAVE) == one == problem(load_task("interleave", "similarity"))  # nor does the pay matter
+    assert (
+        problem(INTERLEAVE) == one == problem(load_task("interleave", "similarity"))
+    )  # nor does the pay matter
 
 
 def test_each_argument_and_the_name_make_another_problem():
     # seed 1 at level 11 and seed 11 at level 1 among them; of 2 * 6,084 draws of 64 bits two agree with p < 1e-11
     places = list(product(range(13), SPLITS, range(1, 13), range(13)))
-    keys = {problem_at(Dice(name), seed=seed, split=split, level=level, index=index).key
-            for name in ("dice", "die") for seed, split, level, index in places}
+    keys = {
+        problem_at(Dice(name), seed=seed, split=split, level=level, index=index).key
+        for name in ("dice", "die")
+        for seed, split, level, index in places
+    }
     assert len(keys) == 2 * len(places)
 
 
 def test_neighbouring_seeds_and_indices_share_no_problem():
     # the training split has 75 documents of 1,000 words: 5e9 problems, so two of 600 agree with p < 1e-4
-    keys = [problem_at(INTERLEAVE, seed=seed, split="train", level=5, index=index).key
-            for seed in (7, 8) for index in range(300)]
+    keys = [
+        problem_at(INTERLEAVE, seed=seed, split="train", level=5, index=index).key
+        for seed in (7, 8)
+        for index in range(300)
+    ]
     assert len(set(keys)) == 600
 
 
 def test_the_stream_is_the_sequence_of_problems():
     stream = problem_stream(INTERLEAVE, seed=1, split="train", level=4, start=3)
     assert [next(stream) for _ in range(2)] == [
-        problem_at(INTERLEAVE, seed=1, split="train", level=4, index=index) for index in (3, 4)]
+        problem_at(INTERLEAVE, seed=1, split="train", level=4, index=index) for index in (3, 4)
+    ]
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_windows_come_from_two_documents_of_the_split_and_stand_in_no_other(split):
     corpus = load_corpus()
-    texts = {each: [f" {' '.join(document.words)} " for document in documents_of(each, corpus)] for each in SPLITS}
+    texts = {
+        each: [f" {' '.join(document.words)} " for document in documents_of(each, corpus)]
+        for each in SPLITS
+    }
     for index in range(60):
         problem = problem_at(INTERLEAVE, seed=0, split=split, level=12, index=index)
         windows = [f" {' '.join(problem.data[side])} " for side in "ab"]
-        homes = [{(each, i) for each in SPLITS for i, text in enumerate(texts[each]) if window in text}
-                 for window in windows]
+        homes = [
+            {(each, i) for each in SPLITS for i, text in enumerate(texts[each]) if window in text}
+            for window in windows
+        ]
         assert [len(home) for home in homes] == [1, 1] and homes[0] != homes[1]
         assert {each for home in homes for each, _ in home} == {split}
 
@@ -80,10 +103,14 @@ def test_a_users_own_task():
     words = problem.prompt.removeprefix("Write these words in reverse order: ").split()
     assert problem.target.split() == words[::-1] and len(words) == 3
     # all right; one word too many: 3 of 4; the first two right: 2 of 3; nothing
-    scores = task.score(problem, [problem.target, problem.target + " owl", " ".join(words[:0:-1]), ""])
+    scores = task.score(
+        problem, [problem.target, problem.target + " owl", " ".join(words[:0:-1]), ""]
+    )
     assert [score.reward for score in scores] == [1, 3 / 4, 2 / 3, 0]
     assert [score.exact for score in scores] == [True, False, False, False]
-    assert [score.value for score in scores] == [score.reward for score in scores]  # the task makes no difference
+    assert [score.value for score in scores] == [
+        score.reward for score in scores
+    ]  # the task makes no difference
 
 
 def test_the_readme_shows_that_task():
@@ -93,22 +120,34 @@ def test_the_readme_shows_that_task():
 
 def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
     file = tmp_path / "random.py"  # and may be called like a module of the standard library
-    file.write_text("from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
-                    "@dataclass\nclass Own:\n    name: str = 'own'\n")
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Own:\n    name: str = 'own'\n"
+    )
     assert load_task(f"{file}:Own").name == "own"
     import random as standard
+
     assert standard is random
 
 
-@pytest.mark.parametrize("spec, line", [
-    ("juggling", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
-    ("", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
-    (str(EXAMPLE), "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
-    ("nowhere.py:Task", "no file nowhere.py"),
-    (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),
-    (f"{EXAMPLE}:WORDS", f"{EXAMPLE} defines no class WORDS"),  # there, but no class
-    (f"{EXAMPLE}:", f"{EXAMPLE} defines no class "),
-])
+@pytest.mark.parametrize(
+    "spec, line",
+    [
+        (
+            "juggling",
+            "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName",
+        ),
+        ("", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
+        (
+            str(EXAMPLE),
+            "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName",
+        ),
+        ("nowhere.py:Task", "no file nowhere.py"),
+        (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),
+        (f"{EXAMPLE}:WORDS", f"{EXAMPLE} defines no class WORDS"),  # there, but no class
+        (f"{EXAMPLE}:", f"{EXAMPLE} defines no class "),
+    ],
+)
 def test_what_is_no_task(spec, line):
     with pytest.raises(UserError) as error:
         load_task(spec)
@@ -116,23 +155,35 @@ def test_what_is_no_task(spec, line):
 
 
 def test_rewards_by_name():
-    assert [load_task("interleave", name).reward for name in INTERLEAVE.rewards] == list(INTERLEAVE.rewards)
+    assert [load_task("interleave", name).reward for name in INTERLEAVE.rewards] == list(
+        INTERLEAVE.rewards
+    )
     assert INTERLEAVE.reward == INTERLEAVE.rewards[0]
 
 
-@pytest.mark.parametrize("spec, known", [
-    ("interleave", ", ".join(INTERLEAVE.rewards)), (f"{EXAMPLE}:Reverse", "none: the task has one reward")])
+@pytest.mark.parametrize(
+    "spec, known",
+    [
+        ("interleave", ", ".join(INTERLEAVE.rewards)),
+        (f"{EXAMPLE}:Reverse", "none: the task has one reward"),
+    ],
+)
 def test_what_is_no_reward(spec, known):
     with pytest.raises(UserError) as error:
         load_task(spec, "money")
     assert str(error.value) == f"--reward money: task {spec} has no such reward; it has {known}"
 
 
-@pytest.mark.parametrize("words, options, rest", [
-    (["--family", "product", "--steps", "3"], {"family": "product"}, ["--steps", "3"]),
-    (["--operators=-+", "--x"], {"operators": "-+"}, ["--x"]),
-    (["--operators", "+-*"], {"operators": "+-*"}, []),
-    (["family", "product"], {}, ["family", "product"]), ([], {}, [])])
+@pytest.mark.parametrize(
+    "words, options, rest",
+    [
+        (["--family", "product", "--steps", "3"], {"family": "product"}, ["--steps", "3"]),
+        (["--operators=-+", "--x"], {"operators": "-+"}, ["--x"]),
+        (["--operators", "+-*"], {"operators": "+-*"}, []),
+        (["family", "product"], {}, ["family", "product"]),
+        ([], {}, []),
+    ],
+)
 def test_a_tasks_own_flags(words, options, rest):
     assert split_options("arithmetic", words) == (options, rest)
 
@@ -144,7 +195,12 @@ def test_a_flag_of_a_task_needs_a_value():
 
 def test_a_users_task_may_have_flags(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n        self.colour = colour\n")
+    file.write_text(
+        "class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n        self.colour = colour\n"
+    )
     spec = f"{file}:Own"
     assert split_options(spec, ["--colour", "blue"]) == ({"colour": "blue"}, [])
-    assert load_task(spec, options={"colour": "blue"}).colour == "blue" and load_task(spec).colour == "red"
+    assert (
+        load_task(spec, options={"colour": "blue"}).colour == "blue"
+        and load_task(spec).colour == "red"
+    )

@@ -14,10 +14,23 @@ from tasks.generate import main
 from tasks.supply import distinct_problems
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6)
-problems = st.builds(Problem, task=st.text(), level=st.integers(), prompt=st.text(), target=st.text(), key=st.text(),
-                     data=st.dictionaries(st.text(), json_values, max_size=3))
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+problems = st.builds(
+    Problem,
+    task=st.text(),
+    level=st.integers(),
+    prompt=st.text(),
+    target=st.text(),
+    key=st.text(),
+    data=st.dictionaries(st.text(), json_values, max_size=3),
+)
 GOOD = {"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}
 
 DIGITS = '''
@@ -62,28 +75,46 @@ def test_what_is_written_is_read(tmp_path_factory, problems):
 
 
 def test_a_file_has_a_line_a_problem_in_plain_utf8(tmp_path):
-    write_problems(tmp_path / "a.jsonl", [Problem("t", 1, "the ‘owl’\u2028", "é", "k", {"n": 1}), Problem(**GOOD)])
+    write_problems(
+        tmp_path / "a.jsonl",
+        [Problem("t", 1, "the ‘owl’\u2028", "é", "k", {"n": 1}), Problem(**GOOD)],
+    )
     assert (tmp_path / "a.jsonl").read_bytes().decode() == (
         '{"task": "t", "level": 1, "prompt": "the ‘owl’\u2028", "target": "é", "key": "k", "data": {"n": 1}}\n'
-        '{"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}\n')
+        '{"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}\n'
+    )
 
 
 def test_the_fields_are_those_of_a_problem():
     assert list(FIELDS) == [field.name for field in dataclasses.fields(Problem)]
 
 
-@pytest.mark.parametrize("line, fault", [
-    ("{", "is not JSON"),
-    ("[]", "is a list; each line must be a JSON object"),
-    *[(json.dumps({k: v for k, v in GOOD.items() if k != name}), f"lacks field '{name}'; a problem has task, level,")
-      for name in GOOD],
-    (json.dumps(GOOD | {"reward": 1}), "unknown field 'reward'; a problem has task, level, prompt, target, key, data"),
-    *[(json.dumps(GOOD | {name: None}), f"field '{name}' is null; it must be a") for name in GOOD],
-    (json.dumps(GOOD | {"level": "1"}), "field 'level' is a string; it must be an integer"),
-    (json.dumps(GOOD | {"level": 1.0}), "field 'level' is a fraction; it must be an integer"),
-    (json.dumps(GOOD | {"level": True}), "field 'level' is a boolean; it must be an integer"),
-    (json.dumps(GOOD | {"data": []}), "field 'data' is a list; it must be an object"),
-])
+@pytest.mark.parametrize(
+    "line, fault",
+    [
+        ("{", "is not JSON"),
+        ("[]", "is a list; each line must be a JSON object"),
+        *[
+            (
+                json.dumps({k: v for k, v in GOOD.items() if k != name}),
+                f"lacks field '{name}'; a problem has task, level,",
+            )
+            for name in GOOD
+        ],
+        (
+            json.dumps(GOOD | {"reward": 1}),
+            "unknown field 'reward'; a problem has task, level, prompt, target, key, data",
+        ),
+        *[
+            (json.dumps(GOOD | {name: None}), f"field '{name}' is null; it must be a")
+            for name in GOOD
+        ],
+        (json.dumps(GOOD | {"level": "1"}), "field 'level' is a string; it must be an integer"),
+        (json.dumps(GOOD | {"level": 1.0}), "field 'level' is a fraction; it must be an integer"),
+        (json.dumps(GOOD | {"level": True}), "field 'level' is a boolean; it must be an integer"),
+        (json.dumps(GOOD | {"data": []}), "field 'data' is a list; it must be an object"),
+    ],
+)
 def test_a_damaged_line_is_named_by_number(tmp_path, line, fault):
     path = tmp_path / "a.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n{json.dumps(GOOD)}\n")
@@ -113,8 +144,14 @@ def test_generate_writes_each_level_and_a_manifest(generate, tmp_path):
         assert {(problem.task, problem.level) for problem in found} == {("digits", level)}
         assert found[0].key == key_of("test", found[0].target)
         assert before <= datetime.fromisoformat(entry.pop("date")) <= datetime.now(timezone.utc)
-        assert entry == {"task": "digits", "split": "test", "level": level, "seed": 7, "size": 20,
-                         "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        assert entry == {
+            "task": "digits",
+            "split": "test",
+            "level": level,
+            "seed": 7,
+            "size": 20,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
 
 
 def test_the_same_seed_gives_the_same_file_and_another_seed_another(generate, tmp_path):
@@ -128,7 +165,9 @@ def test_the_same_seed_gives_the_same_file_and_another_seed_another(generate, tm
 def test_earlier_calls_stay_in_the_manifest(generate, tmp_path):
     assert generate("--levels", "2", "--size", "3") == 0
     first = manifest(tmp_path / "out")
-    assert generate("--split", "validation", "--size", "3", "--oversize", "1.1") == 0  # level: the task's own, 2
+    assert (
+        generate("--split", "validation", "--size", "3", "--oversize", "1.1") == 0
+    )  # level: the task's own, 2
     second = manifest(tmp_path / "out")
     assert first.items() < second.items()
     assert second["digits-validation-2.jsonl"]["size"] == 3  # 3 x 1.1 = 3.3
@@ -141,15 +180,24 @@ def test_a_level_that_cannot_be_supplied_leaves_the_files_before_it(generate, tm
     assert capsys.readouterr().err == "tasks.generate: no number has 501 digits\n"
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl"]
     assert generate("--levels", "2,1", "--size", "11") == 2
-    assert capsys.readouterr().err == ("tasks.generate: level 1 of task digits, train: only 10 different problems found, and 11 "
-                                       "are asked for; ask for 10 or less\n")
+    assert capsys.readouterr().err == (
+        "tasks.generate: level 1 of task digits, train: only 10 different problems found, and 11 "
+        "are asked for; ask for 10 or less\n"
+    )
     assert len(read_problems(tmp_path / "out" / "digits-train-2.jsonl")) == 11
     assert list(manifest(tmp_path / "out")) == ["digits-train-3.jsonl", "digits-train-2.jsonl"]
 
 
 def test_the_curriculum_has_six_levels(generate, tmp_path):
     assert generate("--curriculum", "--size", "1") == 0
-    assert [entry["level"] for entry in manifest(tmp_path / "out").values()] == [10, 25, 50, 100, 200, 500]
+    assert [entry["level"] for entry in manifest(tmp_path / "out").values()] == [
+        10,
+        25,
+        50,
+        100,
+        200,
+        500,
+    ]
 
 
 def test_all_problems_that_exist_are_found_once_in_stream_order():
@@ -160,18 +208,26 @@ def test_all_problems_that_exist_are_found_once_in_stream_order():
         found = distinct_problems(digits, seed=seed, split="train", level=1, size=10)
         stream = problem_stream(digits, seed=seed, split="train", level=1)
         order = list(dict.fromkeys(next(stream).target for _ in range(200)))
-        assert [problem.target for problem in found] == order and sorted(order) == list("0123456789")
+        assert [problem.target for problem in found] == order and sorted(order) == list(
+            "0123456789"
+        )
 
 
-@pytest.mark.parametrize("flags, fault", [
-    (["--levels", "10,x"], "--levels 10,x: must be whole numbers above 0 with commas between, like 10,25"),
-    (["--levels", "0"], "--levels 0: must be whole numbers above 0"),
-    (["--levels", ""], "--levels : must be whole numbers above 0"),
-    (["--size", "0"], "--size 0: must be at least 1"),
-    (["--oversize", "0.5"], "--oversize 0.5: must be a factor of at least 1"),
-    (["--oversize", "nan"], "--oversize nan: must be a factor of at least 1"),
-    (["--task", "juggle"], "--task juggle: no such task"),
-])
+@pytest.mark.parametrize(
+    "flags, fault",
+    [
+        (
+            ["--levels", "10,x"],
+            "--levels 10,x: must be whole numbers above 0 with commas between, like 10,25",
+        ),
+        (["--levels", "0"], "--levels 0: must be whole numbers above 0"),
+        (["--levels", ""], "--levels : must be whole numbers above 0"),
+        (["--size", "0"], "--size 0: must be at least 1"),
+        (["--oversize", "0.5"], "--oversize 0.5: must be a factor of at least 1"),
+        (["--oversize", "nan"], "--oversize nan: must be a factor of at least 1"),
+        (["--task", "juggle"], "--task juggle: no such task"),
+    ],
+)
 def test_a_wrong_flag_is_named(generate, tmp_path, capsys, flags, fault):
     assert generate(*flags) == 2
     assert capsys.readouterr().err.startswith(f"tasks.generate: {fault}")
@@ -185,4 +241,6 @@ def test_a_damaged_manifest_is_named_and_kept(generate, tmp_path, capsys, conten
     path.write_text(content)
     assert generate("--size", "1") == 2
     assert capsys.readouterr().err.startswith(f"tasks.generate: {path}: is no")
-    assert [each.name for each in path.parent.iterdir()] == ["manifest.json"] and path.read_text() == content
+    assert [each.name for each in path.parent.iterdir()] == [
+        "manifest.json"
+    ] and path.read_text() == content

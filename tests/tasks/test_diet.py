@@ -26,7 +26,7 @@ def texts_of(prompt):
 
 
 def runs_of_words(text, length):
-    return {tuple(text[i:i + length]) for i in range(len(text) - length + 1)}
+    return {tuple(text[i : i + length]) for i in range(len(text) - length + 1)}
 
 
 def test_passages_come_from_training_documents():
@@ -46,8 +46,13 @@ def test_a_passage_longer_than_every_document_is_made_of_several():
 @pytest.mark.parametrize("skill", diet.SHARES)
 def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
     length = 8  # no run of eight words is shared by training and held-out documents
-    held_out = set().union(*(runs_of_words(document.words, length) for split in ("validation", "test")
-                             for document in documents_of(split, load_corpus())))
+    held_out = set().union(
+        *(
+            runs_of_words(document.words, length)
+            for split in ("validation", "test")
+            for document in documents_of(split, load_corpus())
+        )
+    )
     for _ in range(150):
         lesson = diet.example(skill, 80, words())
         written = f"{lesson.prompt or ''} {lesson.completion}".split()
@@ -58,11 +63,15 @@ def test_shares_of_skills_are_all_there_is():
     assert sum(diet.SHARES.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("size, sizes", [(4, range(2, 11)), (20, range(2, 11)), (90, [30]), (500, [100])])
+@pytest.mark.parametrize(
+    "size, sizes", [(4, range(2, 11)), (20, range(2, 11)), (90, [30]), (500, [100])]
+)
 def test_interleavings_have_at_most_a_hundred_words_a_text(size, sizes):
     texts = [texts_of(diet.example("interleave", size, words()).prompt) for _ in range(300)]
     # of nine sizes one is missing among 300 lessons with p < 9 * (8/9)^300 < 1e-14
-    assert all(len(each["A"]) == len(each["B"]) for each in texts) and {len(each["A"]) for each in texts} == set(sizes)
+    assert all(len(each["A"]) == len(each["B"]) for each in texts) and {
+        len(each["A"]) for each in texts
+    } == set(sizes)
 
 
 @pytest.mark.parametrize("size", [11, 25, 100])
@@ -110,11 +119,23 @@ def test_the_demonstrator_keeps_turns_after_long_words():
 @given(st.integers(4, 300))
 def test_turns_are_never_word_by_word(size):
     lesson = diet.turns(size, words())
-    mine, other = strides = tuple(int(part.split(" ")[0]) for part in lesson.prompt.split("\n")[0].removeprefix("Take turns: ").split(", then "))
+    mine, other = strides = tuple(
+        int(part.split(" ")[0])
+        for part in lesson.prompt.split("\n")[0].removeprefix("Take turns: ").split(", then ")
+    )
     texts = texts_of(lesson.prompt)
-    assert strides in diet.TURNS and (1, 1) not in diet.TURNS and 1 <= min(strides) <= max(strides) <= 8
-    assert f"{mine} word{'s' * (mine > 1)} of A, then {other} word{'s' * (other > 1)} of B" in lesson.prompt
-    assert math.ceil(len(texts["A"]) / mine) == math.ceil(len(texts["B"]) / other) >= 2  # both are done in the same round
+    assert (
+        strides in diet.TURNS
+        and (1, 1) not in diet.TURNS
+        and 1 <= min(strides) <= max(strides) <= 8
+    )
+    assert (
+        f"{mine} word{'s' * (mine > 1)} of A, then {other} word{'s' * (other > 1)} of B"
+        in lesson.prompt
+    )
+    assert (
+        math.ceil(len(texts["A"]) / mine) == math.ceil(len(texts["B"]) / other) >= 2
+    )  # both are done in the same round
     left, written = [list(texts["A"]), list(texts["B"])], []
     while any(left):
         for text, stride in zip(left, strides):
@@ -136,11 +157,23 @@ def test_copies_are_whole():
 
 
 def test_list_lessons_by_hand():
-    answers = {name: " ".join(make(["p", "q", "r"], ["x", "y"])) for name, (_, make) in diet.LISTS.items() if make}
+    answers = {
+        name: " ".join(make(["p", "q", "r"], ["x", "y"]))
+        for name, (_, make) in diet.LISTS.items()
+        if make
+    }
     assert answers == {
-        "a only": "p q r", "b only": "x y", "a then b": "p q r x y", "b then a": "x y p q r", "double": "p p q q r r",
-        "second": "q", "weave": "p x q x r x", "weave before": "x p x q x r", "number": "1 p 2 q 3 r",
-        "garland": "p x q y r x"}
+        "a only": "p q r",
+        "b only": "x y",
+        "a then b": "p q r x y",
+        "b then a": "x y p q r",
+        "double": "p p q q r r",
+        "second": "q",
+        "weave": "p x q x r x",
+        "weave before": "x p x q x r",
+        "number": "1 p 2 q 3 r",
+        "garland": "p x q y r x",
+    }
 
 
 def test_list_lessons_answer_their_own_prompt():
@@ -151,9 +184,11 @@ def test_list_lessons_answer_their_own_prompt():
         kinds.add(lesson.skill)
         if lesson.skill == "from":
             a, (x,) = texts["A"], texts["X"]
-            assert answer == a[a.index(x):]
+            assert answer == a[a.index(x) :]
         else:
-            assert answer == diet.LISTS[lesson.skill][1](texts["A"], texts.get("B") or texts.get("X"))
+            assert answer == diet.LISTS[lesson.skill][1](
+                texts["A"], texts.get("B") or texts.get("X")
+            )
     assert kinds == set(diet.LISTS)  # one of ten is missing among 300 with p < 10 * 0.9^300 < 1e-12
 
 
@@ -169,16 +204,26 @@ def test_arithmetic_is_of_the_training_split_and_right_or_hasty():
         tree = ast.parse(lesson.prompt.removeprefix("What is ").split("?")[0], mode="eval").body
         steps = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
         assert steps <= 3  # four are new ground
-        hasty = value(tree) - 10 if steps == 1 else value(tree.left)  # the last operation is the outermost
+        hasty = (
+            value(tree) - 10 if steps == 1 else value(tree.left)
+        )  # the last operation is the outermost
         assert lesson.completion in (str(value(tree)), str(hasty))
         right += lesson.completion == str(value(tree))
-    assert 0.45 - 0.07 < right / 1000 < 0.45 + 0.07  # standard deviation 0.016; where both agree it counts as right
+    assert (
+        0.45 - 0.07 < right / 1000 < 0.45 + 0.07
+    )  # standard deviation 0.016; where both agree it counts as right
 
 
 def test_arithmetic_lessons_keep_to_the_training_split(monkeypatch):
     asked = []
     for task in diet.SUM_TASKS.values():
-        monkeypatch.setattr(task, "make", lambda level, split, rng, make=task.make: asked.append(split) or make(level, split, rng))
+        monkeypatch.setattr(
+            task,
+            "make",
+            lambda level, split, rng, make=task.make: (
+                asked.append(split) or make(level, split, rng)
+            ),
+        )
     for _ in range(200):
         diet.arithmetic(random.Random(_))
     assert set(asked) == {"train"}
@@ -197,7 +242,11 @@ def test_altered_words_are_nearly_words():
     known, made = set(words().vocabulary), [diet.altered("Walking,", rng) for _ in range(2000)]
     assert {"walking,", "Walking", "Walking;", "alking,", "Walkin,"} <= set(made)
     assert all(word and len(word) <= 10 and not word.isspace() for word in made)
-    assert {len(word) for word in made if word.startswith("W") and word.endswith("ng,")} == {7, 8, 9}  # a letter less, another, one more
+    assert {len(word) for word in made if word.startswith("W") and word.endswith("ng,")} == {
+        7,
+        8,
+        9,
+    }  # a letter less, another, one more
     assert all(diet.altered(word, rng) for word in ("a", "I", "-", "é"))
     new = [word for word in words().altered if word not in known]
     assert len(new) > 0.7 * len(words().altered)
@@ -208,13 +257,15 @@ def test_echoes_are_phrases_of_the_text(n):
     text = [f"w{i}" for i in range(n)]
     echoing = words()._echoing(text)
     assert len(echoing) == n and set(echoing) <= set(text)
-    if n >= 60:  # one to three phrases at three places and more: two of them at least are there twice
+    if (
+        n >= 60
+    ):  # one to three phrases at three places and more: two of them at least are there twice
         assert len(set(echoing)) < n
 
 
 def test_texts_echo_more_than_passages():
     def repeated(text):
-        return len(text) - 2 - len({tuple(text[i:i + 3]) for i in range(len(text) - 2)})
+        return len(text) - 2 - len({tuple(text[i : i + 3]) for i in range(len(text) - 2)})
 
     texts = [words().texts_of(200)[0] for _ in range(200)]
     passages = [words().passage(200) for _ in range(200)]

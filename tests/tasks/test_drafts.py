@@ -13,7 +13,9 @@ from tasks.interleave import Interleave, interleaved
 REVERSE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 TASK = Interleave(documents=[])
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]
-TEXT = st.lists(st.sampled_from(["a", "an", "and", "the", "them", "b", "bo", "déjà", "\u0323x"]), max_size=8)
+TEXT = st.lists(
+    st.sampled_from(["a", "an", "and", "the", "them", "b", "bo", "déjà", "\u0323x"]), max_size=8
+)
 
 
 def draft(text, a=A, b=B):
@@ -32,16 +34,19 @@ def test_a_beginning_of_the_target_goes_on_to_the_target(a, b, data, space):
     assert target[:cut] + draft(space + target[:cut], a, b) == target
 
 
-@pytest.mark.parametrize("text, rest", [
-    ("the a ow", "l boat saw go"),
-    ("the a owl", " boat saw go"),
-    ("the a ", "owl boat saw go"),
-    ("the a bo", "at owl go saw"),  # the turn is lost, and B's word begun
-    ("the a sa", "w boat go"),  # "owl" is passed over
-    ("the a x", " boat saw go"),  # begins nothing, so it stands for "owl"
-    ("the a aw", " boat saw go"),
-    ("the a bo ", "boat saw go"),  # a word of its own, so it stands for "owl"
-])
+@pytest.mark.parametrize(
+    "text, rest",
+    [
+        ("the a ow", "l boat saw go"),
+        ("the a owl", " boat saw go"),
+        ("the a ", "owl boat saw go"),
+        ("the a bo", "at owl go saw"),  # the turn is lost, and B's word begun
+        ("the a sa", "w boat go"),  # "owl" is passed over
+        ("the a x", " boat saw go"),  # begins nothing, so it stands for "owl"
+        ("the a aw", " boat saw go"),
+        ("the a bo ", "boat saw go"),  # a word of its own, so it stands for "owl"
+    ],
+)
 def test_an_unfinished_word_is_completed(text, rest):
     assert draft(text, ["the", "owl", "saw"], ["a", "boat", "go"]) == rest
 
@@ -54,20 +59,23 @@ def test_a_word_that_could_be_whole_or_begun_is_the_expected_one():
     assert draft("x th", ["x", "theme"], ["them"]) == "em theme"
 
 
-@pytest.mark.parametrize("text, rest", [
-    ("a1 b1 a3", " b2 a4 b3 b4"),  # a word is skipped
-    ("a1 b1 b1", " a2 b2 a3 b3 a4 b4"),  # repeated
-    ("a1 b1 zz", " b2 a3 b3 a4 b4"),  # garbled
-    ("a1 b1 a2 a3", " b2 a4 b3 b4"),  # the turn is lost
-    ("b1", " a1 b2 a2 b3 a3 b4 a4"),
-    ("a1 b1 a2 b4", " a3 a4"),  # jumps ahead, where B is used up
-    ("a1 b1 a2 b2 a1", " b3 a2 b4 a3 a4"),  # jumps back
-    ("a1 b1 a1 b1", " a2 b2 a3 b3 a4 b4"),  # a pair is repeated
-    ("a1 zz a2 a3 b2 zz", " b3 b4"),  # b1 and, after a turn lost, a4 are garbled
-    ("a1 a2 a3", " a4 b1 b2 b3 b4"),  # twice in a row the turn was kept
-    ("a1 a2 a3 b1", " a4 b2 b3 b4"),
-    ("a1 a1 a2 a2 a3", " a3 a4 a4 b1 b2 b3 b4"),  # every word twice
-])
+@pytest.mark.parametrize(
+    "text, rest",
+    [
+        ("a1 b1 a3", " b2 a4 b3 b4"),  # a word is skipped
+        ("a1 b1 b1", " a2 b2 a3 b3 a4 b4"),  # repeated
+        ("a1 b1 zz", " b2 a3 b3 a4 b4"),  # garbled
+        ("a1 b1 a2 a3", " b2 a4 b3 b4"),  # the turn is lost
+        ("b1", " a1 b2 a2 b3 a3 b4 a4"),
+        ("a1 b1 a2 b4", " a3 a4"),  # jumps ahead, where B is used up
+        ("a1 b1 a2 b2 a1", " b3 a2 b4 a3 a4"),  # jumps back
+        ("a1 b1 a1 b1", " a2 b2 a3 b3 a4 b4"),  # a pair is repeated
+        ("a1 zz a2 a3 b2 zz", " b3 b4"),  # b1 and, after a turn lost, a4 are garbled
+        ("a1 a2 a3", " a4 b1 b2 b3 b4"),  # twice in a row the turn was kept
+        ("a1 a2 a3 b1", " a4 b2 b3 b4"),
+        ("a1 a1 a2 a2 a3", " a3 a4 a4 b1 b2 b3 b4"),  # every word twice
+    ],
+)
 def test_slips_by_hand(text, rest):
     assert draft(text) == rest and draft(text + "\n") == rest[1:]
 
@@ -93,7 +101,7 @@ def test_one_slip_of_any_kind_and_on_from_there(n, data):
     left = list(texts)
     for word in [*target[:right], target[right] if slip == "zz" else slip]:
         text = word[0] == "b"
-        left[text] = texts[text][texts[text].index(word) + 1:]
+        left[text] = texts[text][texts[text].index(word) + 1 :]
     rest = interleaved(*left) if word[0] == "b" else interleaved(*left[::-1])
     assert draft(" ".join([*target[:right], slip, ""]), *texts) == " ".join(rest)
 
@@ -103,16 +111,29 @@ def test_nothing_follows_the_end(extra):
     assert draft(" ".join(interleaved(A, B)) + extra) == ""
 
 
-@given(TEXT, TEXT, st.one_of(st.text(), st.lists(st.sampled_from(["a", "an", "the", "bo", "x", ""])).map(" ".join)))
+@given(
+    TEXT,
+    TEXT,
+    st.one_of(
+        st.text(), st.lists(st.sampled_from(["a", "an", "the", "bo", "x", ""])).map(" ".join)
+    ),
+)
 @example(["the", "a"], ["b", "bo"], "the b b b b b b")  # a stutter ends
 def test_any_text_keeps_its_words_and_ends(a, b, text):
     written, whole = split_words(text), split_words(text + draft(text, a, b))
     assert " ".join(whole).startswith(" ".join(written))
-    assert set(whole[len(written):]) <= {*split_words(" ".join(a)), *split_words(" ".join(b))}
+    assert set(whole[len(written) :]) <= {*split_words(" ".join(a)), *split_words(" ".join(b))}
     assert len(whole) <= len(written) + len(a) + len(b)
 
 
-@given(TEXT, TEXT, st.lists(st.sampled_from(["a", "an", "and", "the", "bo", " ", "\n", "\u0323", "\u0301x"])).map("".join), st.data())
+@given(
+    TEXT,
+    TEXT,
+    st.lists(st.sampled_from(["a", "an", "and", "the", "bo", " ", "\n", "\u0323", "\u0301x"])).map(
+        "".join
+    ),
+    st.data(),
+)
 def test_a_guess_that_remembers_is_that_of_a_fresh_one(a, b, text, data):
     guess, other = Guess(a, b), "them " + text
     for cut in sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6))):
@@ -123,14 +144,23 @@ def test_a_guess_that_remembers_is_that_of_a_fresh_one(a, b, text, data):
 
 def test_only_what_is_new_is_read(monkeypatch):
     words, read, follow = [f"w{i}" for i in range(40)], [], _Walk.follow
-    monkeypatch.setattr(_Walk, "follow", lambda self, words: read.append(list(words)) or follow(self, words))
+    monkeypatch.setattr(
+        _Walk, "follow", lambda self, words: read.append(list(words)) or follow(self, words)
+    )
     guess = Guess(words, [])
     guess(" ".join(words[:30]))
     assert guess(" ".join(words[:33])) == " " + " ".join(words[33:])
     assert read == [words[:29], words[29:32]]  # the last may be unfinished
 
 
-@pytest.mark.parametrize("text, rest", [("a1 b1 b2 b3 b4", " a2 a3 a4"), ("b1 b2 b3 b4", " a1 a2 a3 a4"), ("a1 a2 a3 a4", " b1 b2 b3 b4")])
+@pytest.mark.parametrize(
+    "text, rest",
+    [
+        ("a1 b1 b2 b3 b4", " a2 a3 a4"),
+        ("b1 b2 b3 b4", " a1 a2 a3 a4"),
+        ("a1 a2 a3 a4", " b1 b2 b3 b4"),
+    ],
+)
 def test_the_other_text_follows_at_one_stroke(text, rest):
     assert draft(text) == rest
 

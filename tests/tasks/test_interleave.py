@@ -28,7 +28,7 @@ def attempts(draw):
     for _ in range(draw(st.integers(0, 2))):
         place = draw(st.integers(0, len(words)))
         written = draw(st.lists(st.sampled_from(a + b), max_size=2))
-        words = words[:place] + written + words[place + draw(st.integers(0, 2)):]
+        words = words[:place] + written + words[place + draw(st.integers(0, 2)) :]
     return a, b, words
 
 
@@ -40,7 +40,10 @@ def test_interleaved_by_hand():
 
 def test_the_problem_holds_texts_and_target():
     problem = Interleave().problem(["Owls", "see."], ["It", "rains,"])
-    assert problem.prompt.endswith("\nA: Owls see.\nB: It rains,") and problem.target == "Owls It see. rains,"
+    assert (
+        problem.prompt.endswith("\nA: Owls see.\nB: It rains,")
+        and problem.target == "Owls It see. rains,"
+    )
     assert problem.level == 2 and problem.data == {"a": ["Owls", "see."], "b": ["It", "rains,"]}
 
 
@@ -48,32 +51,104 @@ def test_the_problem_holds_texts_and_target():
 def test_the_right_answer(reward):
     right = score(" a1 b1\na2 b2  a3 b3 a4 b4", reward)  # white space is no matter
     assert right.reward == right.value == 1 and right.exact
-    assert right.parts == {"words": 8, "matches": 8, "substitutions": 0, "gaps": 0, "first_divergence": None,
-                           "share_a": 1, "share_b": 1, "balance": 1, "trap": None}
+    assert right.parts == {
+        "words": 8,
+        "matches": 8,
+        "substitutions": 0,
+        "gaps": 0,
+        "first_divergence": None,
+        "share_a": 1,
+        "share_b": 1,
+        "balance": 1,
+        "trap": None,
+    }
 
 
-@pytest.mark.parametrize("text, similarity, parts", [
-    # a2 is missing, x stands for b3: S = 6 - 1 - 1 = 4, M = 8, similarity (4 + 8) / 16
-    ("a1 b1 b2 a3 x a4 b4", 0.75,
-     {"words": 7, "matches": 6, "substitutions": 1, "gaps": 1, "first_divergence": 2,
-      "share_a": 3 / 4, "share_b": 3 / 4, "balance": 1, "trap": None}),
-    # three words of B are missing: S = 5 - 3 = 2, M = 8, (2 + 8) / 16
-    ("a1 b1 a2 a3 a4", 0.625,
-     {"words": 5, "matches": 5, "substitutions": 0, "gaps": 3, "first_divergence": 3,
-      "share_a": 1, "share_b": 1 / 4, "balance": 1 / 4, "trap": None}),
-    # A alone: S = 4 - 4 = 0, M = 8, (0 + 8) / 16
-    ("a1 a2 a3 a4", 0.5,
-     {"words": 4, "matches": 4, "substitutions": 0, "gaps": 4, "first_divergence": 1,
-      "share_a": 1, "share_b": 0, "balance": 0, "trap": "copies A"}),
-    # right, and two words more: S = 8 - 2 = 6, M = 10, (6 + 10) / 20
-    ("a1 b1 a2 b2 a3 b3 a4 b4 x x", 0.8,
-     {"words": 10, "matches": 8, "substitutions": 0, "gaps": 2, "first_divergence": 8,
-      "share_a": 1, "share_b": 1, "balance": 1, "trap": "runs on"}),
-    # nothing: S = -8, M = 8, (-8 + 8) / 16
-    (" \n", 0,
-     {"words": 0, "matches": 0, "substitutions": 0, "gaps": 8, "first_divergence": 0,
-      "share_a": 0, "share_b": 0, "balance": 0, "trap": "empty"}),
-])
+@pytest.mark.parametrize(
+    "text, similarity, parts",
+    [
+        # a2 is missing, x stands for b3: S = 6 - 1 - 1 = 4, M = 8, similarity (4 + 8) / 16
+        (
+            "a1 b1 b2 a3 x a4 b4",
+            0.75,
+            {
+                "words": 7,
+                "matches": 6,
+                "substitutions": 1,
+                "gaps": 1,
+                "first_divergence": 2,
+                "share_a": 3 / 4,
+                "share_b": 3 / 4,
+                "balance": 1,
+                "trap": None,
+            },
+        ),
+        # three words of B are missing: S = 5 - 3 = 2, M = 8, (2 + 8) / 16
+        (
+            "a1 b1 a2 a3 a4",
+            0.625,
+            {
+                "words": 5,
+                "matches": 5,
+                "substitutions": 0,
+                "gaps": 3,
+                "first_divergence": 3,
+                "share_a": 1,
+                "share_b": 1 / 4,
+                "balance": 1 / 4,
+                "trap": None,
+            },
+        ),
+        # A alone: S = 4 - 4 = 0, M = 8, (0 + 8) / 16
+        (
+            "a1 a2 a3 a4",
+            0.5,
+            {
+                "words": 4,
+                "matches": 4,
+                "substitutions": 0,
+                "gaps": 4,
+                "first_divergence": 1,
+                "share_a": 1,
+                "share_b": 0,
+                "balance": 0,
+                "trap": "copies A",
+            },
+        ),
+        # right, and two words more: S = 8 - 2 = 6, M = 10, (6 + 10) / 20
+        (
+            "a1 b1 a2 b2 a3 b3 a4 b4 x x",
+            0.8,
+            {
+                "words": 10,
+                "matches": 8,
+                "substitutions": 0,
+                "gaps": 2,
+                "first_divergence": 8,
+                "share_a": 1,
+                "share_b": 1,
+                "balance": 1,
+                "trap": "runs on",
+            },
+        ),
+        # nothing: S = -8, M = 8, (-8 + 8) / 16
+        (
+            " \n",
+            0,
+            {
+                "words": 0,
+                "matches": 0,
+                "substitutions": 0,
+                "gaps": 8,
+                "first_divergence": 0,
+                "share_a": 0,
+                "share_b": 0,
+                "balance": 0,
+                "trap": "empty",
+            },
+        ),
+    ],
+)
 def test_parts_by_hand(text, similarity, parts):
     got = score(text)
     assert got.value == got.reward == similarity and not got.exact and got.parts == parts
@@ -84,20 +159,26 @@ def test_shares_where_one_text_is_longer():
     assert (parts["share_a"], parts["share_b"], parts["balance"]) == (0.5, 1, 0.5)
 
 
-@pytest.mark.parametrize("reward, uneven, lopsided", [  # the first two texts of test_parts_by_hand
-    ("similarity", 0.75, 0.625),
-    ("balanced", 0.75 * 1, 0.625 / 4),
-    ("clipped", 4 / 8, 2 / 8),
-    ("prefix", 2 / 8, 3 / 8),
-    # 6 matches, one substitution, one gap: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 * 0.25) = 7.25.
-    # 5 matches, three gaps of one word: S' = 5 - 6 = -1; F = (2 + 4 * 0.25) + (2 + 7 * 0.25) = 6.75
-    ("affine", (3 + 7.25) / (8 + 7.25), (-1 + 6.75) / (8 + 6.75)),
-])
+@pytest.mark.parametrize(
+    "reward, uneven, lopsided",
+    [  # the first two texts of test_parts_by_hand
+        ("similarity", 0.75, 0.625),
+        ("balanced", 0.75 * 1, 0.625 / 4),
+        ("clipped", 4 / 8, 2 / 8),
+        ("prefix", 2 / 8, 3 / 8),
+        # 6 matches, one substitution, one gap: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 * 0.25) = 7.25.
+        # 5 matches, three gaps of one word: S' = 5 - 6 = -1; F = (2 + 4 * 0.25) + (2 + 7 * 0.25) = 6.75
+        ("affine", (3 + 7.25) / (8 + 7.25), (-1 + 6.75) / (8 + 6.75)),
+    ],
+)
 def test_rewards_by_hand(reward, uneven, lopsided):
     task = Interleave(reward)
     scores = task.score(task.problem(A, B), ["a1 b1 b2 a3 x a4 b4", "a1 b1 a2 a3 a4"])
     assert [each.reward for each in scores] == pytest.approx([uneven, lopsided])
-    assert [each.value for each in scores] == [0.75, 0.625]  # reports show the similarity, whatever is paid
+    assert [each.value for each in scores] == [
+        0.75,
+        0.625,
+    ]  # reports show the similarity, whatever is paid
 
 
 @pytest.mark.parametrize("reward", Interleave.rewards)
@@ -107,12 +188,16 @@ def test_nothing_written_earns_nothing(reward):
 
 @pytest.mark.parametrize("trap", strategies(LONG_A, LONG_B))
 def test_every_trap_is_named(trap):
-    assert score(" ".join(strategies(LONG_A, LONG_B)[trap]), a=LONG_A, b=LONG_B).parts["trap"] == trap
+    assert (
+        score(" ".join(strategies(LONG_A, LONG_B)[trap]), a=LONG_A, b=LONG_B).parts["trap"] == trap
+    )
 
 
 def test_a_trap_is_named_when_seven_tenths_of_the_words_are_of_the_texts():
     def trap(strange):
-        return score(" ".join(LONG_A[:20 - strange] + ["x"] * strange), a=LONG_A, b=LONG_B).parts["trap"]
+        return score(" ".join(LONG_A[: 20 - strange] + ["x"] * strange), a=LONG_A, b=LONG_B).parts[
+            "trap"
+        ]
 
     assert trap(6) == "copies A"  # 14 of 20 words
     assert trap(7) is None
@@ -132,22 +217,36 @@ def credits(text, reward, a=A, b=B):
     return task.credits(task.problem(a, b), [text])[0]
 
 
-@pytest.mark.parametrize("reward, expected, rest", [  # target a1 b1 a2 b2 a3 b3 a4 b4
-    ("prefix", [1, 1, 0, 0, 0, 0], 0),
-    # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is missing at the end
-    ("clipped", [1, 1, 0, -1, 1, 1], -1),
-    ("similarity", [1 / 2, 1 / 2, 0, -1 / 2, 1 / 2, 1 / 2], 8 / 2 - 1 / 2),  # and M / 2M for everybody
-])
+@pytest.mark.parametrize(
+    "reward, expected, rest",
+    [  # target a1 b1 a2 b2 a3 b3 a4 b4
+        ("prefix", [1, 1, 0, 0, 0, 0], 0),
+        # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is missing at the end
+        ("clipped", [1, 1, 0, -1, 1, 1], -1),
+        (
+            "similarity",
+            [1 / 2, 1 / 2, 0, -1 / 2, 1 / 2, 1 / 2],
+            8 / 2 - 1 / 2,
+        ),  # and M / 2M for everybody
+    ],
+)
 def test_credits_by_hand(reward, expected, rest):
     text = " a1 b1\n b2 x b3  a4"
     assert [end for end, _ in credits(text, reward)] == [3, 6, 10, 12, 15, 19]
-    assert [amount for _, amount in credits(text, reward)] == pytest.approx([share / 8 for share in expected])
-    assert score(text, reward).reward - sum(amount for _, amount in credits(text, reward)) == pytest.approx(rest / 8)
+    assert [amount for _, amount in credits(text, reward)] == pytest.approx(
+        [share / 8 for share in expected]
+    )
+    assert score(text, reward).reward - sum(
+        amount for _, amount in credits(text, reward)
+    ) == pytest.approx(rest / 8)
 
 
 def test_a_word_too_many_costs_what_it_takes_from_the_reward():
     # all is right, then 8 / 9 and 8 / 10 of it are left; S - 1 and M + 1 the other way
-    assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x y", "prefix")[-2:] == ((25, pytest.approx(8 / 9 - 1)), (27, pytest.approx(8 / 10 - 8 / 9)))
+    assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x y", "prefix")[-2:] == (
+        (25, pytest.approx(8 / 9 - 1)),
+        (27, pytest.approx(8 / 10 - 8 / 9)),
+    )
     assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x", "clipped")[-1] == (25, pytest.approx(7 / 9 - 1))
 
 
@@ -156,18 +255,28 @@ def test_a_word_too_many_costs_what_it_takes_from_the_reward():
 def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, reward):
     a, b, words = attempt
     target, text = interleaved(a, b), " ".join(words)
-    earned, longest = sum(amount for _, amount in credits(text, reward, a, b)), max(len(words), len(target))
+    earned, longest = (
+        sum(amount for _, amount in credits(text, reward, a, b)),
+        max(len(words), len(target)),
+    )
     best = max(nw_score(words, target[:j]) for j in range(len(target) + 1))
-    rest = {"prefix": 0, "clipped": (max(0, nw_score(words, target)) - max(0, best)) / longest,
-            "similarity": 1 / 2 + (nw_score(words, target) - best) / (2 * longest)}[reward]
+    rest = {
+        "prefix": 0,
+        "clipped": (max(0, nw_score(words, target)) - max(0, best)) / longest,
+        "similarity": 1 / 2 + (nw_score(words, target) - best) / (2 * longest),
+    }[reward]
     assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
 
 
-@given(attempts(), st.lists(st.sampled_from(["a1", "b1", "x"]), max_size=3), st.sampled_from(Interleave.credited))
+@given(
+    attempts(),
+    st.lists(st.sampled_from(["a1", "b1", "x"]), max_size=3),
+    st.sampled_from(Interleave.credited),
+)
 def test_credits_do_not_hang_on_what_comes_later(attempt, more, reward):
     a, b, words = attempt
     before = credits(" ".join(words), reward, a, b)
-    assert credits(" ".join(words + more), reward, a, b)[:len(words)] == before
+    assert credits(" ".join(words + more), reward, a, b)[: len(words)] == before
 
 
 def test_scores_keep_the_order_of_completions():
@@ -178,13 +287,16 @@ def test_scores_keep_the_order_of_completions():
 
 def test_a_corpus_that_is_too_short():
     documents = [Document(str(i), " ".join(f"w{i}.{j}" for j in range(50 + i))) for i in range(40)]
-    longest, second = sorted((len(document.words) for document in documents_of("train", documents)), reverse=True)[:2]
+    longest, second = sorted(
+        (len(document.words) for document in documents_of("train", documents)), reverse=True
+    )[:2]
     task = Interleave(documents=documents)
     for words, enough in ((second + 1, 1), (longest + 1, 0)):
         with pytest.raises(UserError) as error:
             task.make(words, "train", random.Random(0))
         assert str(error.value) == (
             f"--words {words}: the train split of the corpus has {enough} documents of {words} words or more, and two "
-            f"are needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge")
+            f"are needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge"
+        )
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second

@@ -15,7 +15,9 @@ seeds, indices = st.integers(0, 10**6), st.integers(0, 10**5)
 
 @given(seeds, indices)
 def test_fresh_is_the_stream(seed, index):
-    assert Supply(TASK, seed=seed).at(index, 22) == problem_at(TASK, seed=seed, split="train", level=22, index=index)
+    assert Supply(TASK, seed=seed).at(index, 22) == problem_at(
+        TASK, seed=seed, split="train", level=22, index=index
+    )
 
 
 @given(seeds, indices, st.integers(1, 40))
@@ -46,11 +48,15 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 
 def test_the_fixed_set_is_of_the_training_split():
-    assert {split_of_key(problem.key) for problem in Supply(TASK, seed=0, kind="fixed:60")._fixed(22)} == {"train"}
+    assert {
+        split_of_key(problem.key) for problem in Supply(TASK, seed=0, kind="fixed:60")._fixed(22)
+    } == {"train"}
 
 
 def test_neighbouring_seeds_have_sets_of_their_own():
-    one, two = ({p.key for p in Supply(TASK, seed=seed, kind="fixed:300")._fixed(32)} for seed in (0, 1))
+    one, two = (
+        {p.key for p in Supply(TASK, seed=seed, kind="fixed:300")._fixed(32)} for seed in (0, 1)
+    )
     assert len(one & two) < 10  # 300 * 300 / 64,800 = 1.4 in the mean
 
 
@@ -62,14 +68,19 @@ def test_a_dataset_is_shuffled_each_epoch_and_has_its_own_levels():
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != problems
 
 
-@pytest.mark.parametrize("kind", ["", "fixed", "fixed:", "fixed:0", "fixed:-3", "fixed:1.5", "fresh:3", "stale", "fixed:²"])
+@pytest.mark.parametrize(
+    "kind",
+    ["", "fixed", "fixed:", "fixed:0", "fixed:-3", "fixed:1.5", "fresh:3", "stale", "fixed:²"],
+)
 def test_what_is_no_supply(kind):
     with pytest.raises(UserError, match="give fresh, or fixed:N"):
         fixed_size(kind)
 
 
 def test_a_family_that_is_too_small_for_the_set():
-    with pytest.raises(UserError, match="only [0-9]+ different problems found, and 200 are asked for"):
+    with pytest.raises(
+        UserError, match="only [0-9]+ different problems found, and 200 are asked for"
+    ):
         Supply(TASK, seed=0, kind="fixed:200").at(0, 11)  # 36 products of single digits
 
 
@@ -82,10 +93,26 @@ def test_seen_problems_are_passed_over_and_counted():
     assert held_out(endless, 5, set("0123"), "here")[1] == 4
 
 
-@pytest.mark.parametrize("available, seen, line", [
-    (6, {"0", "1", "2"}, "here: 3 of 6 problems were trained on, 3 are left and 5 are asked for; generate 2 more"),
-    (4, set(), "here: 0 of 4 problems were trained on, 4 are left and 5 are asked for; generate 1 more"),
-    (40, set(map(str, range(40))), "here: 10 of 10 problems were trained on, 0 are left and 5 are asked for; generate 5 more")])
+@pytest.mark.parametrize(
+    "available, seen, line",
+    [
+        (
+            6,
+            {"0", "1", "2"},
+            "here: 3 of 6 problems were trained on, 3 are left and 5 are asked for; generate 2 more",
+        ),
+        (
+            4,
+            set(),
+            "here: 0 of 4 problems were trained on, 4 are left and 5 are asked for; generate 1 more",
+        ),
+        (
+            40,
+            set(map(str, range(40))),
+            "here: 10 of 10 problems were trained on, 0 are left and 5 are asked for; generate 5 more",
+        ),
+    ],
+)
 def test_too_few_left_says_how_many_more(available, seen, line):
     with pytest.raises(UserError) as error:
         held_out([Problem("any", 1, "p", "x", str(i)) for i in range(available)], 5, seen, "here")
@@ -95,4 +122,7 @@ def test_too_few_left_says_how_many_more(available, seen, line):
 def test_held_out_streams_of_the_arithmetic_task_never_meet_training():
     supply = Supply(TASK, seed=0)
     trained = {supply.at(i, 22).key for i in range(500)}
-    assert held_out(problem_stream(TASK, seed=1, split="validation", level=22), 50, trained, "here")[1] == 0
+    assert (
+        held_out(problem_stream(TASK, seed=1, split="validation", level=22), 50, trained, "here")[1]
+        == 0
+    )

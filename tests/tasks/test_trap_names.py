@@ -1,4 +1,5 @@
 """Traps are named through slips, wherever they begin or stop; what is nearly right is not."""
+
 import random
 
 import pytest
@@ -10,8 +11,17 @@ from tasks.interleave import Interleave, interleaved
 from tasks.traps import all_strategies
 
 TASK = Interleave()
-NAMES = {"right": None, "garbage": None, "one word skipped": None, "stutter": None, "target twice": "runs on", "turn lost at a third": "turn lost"}
-STRATEGIES = {name: NAMES.get(name, name) for name in all_strategies([], [])}  # -> the name it should get
+NAMES = {
+    "right": None,
+    "garbage": None,
+    "one word skipped": None,
+    "stutter": None,
+    "target twice": "runs on",
+    "turn lost at a third": "turn lost",
+}
+STRATEGIES = {
+    name: NAMES.get(name, name) for name in all_strategies([], [])
+}  # -> the name it should get
 LEVELS = (10, 12, 15, 20, 25, 50, 100, 200)
 
 
@@ -28,7 +38,9 @@ def slipped(words, rng, share=0.05):
     words = list(words)
     for _ in range(max(1, round(share * len(words))) if words else 0):
         place = rng.randrange(len(words))
-        words[place:place + 1] = rng.choice([[], words[place:place + 1] * 2, [rng.choice([*words, "zzz"])]])
+        words[place : place + 1] = rng.choice(
+            [[], words[place : place + 1] * 2, [rng.choice([*words, "zzz"])]]
+        )
     return words
 
 
@@ -36,11 +48,19 @@ def slipped(words, rng, share=0.05):
 def test_every_strategy_is_named_as_it_is(level):
     for index in range(5):
         problem = problem_of(level, index)
-        got = {name: named(problem, words) for name, words in all_strategies(problem.data["a"], problem.data["b"]).items()}
+        got = {
+            name: named(problem, words)
+            for name, words in all_strategies(problem.data["a"], problem.data["b"]).items()
+        }
         assert got == STRATEGIES
 
 
-@given(st.sampled_from(sorted(STRATEGIES)), st.sampled_from([level for level in LEVELS if level >= 20]), st.integers(0, 20), st.randoms())
+@given(
+    st.sampled_from(sorted(STRATEGIES)),
+    st.sampled_from([level for level in LEVELS if level >= 20]),
+    st.integers(0, 20),
+    st.randoms(),
+)
 def test_every_strategy_is_named_through_slips(name, level, index, rng):
     problem = problem_of(level, index)
     words = slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng)
@@ -54,7 +74,9 @@ def test_short_ones_are_named_through_slips_but_for_a_few(name):
     for level in (10, 12, 15):
         for index in range(40):
             problem = problem_of(level, index)
-            got = named(problem, slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng))
+            got = named(
+                problem, slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng)
+            )
             wrong += got != STRATEGIES[name]
     assert wrong <= (8 if STRATEGIES[name] else 0), wrong
 
@@ -68,7 +90,10 @@ def test_the_right_answer_with_slips_is_never_named(level, index, rng, share):
 @given(st.sampled_from(sorted(STRATEGIES)), st.sampled_from(LEVELS), st.randoms(), st.floats(0, 1))
 def test_nothing_nearly_right_is_named(name, level, rng, share):
     problem = problem_of(level)
-    score, = TASK.score(problem, [" ".join(slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng, share))])
+    (score,) = TASK.score(
+        problem,
+        [" ".join(slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng, share))],
+    )
     assert score.value <= 0.9 or score.parts["trap"] is None
 
 
@@ -80,21 +105,35 @@ def untidy(draw):
     right, level, rng = interleaved(a, b), len(a), random.Random(draw(st.integers(0, 99)))
     at = draw(st.integers(level // 4, 2 * level // 3))
     lead, twice = draw(st.sampled_from([2, 3])), rng.sample(range(level), level // 3)
-    return problem, *draw(st.sampled_from([
-        ([word for i, word in enumerate(a) for _ in range(1 + (i in twice))], "copies A"),
-        (a[:at], "copies A"), (b[:at], "copies B"), (a + a[:at], "copies A"),
-        ([word for word in b[:at] for _ in range(2)], "doubles B"),
-        (a + b[:at], "A then B"), (b + a[:at], "B then A"),
-        (interleaved(b, a)[:2 * at], "B first"),
-        (right[:2 * at], "stops half way"), (right[:2 * at - 1], "stops half way"),
-        (right[:2 * at] + a[at:], "runs on in A"), (right[:2 * at] + b[at:], "runs on in B"),
-        (right[:2 * at] + interleaved(b[at:], a[at:]), "turn lost"),
-        (right[:2 * at] + a[at:at + lead] + interleaved(b[at:], a[at + lead:]), "turn lost"),
-        (right + right[:2 * at], "runs on"), (right + a[:at], "runs on"), (right + ["zzz"] * at, "runs on"),
-        (right[:level // 2] + right[-level // 2:], None),  # the middle is missing
-        ([word for word in right for _ in range(2)], None),
-        (rng.sample(right, len(right)), None),
-    ]))
+    return problem, *draw(
+        st.sampled_from(
+            [
+                ([word for i, word in enumerate(a) for _ in range(1 + (i in twice))], "copies A"),
+                (a[:at], "copies A"),
+                (b[:at], "copies B"),
+                (a + a[:at], "copies A"),
+                ([word for word in b[:at] for _ in range(2)], "doubles B"),
+                (a + b[:at], "A then B"),
+                (b + a[:at], "B then A"),
+                (interleaved(b, a)[: 2 * at], "B first"),
+                (right[: 2 * at], "stops half way"),
+                (right[: 2 * at - 1], "stops half way"),
+                (right[: 2 * at] + a[at:], "runs on in A"),
+                (right[: 2 * at] + b[at:], "runs on in B"),
+                (right[: 2 * at] + interleaved(b[at:], a[at:]), "turn lost"),
+                (
+                    right[: 2 * at] + a[at : at + lead] + interleaved(b[at:], a[at + lead :]),
+                    "turn lost",
+                ),
+                (right + right[: 2 * at], "runs on"),
+                (right + a[:at], "runs on"),
+                (right + ["zzz"] * at, "runs on"),
+                (right[: level // 2] + right[-level // 2 :], None),  # the middle is missing
+                ([word for word in right for _ in range(2)], None),
+                (rng.sample(right, len(right)), None),
+            ]
+        )
+    )
 
 
 @given(untidy())

@@ -17,8 +17,10 @@ def pay():
 def texts(draw):
     """Two texts of 10 to 100 words each, without a word in common (else what is written of one is right for both)."""
     n = draw(st.sampled_from(LEVELS))
-    return [draw(st.lists(st.text(letters, min_size=1, max_size=3), min_size=n, max_size=n))
-            for letters in ("abcdefgh", "stuvwxyz")]
+    return [
+        draw(st.lists(st.text(letters, min_size=1, max_size=3), min_size=n, max_size=n))
+        for letters in ("abcdefgh", "stuvwxyz")
+    ]
 
 
 def test_strategies_by_hand():
@@ -73,12 +75,16 @@ def test_the_command_prints_every_strategy_at_every_level(capsys):
     assert main(["--levels", "10,12", "--samples", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = ["10 words", *all_strategies([], []), "12 words", *all_strategies([], [])]
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [f"| {name}" for name in names]
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [
+        f"| {name}" for name in names
+    ]
     assert "| right | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |" in lines
 
 
 def test_the_command_refuses_what_cannot_be_made(capsys):
     assert main(["--levels", "5000"]) == 2
-    assert capsys.readouterr().err.startswith("tasks.traps: --words 5000: the validation split of the corpus has 0 documents")
+    assert capsys.readouterr().err.startswith(
+        "tasks.traps: --words 5000: the validation split of the corpus has 0 documents"
+    )
     assert main(["--levels", "ten"]) == 2
     assert "invalid levels value: 'ten'" in capsys.readouterr().err

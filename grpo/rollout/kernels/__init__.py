@@ -8,9 +8,22 @@ nothing that anyone reads.
 Shapes: R rows, T tokens of each that are fed at once, M = R * T, N hidden size, H query heads, K key heads, Q = H / K, D head size,
 L tokens of a prompt, V vocabulary. A row's first `written - 1` tokens are in the cache; those fed stand behind them.
 """
+
 from grpo.rollout.kernels.attention import attend, join
 from grpo.rollout.kernels.launch import EARLY, IS_HOPPER
 from grpo.rollout.kernels.layers import add, multiply, rotate_and_store, silu_mul
 from grpo.rollout.kernels.sampling import advance, pick, sum_blocks
 
-__all__ = ["EARLY", "IS_HOPPER", "add", "advance", "attend", "join", "multiply", "pick", "rotate_and_store", "silu_mul", "sum_blocks"]
+__all__ = [
+    "EARLY",
+    "IS_HOPPER",
+    "add",
+    "advance",
+    "attend",
+    "join",
+    "multiply",
+    "pick",
+    "rotate_and_store",
+    "silu_mul",
+    "sum_blocks",
+]

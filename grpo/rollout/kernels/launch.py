@@ -1,4 +1,5 @@
 """How the decode step's kernels are launched."""
+
 import torch
 import triton
 import triton.language as tl
@@ -8,9 +9,17 @@ try:
 except ImportError:  # a Triton that was built without it
     gdc_launch_dependents = gdc_wait = None
 
-for_any_batch = triton.jit(do_not_specialize_on_alignment=("T", "M", "R", "tiles", "first", "splits"))  # one kernel for 1 and one for all else
-IS_HOPPER = gdc_wait is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-EARLY = {"launch_pdl": True} if IS_HOPPER else {}  # launch a kernel while the one before it is still at work (programmatic dependent launch)
+for_any_batch = triton.jit(
+    do_not_specialize_on_alignment=("T", "M", "R", "tiles", "first", "splits")
+)  # one kernel for 1 and one for all else
+IS_HOPPER = (
+    gdc_wait is not None
+    and torch.cuda.is_available()
+    and torch.cuda.get_device_capability()[0] == 9
+)
+EARLY = (
+    {"launch_pdl": True} if IS_HOPPER else {}
+)  # launch a kernel while the one before it is still at work (programmatic dependent launch)
 _IS_EARLY = tl.constexpr(IS_HOPPER)
 
 

@@ -1,4 +1,5 @@
 """Drawing a token from each distribution, and writing down those that count."""
+
 import triton
 import triton.language as tl
 
@@ -22,16 +23,34 @@ def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T, BLOCK: tl.cons
     m, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(heat_R + m // T)
     v = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32) / tl.where(heat == 0, 1.0, heat)
+    x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32) / tl.where(
+        heat == 0, 1.0, heat
+    )
     top = tl.max(x)
     tl.store(tops + m * blocks + block, top)
-    tl.store(sums + m * blocks + block, tl.where(top == -float("inf"), 0.0, tl.sum(tl.exp(x - top))))
+    tl.store(
+        sums + m * blocks + block, tl.where(top == -float("inf"), 0.0, tl.sum(tl.exp(x - top)))
+    )
     tl.store(best + m * blocks + block, block * BLOCK + tl.argmax(x, 0))
 
 
 @for_any_batch
-def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logprob_M, V, blocks, T, BLOCK: tl.constexpr,
-         BLOCKS: tl.constexpr):
+def pick(
+    logits_MV,
+    heat_R,
+    key_R,
+    written_R,
+    tops,
+    sums,
+    best,
+    chosen_M,
+    logprob_M,
+    V,
+    blocks,
+    T,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     """The token at which the cumulative distribution passes the place's uniform number: first its block, then the place in it."""
     wait()
     m = tl.program_id(0).to(tl.int64)
@@ -66,12 +85,30 @@ def pick(logits_MV, heat_R, key_R, written_R, tops, sums, best, chosen_M, logpro
 
 
 @for_any_batch
-def advance(chosen_M, logprob_M, feed, out_tokens, out_logprobs, stops, slot_R, budget_R, written_R, live_R, room, T, WIDTH: tl.constexpr,
-            STOPS: tl.constexpr):
+def advance(
+    chosen_M,
+    logprob_M,
+    feed,
+    out_tokens,
+    out_logprobs,
+    stops,
+    slot_R,
+    budget_R,
+    written_R,
+    live_R,
+    room,
+    T,
+    WIDTH: tl.constexpr,
+    STOPS: tl.constexpr,
+):
     """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is finished. One program a row."""
     wait()
     r, t = tl.program_id(0), tl.arange(0, WIDTH)
-    is_live, written, budget = tl.load(live_R + r) != 0, tl.load(written_R + r), tl.load(budget_R + r)
+    is_live, written, budget = (
+        tl.load(live_R + r) != 0,
+        tl.load(written_R + r),
+        tl.load(budget_R + r),
+    )
     token = tl.load(chosen_M + r * T + t, mask=t < T, other=0).to(tl.int64)
     planned = tl.load(feed + r * WIDTH + t + 1, mask=t + 1 < T, other=-1)  # behind the last is none
     is_end = written + t + 1 >= budget
@@ -81,7 +118,9 @@ def advance(chosen_M, logprob_M, feed, out_tokens, out_logprobs, stops, slot_R, 
     counts = (t <= last) & is_live
     place = tl.load(slot_R + r).to(tl.int64) * room + written + t
     tl.store(out_tokens + place, token, mask=counts)
-    tl.store(out_logprobs + place, tl.load(logprob_M + r * T + t, mask=t < T, other=0.0), mask=counts)
+    tl.store(
+        out_logprobs + place, tl.load(logprob_M + r * T + t, mask=t < T, other=0.0), mask=counts
+    )
     goes_on = tl.sum((counts & (t == last) & (is_end == 0)).to(tl.int32)) > 0
     tl.store(feed + r * WIDTH, tl.where(goes_on, tl.sum(tl.where(t == last, token, 0)), 0))
     tl.store(written_R + r, written + tl.sum(counts.to(tl.int32)))
