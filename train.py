@@ -61,8 +61,8 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
 
 
 def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt) -> int:
-    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return the exit status: 0, 3 where an
-    alarm stopped the run, 128 and the signal's number where a signal did."""
+    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return the exit status: that of the
+    verdict (0, or 3 where the run was stopped or has not learned), or 128 and the signal's number."""
     with console.loading(config.model):
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
     supply = Supply(
@@ -83,10 +83,7 @@ def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt
     if number := run.ranks.most(interrupt.wanted or 0):
         run.leave(signal.Signals(number).name)
         return 128 + number
-    run.finish()
-    if trainer.stopped:
-        run.stop(trainer.stopped)
-    return 3 if trainer.stopped else 0
+    return run.finish()
 
 
 @contextmanager
@@ -114,10 +111,12 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
         run.files.step(report)
         console.step(report)
         run.promote_if_due()
+        run.end_if_solved()
         if (
             config.eval_every
             and report.step % config.eval_every == 0
             and report.step < config.steps
+            and not trainer.ended
         ):
             run.evaluate()
         run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step

@@ -41,6 +41,7 @@ ON_RESUME = (
     "keep_best",
     "device",
     "on_alarm",
+    "patience",
     "track",
 )
 
@@ -169,6 +170,11 @@ class Config:
     on_alarm: str = flag(
         "say",
         "when training collapses for five steps: say so, or stop after that step with exit status 3",
+    )
+    patience: int = flag(
+        20,
+        "end the run early: with exit status 3 when no group could be trained on for so many steps, with 0 when the last level is solved "
+        "in training and on held-out problems (0: make all --steps)",
     )
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
@@ -354,6 +360,7 @@ class Config:
             "rung_minutes",
             "rung_tokens",
             "step_tokens",
+            "patience",
         ):
             yield name, getattr(self, name) >= 0, "give 0 or more"
         for name in (

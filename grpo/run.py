@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -24,10 +25,10 @@ import torch
 import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
-from grpo.curriculum import PROMOTE_AT
+from grpo.curriculum import MARGIN, PROMOTE_AT
 from grpo.evaluate import evaluate, summarise
 from grpo.ranks import ALONE, Ranks
-from grpo.records import Group, StepReport
+from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
 from grpo.store import checkpoint as checkpoints
@@ -46,6 +47,7 @@ from grpo.store.rollouts import file_of
 from grpo.store.run_data import load_run
 from grpo.store.trackers import check_installed
 from grpo.trainer import Trainer
+from grpo.verdict import Verdict, reach_verdict, values_by_problem
 from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
 from tasks.supply import held_out
 
@@ -199,7 +201,7 @@ class Run:
         load_rng(self.checkpoint)
         done = self.trainer.done
         self.files.rewind(done)
-        ended = self.trainer.curriculum.ended
+        ended = self.trainer.ended
         self.console.say(
             f"resumed {self.folder} after step {done}"
             + (f", which was its end: {ended}" if ended else "")
@@ -267,20 +269,20 @@ class Run:
         }
         (folder / "trainer.json").write_text(json.dumps(state))
 
-    def evaluate(self):
-        """Report the policy's score on held-out problems of the asked level, and of the current one of a ladder that is climbed by such.
+    def evaluate(self, is_final: bool = False):
+        """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
-        A line a level in eval.jsonl, all texts in rollouts/.
+        The level is the one asked for, and on a ladder that is climbed by held-out problems the
+        current one, too; at the end also the first one, which was evaluated before training.
         """
         config, curriculum = self.config, self.trainer.curriculum
-        levels = (
-            {config.level, curriculum.level} if config.promote_by == "heldout" else {config.level}
-        )
-        every = [
-            group
-            for level in sorted(levels)
-            for group in self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
-        ]
+        levels = {config.level}
+        if config.promote_by == "heldout":
+            levels |= {curriculum.level, curriculum.rungs[0]} if is_final else {curriculum.level}
+
+        every = []
+        for level in sorted(levels):
+            every += self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
         self.files.keep("eval", self.trainer.done, every)
 
     def promote_if_due(self):
@@ -339,16 +341,75 @@ class Run:
         self.console.evaluation(line)
         return line, groups
 
-    def finish(self):
-        """Evaluate the trained policy and say what came of the run."""
-        if (
-            self.ranks.first(lambda: max((line["step"] for line in self.reports), default=-1))
-            < self.trainer.done
-        ):
-            self.evaluate()
-        if not self.ranks.is_first:
+    def end_if_solved(self):
+        """End the run where the last level is solved in training and on held-out problems."""
+        trainer, step = self.trainer, self.trainer.done
+        if trainer.ended or not trainer.seems_solved:
             return
-        reports = self.reports
+
+        level = trainer.curriculum.level
+        line, groups = self._evaluate(
+            level, PROMOTION_SEED, self.config.promote_problems, "promotion"
+        )
+        self.files.keep("promotion", step, groups)
+        if not _is_solved(line):
+            return
+
+        trainer.solved = (
+            f"every training group was solved for {trainer.progress.solved} steps, and the "
+            f"held-out mean is {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+        )
+        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+        self.files.decided([Decision(step, level, level, "solved", trainer.solved, figures)])
+
+    def finish(self) -> int:
+        """Evaluate the trained policy, say what the run came to, and return its exit status."""
+        if self.ranks.first(lambda: self._last_report_step() < self.trainer.done):
+            self.evaluate(is_final=True)
+        return self.ranks.first(self._conclude)
+
+    def _last_report_step(self) -> int:
+        return max((line["step"] for line in self.reports), default=-1)
+
+    def _conclude(self) -> int:
+        """Write and show the verdict; return the exit status. Rank 0 alone."""
+        trainer = self.trainer
+        if trainer.ended and not trainer.stopped:
+            self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
+
+        verdict = self._verdict()
+        said = load_run(self.folder).verdict
+        if said is None or said["step"] < trainer.done:
+            self.files.concluded({**verdict.to_json(), **self.config.mark})
+        self._show_summary(verdict)
+        if trainer.stopped:
+            self._record_stop(trainer.stopped)
+        self.files.finish()
+        return 0 if self.config.mark else verdict.exit_status
+
+    def _verdict(self) -> Verdict:
+        """Return the verdict at the asked level; failing that, at an easier one that was learned."""
+        run, trainer = load_run(self.folder), self.trainer
+        first_step = min((line["step"] for line in run.reports), default=trainer.done)
+        before = {line["level"]: line for line in run.reports if line["step"] == first_step}
+        groups = [run.groups(step, "eval") if before else [] for step in (first_step, trainer.done)]
+
+        verdicts = {
+            level: reach_verdict(
+                level,
+                *(values_by_problem(each, level) for each in groups),
+                run.metrics,
+                was_solved=level in before and _is_solved(before[level]),
+                stopped=trainer.stopped,
+            )
+            for level in sorted({*before, self.config.level}, reverse=True)
+        }
+        learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
+        asked = verdicts[self.config.level]
+        return asked if asked in learned or not learned else learned[0]
+
+    def _show_summary(self, verdict: Verdict):
+        reports, config = self.reports, self.config
         files = {
             "metrics": self.folder / "metrics.jsonl",
             "rollouts": self.folder / "rollouts",
@@ -356,36 +417,39 @@ class Run:
             "checkpoints": self.folder / "checkpoints",
         }
         self.console.say(self._supplied())
-        flag = "--words" if self.config.task == "interleave" else "--levels"
+        flag = "--words" if config.task == "interleave" else "--levels"
         options = "".join(
-            f" --{name} {shlex.quote(value)}" for name, value in self.config.task_options.items()
+            f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
         )
         before, after = (
-            [line for line in reports if line["level"] == self.config.level][i:][:1]
-            for i in (0, -1)
+            [line for line in reports if line["level"] == config.level][i:][:1] for i in (0, -1)
         )
+        task = self.trainer.task
         self.console.summary(
             before,
             after,
             {name: str(path) for name, path in files.items()},
             [
-                f"python eval.py --model {self.folder} --task {self.config.task}{options} {flag} {self.config.level}",
+                f"python eval.py --model {self.folder} --task {config.task}{options} {flag} {config.level}",
                 f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
                 f"python -m grpo.report {self.folder}",
                 f"python -m tasks.audit {self.folder}"
-                + (f" --task {self.config.task}" if self.config.task not in REGISTRY else ""),
+                + (f" --task {config.task}" if config.task not in REGISTRY else ""),
             ],
+            verdict.lines(
+                getattr(task, "metric", "score"),
+                getattr(task, "level_unit", ""),
+                config.mark.get("control", ""),
+            ),
         )
-        self.files.finish()
 
-    def stop(self, reason: str):
-        """Say by which alarm the run was ended, and keep that in config.yaml."""
-        if self.ranks.is_first:
-            self.config.save(
-                self.folder / "config.yaml",
-                **self.about,
-                stopped={"step": self.trainer.done, "reason": reason},
-            )
+    def _record_stop(self, reason: str):
+        """Keep in config.yaml why the run was stopped."""
+        self.config.save(
+            self.folder / "config.yaml",
+            **self.about,
+            stopped={"step": self.trainer.done, "reason": reason},
+        )
         self.console.say(f"stopped after step {self.trainer.done}: {reason}")
 
     @property
@@ -400,6 +464,12 @@ class Run:
         size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
+
+
+def _is_solved(line: Mapping[str, Any]) -> bool:
+    """Return whether a held-out evaluation passes the check that promotion asks for."""
+    mark = PROMOTE_AT["heldout"]
+    return line["mean"] >= mark and line["ci_low"] >= mark - MARGIN
 
 
 def check_fit(trainer: Trainer, probes: int = 16):

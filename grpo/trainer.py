@@ -30,12 +30,13 @@ from grpo.learn.update import update
 from grpo.memory import optimizer_bytes
 from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
-from grpo.records import Decision, Group, Outcome, StepReport
+from grpo.records import Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
+from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import Problem, Task, UserError, credits_of, draft_of, scores_of
 from tasks.supply import Supply
 
@@ -75,6 +76,8 @@ class Trainer:
         )
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
+        self.progress = Progress(config.patience if config.control == "none" else 0)
+        self.solved = ""  # why the run ends early, once a held-out check has confirmed it
         self.done = 0  # steps
         self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
@@ -113,8 +116,10 @@ class Trainer:
         learned = self.learn(step, kept)
         clock.lap("update")
         metrics = self.metrics(step, groups, learned, clock)
-        metrics["events"], self.said = self.said + self.monitor.observe(groups), []
-        decisions = self.decide(outcome_of(step, groups, seconds=metrics["step_time"]))
+        metrics["events"] = self.said + self.monitor.observe(groups, self.curriculum.level)
+        self.said = []
+        self.progress.observe(groups)
+        decisions = self.curriculum.observe(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done, self.drawn = step, problems[-1][0] + 1
         if self.stopped:
@@ -129,13 +134,33 @@ class Trainer:
 
     @property
     def stopped(self) -> str:
-        """Why the run ends with the step just done: the alarms of a collapse, under --on-alarm stop; "" where it goes on."""
-        return "; ".join(self.monitor.collapse) if self.config.on_alarm == "stop" else ""
+        """Why training failed and stops after this step; "" if it continues.
+
+        Either a collapse was alarmed under --on-alarm stop, or no group taught anything for
+        --patience steps.
+        """
+        collapse = self.monitor.collapse if self.config.on_alarm == "stop" else []
+        return "; ".join(collapse) or self.progress.stopped
 
     @property
     def ended(self) -> str:
-        """Why no step follows the one just done, though there are steps left; "" where one does."""
-        return self.stopped or self.curriculum.ended
+        """Why no step follows this one although steps are left; "" if one does."""
+        return self.stopped or self.solved or self.progress.exhausted or self.curriculum.ended
+
+    @property
+    def seems_solved(self) -> bool:
+        """Whether a held-out check may end the run: every group of the last steps is solved.
+
+        Only at the last level, and again every `promote_every` steps while that lasts.
+        """
+        since = self.progress.solved - SOLVED_STEPS
+        is_last = self.curriculum.level == self.curriculum.rungs[-1]
+        return (
+            bool(self.progress.patience)
+            and is_last
+            and since >= 0
+            and since % self.config.promote_every == 0
+        )
 
     def problems(
         self, step: int, earlier: Sequence[tuple[int, Problem]] = ()
@@ -173,24 +198,12 @@ class Trainer:
                 return max(1, number - 1)
         return len(problems)
 
-    def decide(self, outcome: Outcome) -> list[Decision]:
-        """Let the curriculum take note of a step; return what it decided. A step back makes the sampling hotter."""
-        decisions = self.curriculum.observe(outcome)
-        for i, decision in enumerate(decisions):
-            if decision.kind == "collapse":
-                why = f"{decision.why}; {self.monitor.raise_temperature()}"
-                decisions[i] = replace(
-                    decision,
-                    why=why,
-                    figures=decision.figures | {"temperature": self.monitor.temperature},
-                )
-        return decisions
-
     def rollout(
         self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
     ) -> list[Group]:
         """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
-        groups, waiting, attempt = [], list(problems), 0
+        groups, attempt = [], 0
+        waiting = [(index, problem, self.monitor.temperature) for index, problem in problems]
         while waiting:
             mine = self.sample(step, self.ranks.share(waiting), attempt)
             clock.lap("rollout")
@@ -214,43 +227,46 @@ class Trainer:
             clock.lap("score")
             groups += drawn
             waiting = [
-                (group.index, group.problem) for group in drawn if group.action == "resample"
+                (group.index, group.problem, self.monitor.retry_temperature(group))
+                for group in drawn
+                if group.action == "resample"
             ]
             attempt += 1
         return groups
 
     def sample(
-        self, step: int, problems: Sequence[tuple[int, Problem]], attempt: int
+        self, step: int, problems: Sequence[tuple[int, Problem, float]], attempt: int
     ) -> list[Group]:
-        """Return a group of completions for each problem, unscored."""
+        """Return an unscored group for each (index in the stream, problem, temperature)."""
         if not problems:
             return []
-        prompts = [self.policy.encode(problem.prompt) for _, problem in problems]
-        heat = self.monitor.retry_temperature(attempt) if attempt else self.monitor.temperature
+        prompts = [self.policy.encode(problem.prompt) for _, problem, _ in problems]
         keys = [
             [
                 sample_key(self.config.seed, step, index, sample, attempt)
                 for sample in range(self.config.group_size)
             ]
-            for index, _ in problems
+            for index, _, _ in problems
         ]
         budgets = [
             budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
-            for prompt, (_, problem) in zip(prompts, problems)
+            for prompt, (_, problem, _) in zip(prompts, problems)
         ]
         answers = generate(
             self.policy,
             prompts,
             keys=keys,
-            temperatures=[heat] * len(prompts),
+            temperatures=[temperature for _, _, temperature in problems],
             budgets=budgets,
             truncate=self.truncate,
             drafting=self.drafting,
-            guesses=[self.draft(problem) for _, problem in problems] if self.draft else None,
+            guesses=[self.draft(problem) for _, problem, _ in problems] if self.draft else None,
         )
         return [
-            Group(index, problem, prompt, heat, completions, attempt)
-            for (index, problem), prompt, completions in zip(problems, prompts, answers)
+            Group(index, problem, prompt, temperature, completions, attempt)
+            for (index, problem, temperature), prompt, completions in zip(
+                problems, prompts, answers
+            )
         ]
 
     def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
@@ -389,6 +405,8 @@ class Trainer:
             "seen": list(self.seen),
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
+            "progress": self.progress.state_dict(),
+            "solved": self.solved,
             "drafting": self.drafting.state_dict(),
         }
 
@@ -402,6 +420,8 @@ class Trainer:
         )
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
+        self.progress.load_state_dict(state["progress"])
+        self.solved = state["solved"]
         self.drafting.load_state_dict(state["drafting"])
 
 

@@ -1,8 +1,8 @@
 """The variance monitor: which groups carry no gradient, why, and what is done about it.
 
 A group whose rewards are all equal has advantage zero throughout, so it teaches nothing; when most groups are so, training
-stands still. DAPO (arXiv:2503.14476, "dynamic sampling") filters such groups and samples more prompts. We also name the cause, draw
-a collapsed group again at a raised temperature, keep a ledger of the tokens wasted, and raise an alarm. A policy can also collapse while
+stands still. DAPO (arXiv:2503.14476, "dynamic sampling") filters such groups and samples more prompts. We also name the cause, raise
+the temperature where groups have lost their diversity, keep a ledger of the tokens wasted, and raise alarms. A policy can also collapse while
 rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]`): that is watched as well.
 """
 
@@ -16,6 +16,13 @@ from grpo.spread import by_level, histogram
 from tasks.base import Score
 
 CLASSES = ("varied", "identical", "solved", "failed", "tied")
+DEGENERATE = CLASSES[1:]
+DIVERSITY = 0.25  # of a group's texts; 1 of 16 is "identical", 4 of 16 are hardly better
+TRAP = "trap "  # prefix of the causes of alarms that are traps
+TRUNCATED = "truncated"
+TRUNCATED_REMEDY = (
+    "give a larger --max-new-tokens, or a reward that does not pay for going on and on"
+)
 COLLAPSED = ("identical", "failed", "tied")  # without variance, and without being right
 REMEDIES = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise --temperature, go back to a "
@@ -50,17 +57,36 @@ def common_trap(scores: Sequence[Score]) -> str | None:
     return name if 2 * traps[name] >= len(scores) else None
 
 
+def lost_diversity(group: Group) -> bool:
+    """Return whether a group without variance repeats itself: that is what a temperature can cure.
+
+    At most DIVERSITY of its texts are distinct, one at least, and they are not right.
+    """
+    distinct = len(set(group.texts))
+    return group.verdict in COLLAPSED and distinct <= max(1, DIVERSITY * len(group.texts))
+
+
 class VarianceMonitor:
-    """Decides what becomes of degenerate groups, and how hot to sample.
+    """Decides what happens to groups without variance, sets the temperature, and raises alarms.
 
-    `policy`: "keep" (degenerate groups stay in the denominator), "skip" (they leave the step), or "resample" (they are drawn again, hotter, at
-    most `retries` times, then skipped). Temperature, except under "keep": when a share of `trigger` or more of a step's groups collapsed
-    (identical, failed or tied), it is raised by the factor `heat`, up to `ceiling` times the base; when `release`
-    or fewer did, it returns by the factor `cool`; in between it stays. `solved` groups never raise it. `raise_temperature` does,
-    when asked.
+    `policy` is what happens to a degenerate group: "keep" (it stays in the denominator), "skip" (it
+    leaves the step) or "resample" (it is drawn again at most `retries` times, then skipped).
 
-    Two alarms, each said once until it clears (at `release` or less): more than `alarm_share` of the groups degenerate, and `alarm_share` or
-    more of the completions in one and the same trap, for `alarm_steps` steps in a row. First tries count.
+    Temperature, except under "keep". Heat answers lost diversity, never incompetence:
+
+    | share of the groups | temperature |
+    |---|---|
+    | `trigger` or more have lost their diversity | times `heat`, up to `ceiling` times the base |
+    | `trigger` or more fail or tie with different texts | back to the base at once |
+    | `release` or fewer have lost their diversity | divided by `cool`, down to the base |
+
+    Alarms, one for each cause: most groups carry no gradient (the cause is the most common class),
+    most completions are in one and the same trap, most completions are truncated. An alarm is raised
+    when its cause has held in `alarm_steps` steps in a row (a share of `alarm_share`), again when it
+    has lasted 2, 4, 8, ... times as long, and is cleared when the share falls to `release`.
+
+    Only first tries count, and, where the caller names a level, only groups of that level: replayed
+    easier levels must not hide what happens at the current one.
     """
 
     def __init__(
@@ -79,33 +105,27 @@ class VarianceMonitor:
         alarm_steps: int = 5,
     ):
         assert policy in ("keep", "skip", "resample") and 0 <= release < trigger <= 1
-        self.policy, self.base, self.threshold, self.retries = (
-            policy,
-            temperature,
-            threshold,
-            retries,
-        )
-        self.heat, self.ceiling, self.cool, self.trigger, self.release = (
-            heat,
-            ceiling,
-            cool,
-            trigger,
-            release,
-        )
-        self.alarm_share, self.alarm_steps = alarm_share, alarm_steps
+        self.policy = policy
+        self.base = temperature
+        self.threshold = threshold
+        self.retries = retries
+        self.heat = heat
+        self.ceiling = ceiling
+        self.cool = cool
+        self.trigger = trigger
+        self.release = release
+        self.alarm_share = alarm_share
+        self.alarm_steps = alarm_steps
+
         self.temperature = temperature
         self.wasted = 0  # tokens of groups that were not learned from
-        self.recent: deque[dict[str, int]] = deque(
-            maxlen=alarm_steps
-        )  # classes of the last steps with most groups degenerate
-        self.alarmed = False
-        self.traps: deque[dict[str, list[float]]] = deque(
-            maxlen=alarm_steps
-        )  # of the last steps: trap -> share, mean reward, mean value
-        self.trap: str | None = None  # the one that alarm was raised for
-        self.collapse: list[
-            str
-        ] = []  # alarms of the last step, but for that of solved groups: nothing is lost there
+        # Of the last steps: the share of the groups by class, of the completions by trap (with mean
+        # reward and mean value), and of truncated completions.
+        self.classes: deque[dict[str, float]] = deque(maxlen=alarm_steps)
+        self.traps: deque[dict[str, list[float]]] = deque(maxlen=alarm_steps)
+        self.truncated: deque[float] = deque(maxlen=alarm_steps)
+        self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
+        self.collapse: list[str] = []  # alarms of the last step that --on-alarm stop obeys
 
     def decide(self, verdict: str, attempt: int) -> str:
         """Return "keep", "skip" or "resample" for a group of class `verdict`, drawn for the time number `attempt` (from 0)."""
@@ -114,94 +134,129 @@ class VarianceMonitor:
         again = self.policy == "resample" and verdict != "solved" and attempt < self.retries
         return "resample" if again else "skip"
 
-    def retry_temperature(self, attempt: int) -> float:
-        """Return the temperature of try number `attempt` (1, 2, ...): hotter each time, up to the ceiling."""
-        return min(self.temperature * self.heat**attempt, self.base * self.ceiling)
+    def retry_temperature(self, group: Group) -> float:
+        """Return the temperature at which `group`, which is to be resampled, is drawn again.
 
-    def observe(self, groups: Sequence[Group]) -> list[str]:
-        """Take note of every group of a step, all tries; return the lines to be said."""
+        Hotter with each try where it has lost its diversity; otherwise the base temperature.
+        """
+        if not lost_diversity(group):
+            return self.base
+        return min(self.temperature * self.heat ** (group.attempt + 1), self.base * self.ceiling)
+
+    def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
+        """Take note of every group of a step, all tries; return the lines for the console."""
         self.wasted += _wasted(groups)
-        counts = Counter(group.verdict for group in groups if group.attempt == 0)
-        total = sum(counts.values())
-        collapsed = sum(counts[name] for name in COLLAPSED) / total
-        self.collapse = self._watch_traps(
-            [score for group in groups if group.attempt == 0 for score in group.scores]
-        )
-        return (
-            self._adjust(collapsed)
-            + [*self.collapse]
-            + self._watch_groups(counts, 1 - counts["varied"] / total)
+        first = [group for group in groups if group.attempt == 0]
+        first = [group for group in first if group.problem.level == level] or first
+
+        changed = self._adjust_temperature(first)
+        collapse = self._watch_traps(first)
+        solved, degenerate = self._watch_classes(first)
+        self.collapse = collapse + degenerate
+        return changed + self.collapse + solved + self._watch_truncation(first)
+
+    def _adjust_temperature(self, groups: Sequence[Group]) -> list[str]:
+        lost = fmean(lost_diversity(group) for group in groups)
+        failing = fmean(
+            group.verdict in COLLAPSED and not lost_diversity(group) for group in groups
         )
 
-    def raise_temperature(self) -> str:
-        """Raise the temperature once, under every `policy`, because the curriculum steps back; return what was done, in words."""
-        before, top = self.temperature, self.base * self.ceiling
-        self.temperature = min(before * self.heat, top)
-        return f"temperature {before:.3f} → {self.temperature:.3f}" + (
-            ", its ceiling" if self.temperature == top else ""
-        )
-
-    def _adjust(self, collapsed: float) -> list[str]:
-        before, top = self.temperature, self.base * self.ceiling
-        if self.policy != "keep" and collapsed >= self.trigger:
-            self.temperature = min(before * self.heat, top)
-        elif collapsed <= self.release:
+        before = self.temperature
+        if self.policy != "keep" and lost >= self.trigger:
+            self.temperature = min(before * self.heat, self.base * self.ceiling)
+            why = f"{lost:.0%} of the groups lost their diversity"
+        elif failing >= self.trigger:
+            self.temperature = self.base
+            why = f"{failing:.0%} of the groups earn the same with different texts"
+        elif lost <= self.release:
             self.temperature = max(before / self.cool, self.base)
+            why = f"{1 - lost:.0%} of the groups have diverse texts"
+
         if self.temperature == before:
             return []
-        return [
-            f"temperature {before:.3f} → {self.temperature:.3f}: {collapsed:.0%} of the groups collapsed"
-        ]
+        return [f"temperature {before:.3f} → {self.temperature:.3f}: {why}"]
 
-    def _watch_groups(self, counts: Counter, degenerate: float) -> list[str]:
-        if degenerate <= self.alarm_share:
-            self.recent.clear()
-            self.alarmed = self.alarmed and degenerate > self.release
-            return []
-        self.recent.append(dict(counts))
-        if self.alarmed or len(self.recent) < self.alarm_steps:
-            return []
-        self.alarmed = True
-        causes = Counter()
-        for step in self.recent:
-            causes.update(step)
-        total = causes.total()
-        del causes["varied"]
-        cause, _ = causes.most_common(1)[0]
-        shares = ", ".join(f"{count / total:.0%} {name}" for name, count in causes.most_common())
-        line = f"ALARM: for {self.alarm_steps} steps most groups carry no gradient ({shares}); {REMEDIES[cause]}"
-        self.collapse += [line] if cause != "solved" else []
-        return [line]
+    def _watch_classes(self, groups: Sequence[Group]) -> tuple[list[str], list[str]]:
+        """Return the alarms of groups without gradient: that of solved groups, and the others."""
+        counts = Counter(group.verdict for group in groups)
+        shares = {name: counts[name] / len(groups) for name in CLASSES}
+        self.classes.append(shares)
+        for name in CLASSES:
+            self._clear(name, shares[name])
 
-    def _watch_traps(self, scores: Sequence[Score]) -> list[str]:
+        without_gradient = [1 - step["varied"] for step in self.classes]
+        if len(self.classes) < self.alarm_steps or min(without_gradient) <= self.alarm_share:
+            return [], []
+
+        means = {name: fmean(step[name] for step in self.classes) for name in DEGENERATE}
+        cause = max(means, key=means.get)
+        if shares[cause] <= self.release or not self._is_due(cause):  # it is over, or was said
+            return [], []
+        ranked = sorted(means, key=means.get, reverse=True)
+        listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
+        line = (
+            f"ALARM: for {self.alarms[cause]} steps most groups carry no gradient "
+            f"({listed}); {REMEDIES[cause]}"
+        )
+        return ([line], []) if cause == "solved" else ([], [line])
+
+    def _watch_traps(self, groups: Sequence[Group]) -> list[str]:
+        scores = [score for group in groups for score in group.scores]
         inside: dict[str, list[Score]] = {}
         for score in scores:
-            inside.setdefault(score.parts.get("trap"), []).append(score)
+            if name := score.parts.get("trap"):
+                inside.setdefault(name, []).append(score)
         step = {
             name: [
-                len(those) / len(scores),
-                fmean(score.reward for score in those),
-                fmean(score.value for score in those),
+                len(members) / len(scores),
+                fmean(score.reward for score in members),
+                fmean(score.value for score in members),
             ]
-            for name, those in inside.items()
-            if name
+            for name, members in inside.items()
         }
         self.traps.append(step)
-        if self.trap and step.get(self.trap, [0])[0] <= self.release:
-            self.trap = None
-        lasting = [
-            name
-            for name in step
-            if all(past.get(name, [0])[0] >= self.alarm_share for past in self.traps)
-        ]
-        if len(self.traps) < self.alarm_steps or not lasting or self.trap in lasting:
+        for cause in [cause for cause in self.alarms if cause.startswith(TRAP)]:
+            self._clear(cause, step.get(cause.removeprefix(TRAP), [0.0])[0])
+
+        lines = []
+        for name in step:
+            past = [traps.get(name, [0.0, 0.0, 0.0]) for traps in self.traps]
+            held = len(past) == self.alarm_steps and min(past)[0] >= self.alarm_share
+            if held and self._is_due(TRAP + name):
+                shares, rewards, values = zip(*past)
+                lines.append(
+                    f"ALARM: for {self.alarms[TRAP + name]} steps {fmean(shares):.0%} of the "
+                    f"completions are the trap '{name}', paid {fmean(rewards, shares):.2f} "
+                    f"(score {fmean(values, shares):.2f}): {TRAP_REMEDY}"
+                )
+        return lines
+
+    def _watch_truncation(self, groups: Sequence[Group]) -> list[str]:
+        share = fmean(c.finish == "length" for group in groups for c in group.completions)
+        self.truncated.append(share)
+        self._clear(TRUNCATED, share)
+
+        held = len(self.truncated) == self.alarm_steps and min(self.truncated) > self.alarm_share
+        if not held or not self._is_due(TRUNCATED):
             return []
-        self.trap = lasting[0]
-        shares, rewards, values = zip(*(past[self.trap] for past in self.traps))
         return [
-            f"ALARM: for {self.alarm_steps} steps {fmean(shares):.0%} of the completions are the trap '{self.trap}', paid "
-            f"{fmean(rewards, shares):.2f} (score {fmean(values, shares):.2f}): {TRAP_REMEDY}"
+            f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "
+            f"completions are truncated: {TRUNCATED_REMEDY}"
         ]
+
+    def _is_due(self, cause: str) -> bool:
+        """Count a step in which `cause` holds; return whether its alarm is raised now.
+
+        It is due after `alarm_steps` steps and then each time that it has lasted twice as long.
+        """
+        lasted = self.alarms.get(cause, self.alarm_steps - 1) + 1
+        self.alarms[cause] = lasted
+        periods, rest = divmod(lasted, self.alarm_steps)
+        return rest == 0 and periods.bit_count() == 1
+
+    def _clear(self, cause: str, share: float):
+        if share <= self.release:
+            self.alarms.pop(cause, None)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return the step's counts and spreads; classes, spreads and traps are of first tries, so heat does not flatter them."""
@@ -240,22 +295,21 @@ class VarianceMonitor:
         return {
             "temperature": self.temperature,
             "wasted": self.wasted,
-            "recent": list(self.recent),
-            "alarmed": self.alarmed,
+            "classes": list(self.classes),
             "traps": list(self.traps),
-            "trap": self.trap,
+            "truncated": list(self.truncated),
+            "alarms": self.alarms,
             "collapse": self.collapse,
         }
 
     def load_state_dict(self, state: dict[str, Any]):
-        self.temperature, self.wasted, self.alarmed = (
-            state["temperature"],
-            state["wasted"],
-            state["alarmed"],
-        )
-        self.recent = deque(state["recent"], maxlen=self.alarm_steps)
+        self.temperature = state["temperature"]
+        self.wasted = state["wasted"]
+        self.classes = deque(state["classes"], maxlen=self.alarm_steps)
         self.traps = deque(state["traps"], maxlen=self.alarm_steps)
-        self.trap, self.collapse = state["trap"], state["collapse"]
+        self.truncated = deque(state["truncated"], maxlen=self.alarm_steps)
+        self.alarms = dict(state["alarms"])
+        self.collapse = list(state["collapse"])
 
 
 def _wasted(groups: Sequence[Group]) -> int:

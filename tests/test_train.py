@@ -21,7 +21,7 @@ from data.files import read_jsonl_zst
 from grpo.store import checkpoint as store
 from grpo.store.metrics import read_metrics
 from grpo.store.rollouts import groups_of
-from grpo.variance import TRAP_REMEDY
+from grpo.variance import REMEDIES, TRAP_REMEDY
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
@@ -111,7 +111,9 @@ def test_what_a_run_writes(tmp_path, capsys):
         "time/update",
     } <= set(metrics[0])
     assert all(line["parity/max_abs_logprob_diff"] < 1e-4 for line in metrics)
-    assert [line["step"] for line in read_metrics(folder / "eval.jsonl")] == [0, 3, 4]
+    evals = read_metrics(folder / "eval.jsonl")
+    assert [line["step"] for line in evals] == [0, 3, 4, 4]
+    assert [line["purpose"] for line in evals] == ["report"] * 3 + ["verdict"]
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
         f"{name}.jsonl.zst"
         for name in (
@@ -255,7 +257,9 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
         (0, 6, "report", 4),
         (1, 4, "promotion", 5),
         (2, 6, "promotion", 5),
+        (2, 4, "report", 4),
         (2, 6, "report", 4),
+        (2, 6, "verdict", 4),
     ]
     decisions = read_metrics(folder / "curriculum.jsonl")
     assert [(line["step"], line["from"], line["to"], line["kind"]) for line in decisions] == [
@@ -454,7 +458,7 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, capsys):
     said = capsys.readouterr().out.splitlines()
     assert f"{control}: NOT A REAL RUN" in "".join(said)
     about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
-    assert len(about) == 5 and all(f"CONTROL {control}" in line for line in about)
+    assert len(about) == 6 and all(f"CONTROL {control}" in line for line in about)
     assert (
         evaluation.main(
             [
@@ -613,6 +617,73 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
         len(lines) == 9
         and [line.get("stopped") for line in lines] == [None] * 4 + [reason] + [None] * 4
     )
+
+
+PAID = """
+from tasks.base import Problem, Score, key_of
+
+class Paid:
+    name, rewards, default_level = "paid", (), 1
+    paid = 0.0
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(self.paid, exact=self.paid == 1) for _ in completions]
+
+class Always(Paid):
+    paid = 1.0
+"""
+
+
+def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, capsys):
+    (tmp_path / "paid.py").write_text(PAID)
+    options = [*SMALL, "--words", "1", "--task", "paid.py:Paid", "--name", "a", "--patience", "3"]
+    assert train.main([*options, "--steps", "9"]) == 3
+    said = capsys.readouterr().out.splitlines()
+    reason = (
+        "no group could be trained on for 3 steps (100% failed; reward 0.000); "
+        + (REMEDIES["failed"])
+    )
+    assert said[-1].endswith(f"stopped after step 3: {reason}")
+    assert any(line.startswith("NOT LEARNED: held-out score at level 1") for line in said)
+    assert any(line.startswith("0 of 3 steps updated the weights; 100% of the") for line in said)
+    folder = tmp_path / "runs/a"
+    verdict = read_metrics(folder / "eval.jsonl")[-1]
+    assert (verdict["purpose"], verdict["verdict"], verdict["step"], verdict["stopped"]) == (
+        "verdict",
+        "not learned",
+        3,
+        reason,
+    )
+    assert (folder / "checkpoints/step-000003").is_dir()
+    trust = ["--task", "paid.py:Paid"]
+    assert train.main(["--resume", "runs/a", *trust]) == 3  # still out of patience
+    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+    assert train.main(["--resume", "runs/a", *trust, "--patience", "5"]) == 3
+    assert len(read_metrics(folder / "metrics.jsonl")) == 5
+
+
+def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys):
+    (tmp_path / "paid.py").write_text(PAID)
+    options = [*SMALL, "--words", "1", "--task", "paid.py:Always", "--steps", "9"]
+    assert train.main([*options, "--name", "a"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "ended after step 3: every training group was solved for 3 steps, and the held-out" in said
+    )
+    assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
+    folder = tmp_path / "runs/a"
+    kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
+    assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
+    assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
+    assert "which was its end: every training group was solved" in capsys.readouterr().out
+    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+
+    assert train.main([*options, "--name", "b", "--patience", "0"]) == 0
+    assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 9
 
 
 def test_an_alarm_is_only_said_by_default(tmp_path, capsys):

@@ -359,10 +359,12 @@ class Console:
         after: Sequence[Evaluation],
         files: Mapping[str, str],
         next_commands: Sequence[str],
+        verdict: Sequence[str] = (),
     ) -> None:
-        """End the live panel and print the evaluations before and after, where the files are, and what to try next."""
+        """End the live panel and print the verdict, the evaluations before and after, where the files are, and what to try next."""
         self._live.stop()
-        tables = [summary_table(before, after, self.metric)] if before or after else []
+        tables = [list(verdict)] if verdict else []
+        tables += [summary_table(before, after, self.metric)] if before or after else []
         width = max(map(len, files))
         tables.append(["files", *(f"  {name:<{width}}  {path}" for name, path in files.items())])
         tables.append(["next", *(f"  {command}" for command in next_commands)])

@@ -56,6 +56,10 @@ class RunFiles:
         self.evals.append(line)
         self.trackers.log(line)
 
+    def concluded(self, verdict: dict[str, Any]):
+        """Append the verdict to eval.jsonl."""
+        self.evals.append(verdict)
+
     def keep(self, name: str, step: int, groups: list[Group]):
         """Write groups with all their texts to rollouts/."""
         try:

@@ -67,7 +67,14 @@ class RunData:
 
     @cached_property
     def evals(self) -> Records:
-        return self._log("eval.jsonl")
+        """The evaluations: those lines of eval.jsonl that are no verdict."""
+        return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """The last verdict on the run (see `grpo.verdict`); None before it has one."""
+        lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
+        return lines[-1] if lines else None
 
     @property
     def reports(self) -> Records:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import json
 import math
 from collections import Counter
 
@@ -101,7 +102,21 @@ def test_kept_groups_stay_in_the_denominator(tiny_model):
     assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
 
 
-def test_resampled_groups_are_drawn_again_hotter_then_skipped(tiny_policy):
+@pytest.fixture()
+def every_loss_is_lost_diversity(monkeypatch):
+    """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
+    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.verdict != "varied")
+
+
+def test_ties_are_drawn_again_at_the_base_temperature(tiny_policy):
+    trainer = trainer_for(tiny_policy, on_degenerate="resample", retries=1, heat=1.2)
+    temperatures = {group.temperature for _ in range(2) for group in trainer.step().groups}
+    assert temperatures == {1.0}
+
+
+def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
+    tiny_policy, every_loss_is_lost_diversity
+):
     report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.2).step()
     tries = sorted(
         (group.index, group.attempt, group.action, round(group.temperature, 6))
@@ -128,7 +143,7 @@ def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
     assert len(tries) == 3  # at one temperature
 
 
-def test_a_second_try_that_varies_is_learned_from(tiny_policy):
+def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample", heat=1.2).step()
     tries = sorted(
         (group.index, group.attempt, group.action, group.temperature) for group in report.groups
@@ -301,21 +316,6 @@ def test_the_largest_budget_counts(tiny_policy):
     )
 
 
-def test_a_step_back_makes_the_sampling_hotter(tiny_policy):
-    trainer = trainer_for(tiny_policy, curriculum="1,2", heat=1.2)
-    trainer.curriculum.rung, trainer.curriculum.collapse_steps = 1, 2
-    assert trainer.decide(Outcome(1, {2: [0.5]}, collapsed=1.0)) == []
-    (decision,) = trainer.decide(Outcome(2, {2: [0.5]}, collapsed=1.0))
-    assert (
-        decision.line
-        == "step 2: level 2 → 1, 2 steps with 90% of the groups collapsed; temperature 1.000 → 1.200"
-    )
-    assert (
-        decision.figures == {"steps": 2, "share": 1.0, "temperature": 1.2}
-        and trainer.monitor.temperature == 1.2
-    )
-
-
 def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
     outcome = outcome_of(1, report.groups, seconds=2.0)
@@ -443,3 +443,39 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
         UserError, match="out of memory in the update of a single completion of .* tokens"
     ):
         trainer.step()
+
+
+def test_a_run_without_a_trained_group_stops_with_its_cause(tiny_policy):
+    trainer = trainer_for(tiny_policy, odd=0.5, patience=2, prompts=1)
+    trainer.task.score = lambda problem, texts: [Score(0.0) for _ in texts]
+    trainer.step()
+    assert not trainer.ended
+    report = trainer.step()
+    assert trainer.stopped.startswith("no group could be trained on for 2 steps (100% failed")
+    assert report.metrics["stopped"] == trainer.stopped == trainer.ended
+
+    resumed = trainer_for(tiny_policy, patience=3, prompts=1)
+    resumed.restore(json.loads(json.dumps(trainer.state())))
+    assert not resumed.ended  # by more patience it goes on
+    resumed.task.score = trainer.task.score
+    resumed.step()
+    assert "for 3 steps" in resumed.stopped
+
+
+def test_a_control_run_is_never_cut_short(tiny_policy):
+    trainer = trainer_for(tiny_policy, patience=1, control="constant-reward")
+    trainer.step()
+    assert not trainer.ended and not trainer.seems_solved
+
+
+def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):
+    trainer = trainer_for(tiny_policy, patience=9, prompts=1, promote_every=2)
+    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    asked = []
+    for _ in range(7):
+        trainer.step()
+        asked.append(trainer.seems_solved)
+    # after three solved steps, then every promote_every steps while it lasts
+    assert asked == [False, False, True, False, True, False, True]
+    trainer.curriculum.rungs.append(2)
+    assert not trainer.seems_solved

@@ -6,28 +6,39 @@ from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
 from grpo.spread import histogram
-from grpo.variance import CLASSES, REMEDIES, TRAP_REMEDY, VarianceMonitor, classify, common_trap
+from grpo.variance import (
+    CLASSES,
+    REMEDIES,
+    TRAP_REMEDY,
+    VarianceMonitor,
+    classify,
+    common_trap,
+    lost_diversity,
+)
 from tasks.base import Problem, Score
 
 PROBLEM = Problem("t", 1, "p", "x", "k")
 
 
-def group(verdict, action="keep", attempt=0, tokens=3):
+def group(verdict, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
+    """A group of eight completions: one text if it is identical or solved, else eight, or `distinct`."""
+    distinct = distinct or (1 if verdict in ("identical", "solved") else 8)
+    texts = [str(min(i, distinct - 1)) for i in range(8)]
     return Group(
         0,
-        PROBLEM,
+        Problem("t", level, "p", "x", "k"),
         (1,),
         1.0,
-        [Completion((1,) * tokens, (0.0,) * tokens, "x", "stop")],
+        [Completion((1,) * tokens, (0.0,) * tokens, text, finish) for text in texts],
         attempt,
-        [Score(0.5)],
+        [Score(0.5)] * 8,
         verdict,
         action,
     )
 
 
-def step(**counts):
-    return [group(verdict) for verdict, count in counts.items() for _ in range(count)]
+def step(level=1, **counts):
+    return [group(verdict, level=level) for verdict, n in counts.items() for _ in range(n)]
 
 
 def scored(*traps, attempt=0, level=1, paid=0.5, value=0.25):
@@ -55,16 +66,6 @@ def trapped(share, name="sulks", **figures):
 
 def alarms(monitor, steps):
     return [[line for line in monitor.observe(step) if line.startswith("ALARM")] for step in steps]
-
-
-@pytest.mark.parametrize("policy", ["keep", "skip"])
-def test_a_step_back_raises_the_temperature(policy):
-    monitor = VarianceMonitor(policy, temperature=1.0, heat=1.3, ceiling=1.5)
-    assert monitor.raise_temperature() == "temperature 1.000 → 1.300"
-    assert (
-        monitor.raise_temperature() == "temperature 1.300 → 1.500, its ceiling"
-        and monitor.temperature == 1.5
-    )
 
 
 @pytest.mark.parametrize(
@@ -96,44 +97,94 @@ def test_threshold_catches_near_ties():
     st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8), max_size=40),
     st.sampled_from(["keep", "skip", "resample"]),
 )
-def test_temperature_stays_within_its_bounds(steps, policy):
+def test_only_lost_diversity_raises_the_temperature(steps, policy):
     monitor = VarianceMonitor(policy, temperature=0.8)
     for verdicts in steps:
         before = monitor.temperature
-        monitor.observe([group(verdict) for verdict in verdicts])
-        collapsed = sum(v in ("identical", "failed", "tied") for v in verdicts) / len(verdicts)
+        groups = [group(verdict) for verdict in verdicts]
+        monitor.observe(groups)
+        identical = verdicts.count("identical") / len(verdicts)
+        failing = sum(v in ("failed", "tied") for v in verdicts) / len(verdicts)
+
         assert 0.8 <= monitor.temperature <= 0.8 * 1.5
-        assert monitor.temperature <= before or (collapsed >= 0.5 and policy != "keep")
-        if 0.25 < collapsed < 0.5:  # hysteresis
+        assert monitor.temperature <= before or (identical >= 0.5 and policy != "keep")
+        if failing > 0.5:  # the remedy is an easier level
+            assert monitor.temperature == 0.8
+        if 0.25 < identical < 0.5 and failing < 0.5:  # hysteresis
             assert monitor.temperature == before
-        assert all(0.8 <= monitor.retry_temperature(n) <= 0.8 * 1.5 for n in (1, 2, 9))
+        for each in groups:
+            hotter = each.verdict == "identical"
+            assert 0.8 <= monitor.retry_temperature(each) <= 0.8 * 1.5
+            assert hotter or monitor.retry_temperature(each) == 0.8
 
 
 def test_temperature_rises_and_returns_by_hand():
     monitor = VarianceMonitor("skip", temperature=1.0, heat=1.2, cool=1.1, ceiling=1.5)
     seen = []
     for counts in (
-        dict(tied=2, varied=2),
-        dict(failed=4),
+        dict(identical=2, varied=2),
         dict(identical=4),
-        dict(tied=3, varied=5),
-        dict(varied=4),
+        dict(identical=4),
+        dict(identical=3, varied=5),
         dict(varied=4),
         dict(solved=4),
+        dict(failed=2, varied=2),
+        dict(failed=4),
+        dict(identical=4),
+        dict(tied=4),
     ):
         monitor.observe(step(**counts))
         seen.append(round(monitor.temperature, 4))
-    # 1.2, 1.44, ceiling 1.5; 3 of 8 lie between release and trigger; then 1.5 / 1.1, again, and solved groups do not heat
-    assert seen == [1.2, 1.44, 1.5, 1.5, 1.3636, 1.2397, 1.127]
+    # 1.2, 1.44, ceiling 1.5; 3 of 8 lie between release and trigger; 1.5 / 1.1, again; then groups
+    # that fail with different texts: the base; one rise, and tied groups end it
+    assert seen == [1.2, 1.44, 1.5, 1.5, 1.3636, 1.2397, 1.0, 1.0, 1.2, 1.0]
+
+
+@pytest.mark.parametrize(
+    "verdict, distinct, lost",
+    [
+        ("identical", 1, True),
+        ("failed", 2, True),  # two texts of eight: a quarter
+        ("tied", 2, True),
+        ("failed", 3, False),
+        ("tied", 8, False),
+        ("varied", 2, False),  # whatever teaches is left alone
+        ("solved", 1, False),
+    ],
+)
+def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(verdict, distinct, lost):
+    assert lost_diversity(group(verdict, distinct=distinct)) == lost
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor.observe([group(verdict, distinct=distinct)] * 4)
+    assert (monitor.temperature > 1) == lost
+
+
+def test_tries_get_hotter_only_where_diversity_was_lost():
+    monitor = VarianceMonitor("resample", temperature=1.0, heat=1.2, ceiling=1.5)
+    tries = [monitor.retry_temperature(group("identical", attempt=n)) for n in range(3)]
+    assert tries == pytest.approx([1.2, 1.44, 1.5])
+    monitor.temperature = 1.3
+    assert monitor.retry_temperature(group("failed")) == 1.0
 
 
 def test_later_tries_neither_heat_nor_alarm():
     monitor = VarianceMonitor("resample", temperature=1.0, alarm_steps=2)
-    tries = [group("tied", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
+    tries = [group("identical", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
     # one first try of four collapsed; of all twelve groups it would be three quarters
-    assert [monitor.observe(step(varied=3, tied=1) + tries) for _ in range(4)] == [
-        []
-    ] * 4 and monitor.temperature == 1.0
+    said = [monitor.observe(step(varied=3, identical=1) + tries) for _ in range(4)]
+    assert said == [[]] * 4 and monitor.temperature == 1.0
+
+
+def test_only_the_named_level_counts():
+    groups = step(level=10, solved=12) + step(level=25, identical=4)
+    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    assert monitor.observe(groups, 25) and monitor.temperature > 1
+    (line,) = [line for line in monitor.observe(groups, 25) if line.startswith("ALARM")]
+    assert "100% identical" in line and monitor.collapse == [line]
+
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor.observe(groups, 50)  # nothing at that level: all groups count
+    assert monitor.temperature == 1.0
 
 
 @given(st.sampled_from(CLASSES), st.integers(0, 5), st.integers(0, 4))
@@ -149,18 +200,48 @@ def test_decisions(verdict, attempt, retries):
         assert again == ("resample" if verdict != "solved" and attempt < retries else "skip")
 
 
-def test_the_alarm_names_the_cause_once_and_is_armed_again():
+def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
     monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=3)
-    said = [monitor.observe(step(identical=3, varied=1)) for _ in range(6)]
-    alarms = [[line for line in lines if line.startswith("ALARM")] for lines in said]
-    assert [len(lines) for lines in alarms] == [0, 0, 1, 0, 0, 0]
-    assert "75% identical" in alarms[2][0] and REMEDIES["identical"] in alarms[2][0]
-    assert monitor.collapse == []  # that of the sixth step
+    said = alarms(monitor, [step(identical=3, varied=1)] * 24)
+    due = {3: 3, 6: 6, 12: 12, 24: 24}  # step: for how long it has lasted
+    assert [number for number, lines in enumerate(said, 1) if lines] == list(due)
+    for number, lasted in due.items():
+        (line,) = said[number - 1]
+        assert f"for {lasted} steps" in line and "75% identical" in line
+        assert REMEDIES["identical"] in line
+    assert monitor.collapse == said[-1]
+
     monitor.observe(step(varied=4))
-    again = [monitor.observe(step(solved=4)) for _ in range(3)]
-    assert (
-        REMEDIES["solved"] in again[-1][-1] and monitor.collapse == []
-    )  # said, but nothing to stop a run for
+    again = alarms(monitor, [step(solved=4)] * 3)
+    assert REMEDIES["solved"] in again[-1][-1]
+    assert monitor.collapse == []  # said, but nothing to stop a run for
+
+
+def test_one_alarm_does_not_hide_another():
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    first = alarms(monitor, [step(solved=16)] * 5)
+    assert REMEDIES["solved"] in first[-1][0]
+    # the next level fails throughout, and an eighth of the groups still replays the solved one
+    then = alarms(monitor, [step(failed=14, solved=2)] * 5)
+    assert [bool(lines) for lines in then] == [False, False, True, False, False]
+    assert REMEDIES["failed"] in then[2][0]
+
+
+def test_a_cause_that_returns_is_alarmed_again():
+    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    (_, first) = alarms(monitor, [step(failed=4)] * 2)
+    assert alarms(monitor, [step(failed=1, varied=3)] * 2) == [[], []]  # down to the release share
+    (_, second) = alarms(monitor, [step(failed=4)] * 2)
+    assert first == second and first
+
+
+def test_truncated_completions_are_alarmed():
+    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    cut, whole = group("varied", finish="length"), group("varied")
+    assert alarms(monitor, [[cut, whole]] * 4) == [[]] * 4  # half of them
+    said = alarms(monitor, [[cut, cut, cut, whole]] * 2)
+    assert said[0] == [] and "75% of the completions are truncated" in said[1][0]
+    assert "--max-new-tokens" in said[1][0] and monitor.collapse == []
 
 
 def test_the_ledger_adds_up():
@@ -170,9 +251,9 @@ def test_the_ledger_adds_up():
         group("tied", "skip", 1, 7),
         group("varied", "keep", 0, 9),
     ]
-    assert monitor.metrics(groups)["wasted_tokens"] == 12
+    assert monitor.metrics(groups)["wasted_tokens"] == 8 * 12
     monitor.observe(groups)
-    assert monitor.metrics(groups)["wasted_tokens_total"] == 24
+    assert monitor.metrics(groups)["wasted_tokens_total"] == 8 * 24
     metrics = monitor.metrics(groups)
     assert (
         metrics["groups/count"],
@@ -220,21 +301,12 @@ def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
     )
 
 
-def test_the_alarm_of_a_trap_is_said_once_until_it_clears():
+def test_the_alarm_of_a_trap_lasts_until_it_clears():
     monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
-    shares = [
-        0.5,
-        0.5,
-        0.9,
-        0.4,
-        0.9,
-        0.9,
-        0.2,
-        0.9,
-        0.9,
-    ]  # 0.4 is no longer most, but not clear; 0.2 is
+    # 0.4 is no longer most, but does not clear the alarm; 0.2 does
+    shares = [0.5, 0.5, 0.4, 0.9, 0.9, 0.2, 0.9, 0.9]
     said = alarms(monitor, [trapped(share) for share in shares])
-    assert [len(lines) for lines in said] == [0, 1, 0, 0, 0, 0, 0, 0, 1]
+    assert [len(lines) for lines in said] == [0, 1, 0, 0, 0, 0, 0, 1]
     said = alarms(
         monitor, [trapped(0.9, "mumbles"), trapped(0.9, "mumbles")]
     )  # another one is another alarm
@@ -333,7 +405,7 @@ def test_a_bin_holds_its_upper_bound():
     ),
     st.integers(0, 19),
 )
-@example([(0.9, "a")] * 6, 4)  # what was said is not said again
+@example([(0.9, "a")] * 6, 4)  # what was said is not said again before it is due
 def test_the_watch_for_traps_goes_on_identically(steps, cut):
     whole, first, second = (
         VarianceMonitor("skip", temperature=1.0, alarm_steps=3) for _ in range(3)

@@ -1,0 +1,227 @@
+"""What a run came to, and when it may end early.
+
+The verdict compares the policy after training with the policy before it, on the same held-out
+problems. A paired comparison needs no assumption about how hard the problems are, and its interval
+is several times narrower than the difference of two independent means.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from grpo.records import Group
+from grpo.variance import COLLAPSED, REMEDIES
+
+SOLVED_STEPS = 3  # in a row with every group solved, before a held-out check may end the run
+MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
+UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
+
+Kind = Literal["learned", "already solved", "not learned", "too short to tell", "not measured"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run learned, e.g. ``Verdict("learned", level=25, n=200, before=0.18, after=0.99,
+    difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
+
+    `before` and `after` are mean held-out scores on the same `n` problems of `level`; `low` and
+    `high` bound their difference (95 %). `updated` counts the steps that changed the weights,
+    `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share of
+    completions that reached the token budget. `stopped` says why the run was cut short, if it was.
+    """
+
+    kind: Kind
+    level: int
+    n: int
+    before: float | None
+    after: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    steps: int
+    updated: int
+    untaught: float
+    truncated: float
+    stopped: str = ""
+
+    @property
+    def exit_status(self) -> int:
+        """0, or UNFINISHED where the run was stopped or has not learned."""
+        return UNFINISHED if self.stopped or self.kind == "not learned" else 0
+
+    def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
+        """Return the verdict for the console: the conclusion, then the figures behind it.
+
+        `metric` names the score, `unit` what a level counts, `control` marks a control experiment.
+        """
+        mark = f"CONTROL {control}  " if control else ""
+        level = f"{self.level} {unit}" if unit else f"level {self.level}"
+        if self.n:
+            held_out = (
+                f"held-out {metric} at {level} {self.before:.3f} → {self.after:.3f}, difference "
+                f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}] (n = {self.n}, paired)"
+            )
+        else:
+            held_out = f"no held-out problem at {level} was scored both before and after"
+        spent = (
+            f"{self.updated} of {self.steps} steps updated the weights; {self.untaught:.0%} of the "
+            f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
+            "completions were truncated"
+        )
+        return [f"{mark}{self.kind.upper()}: {held_out}", spent]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a line of eval.jsonl."""
+        values = asdict(self)
+        kind = values.pop("kind")
+        return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % interval for the mean of paired differences, each in [-1, 1].
+
+    The normal interval after adding one difference of +1 and one of -1, the analogue for pairs of
+    Agresti and Caffo's "plus two" (Agresti and Min 2005, doi:10.1002/sim.1781). Without these two,
+    three differences of 1 would have the interval [1, 1].
+    """
+    padded = [*differences, 1.0, -1.0]
+    half = 1.96 * stdev(padded) / len(padded) ** 0.5
+    centre = fmean(padded)
+    return max(-1.0, centre - half), min(1.0, centre + half)
+
+
+def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
+    """Return the mean score of each problem of `level`, by its key."""
+    return {
+        group.problem.key: fmean(score.value for score in group.scores)
+        for group in groups
+        if group.problem.level == level
+    }
+
+
+def reach_verdict(
+    level: int,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    was_solved: bool,
+    stopped: str = "",
+) -> Verdict:
+    """Return the verdict on a run.
+
+    `before` and `after` are scores by problem key; `metrics` the lines of metrics.jsonl;
+    `was_solved` tells whether the untrained policy already passed the held-out check.
+    """
+    shared = [key for key in before if key in after]
+    differences = [after[key] - before[key] for key in shared]
+    last = metrics[-1] if metrics else {}
+    tokens = last.get("num_tokens", 0)
+    figures = dict(
+        level=level,
+        n=len(shared),
+        steps=len(metrics),
+        updated=sum("loss" in line for line in metrics),
+        untaught=last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
+        truncated=fmean(line["completions/clipped_ratio"] for line in metrics) if metrics else 0.0,
+        stopped=stopped,
+    )
+    if not shared:
+        nothing = dict.fromkeys(("before", "after", "difference", "low", "high"))
+        return Verdict("not measured", **figures, **nothing)
+
+    low, high = paired_interval(differences)
+    if low > 0:
+        kind = "learned"
+    elif was_solved and high >= 0:
+        kind = "already solved"
+    elif len(metrics) < MIN_STEPS and not stopped:
+        kind = "too short to tell"
+    else:
+        kind = "not learned"
+    return Verdict(
+        kind,
+        **figures,
+        before=fmean(before[key] for key in shared),
+        after=fmean(after[key] for key in shared),
+        difference=fmean(differences),
+        low=low,
+        high=high,
+    )
+
+
+class Progress:
+    """Counts the steps in a row that trained nothing, and those in which every group was solved.
+
+    `patience` is the number of steps without a trained group after which a run stops (0: never).
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.untrained = 0
+        self.solved = 0
+        self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
+        self.reward = 0.0  # mean of the last step
+
+    def observe(self, groups: Sequence[Group]):
+        """Count a step: all its groups, later tries too."""
+        first = [group for group in groups if group.attempt == 0]
+        self.solved = self.solved + 1 if all(g.verdict == "solved" for g in first) else 0
+        self.reward = fmean(reward for group in first for reward in group.rewards)
+
+        if any(group.action == "keep" and group.verdict == "varied" for group in groups):
+            self.untrained = 0
+            self.classes.clear()
+            return
+        self.untrained += 1
+        self.classes.update(group.verdict for group in first)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run should stop: its groups have taught nothing for `patience` steps; "" if not.
+
+        Solved groups are no reason: nothing is wrong with them (see `exhausted`).
+        """
+        cause = self._cause
+        if not cause or cause == "solved":
+            return ""
+        ranked = ", ".join(
+            f"{count / self.classes.total():.0%} {name}"
+            for name, count in self.classes.most_common()
+        )
+        return (
+            f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
+            f"{self.reward:.3f}); {REMEDIES[cause]}"
+        )
+
+    @property
+    def exhausted(self) -> str:
+        """Why there is nothing left to learn: solved groups for `patience` steps; "" if there is."""
+        if self._cause != "solved":
+            return ""
+        return f"every training group was solved for {self.untrained} steps"
+
+    @property
+    def _cause(self) -> str:
+        """The class that explains why nothing could be trained on; "" while patience lasts."""
+        if not self.patience or self.untrained < self.patience:
+            return ""
+        if self.classes["solved"] > 0.9 * self.classes.total():
+            return "solved"
+        return max(COLLAPSED, key=lambda name: self.classes[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "untrained": self.untrained,
+            "solved": self.solved,
+            "classes": dict(self.classes),
+            "reward": self.reward,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]):
+        self.untrained = state["untrained"]
+        self.solved = state["solved"]
+        self.classes = Counter(state["classes"])
+        self.reward = state["reward"]
