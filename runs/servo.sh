@@ -7,7 +7,7 @@ declare -A flags=([ladder]="--curriculum 10,25,50 --promote-by running" [auto]="
 for seed in ${1:-0 1 2}; do
     for arm in ${2:-ladder auto}; do
         run="runs/servo-$arm-seed$seed"
-        [ -d "$run" ] || python train.py --task interleave ${flags[$arm]} --words 50 --schedule constant --steps 60 \
+        [ -d "$run" ] || python train.py --task interleave ${flags[$arm]} --words 50 --patience 0 --steps 60 \
             --eval-every 10 --eval-problems 100 --seed "$seed" --name "${run#runs/}"
     done
 done
