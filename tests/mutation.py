@@ -335,6 +335,12 @@ TABLE = {
             "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)",
             "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=False)",
         ),
+        (
+            "nucleus of the whole distribution behind top-k",
+            "truncation.truncate",
+            "kept_RV.sort(-1)",
+            "logits_RV.sort(-1)",
+        ),
     ],
     ("grpo/rollout/drafting.py", "grpo/test_drafting.py::test_plans_by_hand"): [
         ("drafts aimed a token too far", "Plans.offer", "written[:, None]", "written[:, None] + 1"),

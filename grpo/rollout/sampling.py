@@ -93,25 +93,37 @@ def choose(
 def truncation(
     top_k: int = 0, top_p: float = 1.0
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
-    """Return a function that sets all logits (R, V) outside the top k, or the nucleus of mass p, to -inf; or None.
+    """Return a function that sets all logits (R, V) outside the top k, and then outside the nucleus, to -inf; or None.
 
-    It takes logits already divided by the temperature and, from the loss, the sampled tokens (R,), which are always
-    kept: rounding must not exclude what was in fact drawn. Sampler and loss share it, so both see one distribution.
+    It takes logits already divided by the temperature. The nucleus (arXiv:1904.09751) is the smallest set of the likeliest
+    tokens with mass `top_p` of the distribution that top-k leaves, renormalised: the order and the arithmetic of
+    `transformers` (`TopKLogitsWarper`, then `TopPLogitsWarper`). One difference: tokens that tie with the least likely
+    one kept are all kept, so that the support never depends on how a sort orders equal logits.
+
+    From the loss it also gets the sampled tokens (R,), which are always kept: rounding must not exclude what was in fact
+    drawn. Sampler and loss share the function, so both see one distribution.
     """
     if not top_k and top_p >= 1:
         return None
 
     def truncate(logits_RV: torch.Tensor, tokens_R: torch.Tensor | None = None) -> torch.Tensor:
-        ordered, order = logits_RV.sort(-1, descending=True)
-        excluded = torch.zeros_like(ordered, dtype=torch.bool)
+        kept_RV = logits_RV.detach()
+
         if top_k:
-            excluded[:, top_k:] = True
+            least_R1 = kept_RV.topk(min(top_k, kept_RV.shape[-1])).values[:, -1:]
+            kept_RV = kept_RV.masked_fill(kept_RV < least_R1, -torch.inf)
+
         if top_p < 1:
-            probabilities = ordered.softmax(-1)
-            excluded |= probabilities.cumsum(-1) - probabilities >= top_p
-        excluded = torch.zeros_like(excluded).scatter(-1, order, excluded)
+            # From the least likely token upwards, so that the small masses are summed before they are lost to rounding.
+            ascending_RV = kept_RV.sort(-1).values
+            mass_RV = ascending_RV.softmax(-1).cumsum(-1)
+            outside_R1 = (mass_RV <= 1 - top_p).sum(-1, keepdim=True)
+            least_R1 = ascending_RV.gather(-1, outside_R1.clamp(max=kept_RV.shape[-1] - 1))
+            kept_RV = kept_RV.masked_fill(kept_RV < least_R1, -torch.inf)
+
+        excluded_RV = kept_RV == -torch.inf
         if tokens_R is not None:
-            excluded = excluded.scatter(-1, tokens_R[:, None], False)
-        return logits_RV.masked_fill(excluded, -torch.inf)
+            excluded_RV = excluded_RV.scatter(-1, tokens_R[:, None], False)
+        return logits_RV.masked_fill(excluded_RV, -torch.inf)
 
     return truncate

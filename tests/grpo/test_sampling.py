@@ -1,7 +1,14 @@
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from grpo.rollout.sampling import choose, draw, sample_key, truncation, uniform
 
@@ -98,3 +105,68 @@ def test_the_loss_keeps_what_was_drawn():
         False,
         True,
     ]
+
+
+def test_the_nucleus_is_that_of_what_top_k_leaves():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    # Of two tokens left the first has 0.4 / 0.7 = 0.571 of the mass, which alone makes a nucleus of 0.5.
+    assert truncation(top_k=2, top_p=0.5)(logits).isfinite()[0].tolist() == [True] + 3 * [False]
+
+
+def warped(logits_RV: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Return what `transformers` makes of the logits, with all tokens that tie with the least likely one it keeps."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+
+    scores_RV = warpers(None, logits_RV)
+    least_R1 = scores_RV.masked_fill(scores_RV == -torch.inf, torch.inf).amin(-1, keepdim=True)
+    heated_RV = logits_RV / temperature
+    return heated_RV.masked_fill(heated_RV < least_R1, -torch.inf)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 5),
+    vocabulary=st.sampled_from([2, 3, 7, 50, 257, 4096]),
+    spread=st.sampled_from([0.0, 1e-3, 0.3, 1.0, 4.0, 30.0, 1e4]),
+    is_tied=st.booleans(),
+    temperature=st.sampled_from([0.3, 1.0, 1.5]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40, 10_000]),
+    top_p=st.floats(1e-6, 1.0) | st.sampled_from([1e-12, 0.5, 0.9, 0.95, 1 - 1e-7, 1.0]),
+)
+@example(0, 4, 50, 1.0, False, 1.0, 5, 0.7)
+@example(0, 4, 50, 1.0, False, 1.0, 0, 0.7)
+@example(0, 4, 50, 1.0, True, 1.0, 5, 1.0)
+@example(0, 2, 50, 0.0, True, 1.0, 5, 0.5)  # all logits are equal
+@example(0, 2, 7, 1.0, False, 1.0, 10_000, 0.5)  # more than there are
+def test_the_support_is_that_of_transformers(
+    seed, rows, vocabulary, spread, is_tied, temperature, top_k, top_p
+):
+    logits_RV = spread * torch.randn(
+        rows, vocabulary, generator=torch.Generator().manual_seed(seed)
+    )
+    logits_RV = logits_RV.round() if is_tied else logits_RV
+
+    truncate = truncation(top_k, top_p)
+    heated_RV = logits_RV / temperature
+    found_RV = truncate(heated_RV, None) if truncate else heated_RV
+
+    torch.testing.assert_close(
+        found_RV, warped(logits_RV, temperature, top_k, top_p), rtol=0, atol=0
+    )
+    assert found_RV.isfinite().any(-1).all()
+
+
+@pytest.mark.parametrize("limits", [dict(top_k=3), dict(top_p=0.6), dict(top_k=3, top_p=0.6)])
+def test_the_support_moves_with_the_tokens_however_they_tie(limits):
+    """Equal logits are kept or excluded together, so no sort decides what can be sampled."""
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -1.0, -torch.inf]])
+    order = torch.tensor([6, 3, 5, 1, 4, 2, 0])
+    truncate = truncation(**limits)
+
+    kept = truncate(logits, None)
+    assert torch.equal(truncate(logits[:, order], None), kept[:, order])
+    assert kept.isfinite()[0].tolist() == 4 * [True] + 3 * [False]
