@@ -3,6 +3,7 @@
 A linear gap scores `gap` a symbol. An affine gap, a maximal run of k inserted or of k deleted symbols, scores
 gap_open + (k - 1) * gap: its first symbol gap_open, each further one gap. Scores are added as given, so costs are
 negative. All numbers may be of either sign; with integers the result is exact, with floats it is so up to rounding.
+Numbers that are not finite, and numbers so large that a score could overflow, are a ValueError.
 
 Symbols are any hashables and are compared as dictionary keys, so 1 == 1.0 == True is one symbol; a str is the sequence
 of its characters. Of several best alignments the one returned is, read from its end, at each step a pair (match or
@@ -20,6 +21,7 @@ Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices m
 Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M steps.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from numbers import Integral
@@ -141,6 +143,23 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
 
 
+def _finite(name: str, number: Number) -> Number:
+    """Return the parameter `name` as a Python number, so that no narrow NumPy integer wraps.
+
+    Raises ValueError unless it is finite, and fits 64 bits if it is an integer.
+    """
+    if isinstance(number, Integral):
+        number = int(number)
+        is_good = abs(number) < 2**63
+    else:
+        number = float(number)
+        is_good = math.isfinite(number)
+
+    if not is_good:
+        raise ValueError(f"{name}={number}; give a finite number, of at most 64 bits")
+    return number
+
+
 def _is_standard(match, mismatch, gap, gap_open) -> bool:
     scale = (match, mismatch, gap)
     return (
@@ -194,13 +213,22 @@ class _Batch:
             [[len(row) for row in side] for side in rows], dtype=np.int64
         )  # (2, B)
         self.a, self.b = (_pad(side, np.min_scalar_type(len(ids))) for side in rows)
-        self.gap, self.affine = gap, gap_open is not None
-        opening = gap_open - gap if self.affine else 0
+        match, mismatch, gap = map(_finite, ("match", "mismatch", "gap"), (match, mismatch, gap))
+        self.affine = gap_open is not None
+        opening = _finite("gap_open", gap_open) - gap if self.affine else 0
         scale = (match - 2 * gap, mismatch - 2 * gap, opening)
-        if all(isinstance(number, Integral) for number in scale):
-            # No path's score exceeds `bound` in size; `floor` stays worse than any of them whatever a path adds to it.
-            bound = (len(self.a) + len(self.b) + 1) * max(map(abs, scale))
-            floor = -2 * bound - 1
+        is_whole = all(isinstance(number, int) for number in scale)
+        self.gap = gap if is_whole else float(gap)
+
+        # No path's score exceeds `bound` in size; `floor` stays worse than any of them whatever a path adds to it.
+        bound = (len(self.a) + len(self.b) + 1) * max(map(abs, (*scale, gap)))
+        floor = -2 * bound - 1
+        if not (3 * bound < 2**62 if is_whole else math.isfinite(3 * bound)):
+            raise ValueError(
+                f"scores of up to {bound:.3g} in size overflow; give smaller match, mismatch, gap or gap_open"
+            )
+
+        if is_whole:
             self.dtype = np.min_scalar_type(floor - bound)
         else:
             self.dtype, floor = np.dtype(np.float64), -np.inf

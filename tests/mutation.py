@@ -613,6 +613,7 @@ TABLE = {
             "np.min_scalar_type(floor - bound)",
             "np.dtype(np.int8)",
         ),
+        ("numbers that are not finite", "_finite", "math.isfinite(number)", "True"),
     ],
     ("align/bitparallel.py", "align/test_needleman.py"): [
         ("carries run into the neighbour", "Columns.__init__", "len(first) + 1", "len(first)"),

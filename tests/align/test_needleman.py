@@ -294,3 +294,47 @@ def test_similarity_by_hand():
     assert similarity_batch([[], ["a"]], []).tolist() == [1, 0]  # S = 0, -1
     assert similarity_batch([], target).tolist() == []
     assert similarity_batch([target], target).dtype == np.float64
+
+
+PARAMETERS = ("match", "mismatch", "gap", "gap_open")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("number", [-np.inf, np.inf, np.nan, np.float32("inf")])
+@pytest.mark.parametrize("function", [nw_score, nw_align])
+def test_numbers_that_are_not_finite_are_refused_by_name(function, name, number):
+    with pytest.raises(ValueError, match=f"^{name}={float(number)}; give a finite number"):
+        function("abc", "bc", **{name: number})
+
+
+@given(
+    words(8),
+    words(8),
+    st.dictionaries(
+        st.sampled_from(PARAMETERS),
+        st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70),
+    ),
+)
+@example("abc", "bc", {"match": 1e308, "gap": -1e308})
+@example("abc", "bc", {"gap": -1e308})
+@example("abc", "bc", {"match": 10**400})
+def test_a_score_is_finite_or_refused(a, b, scoring):
+    """Never NaN, infinite or wrapped around: the score is that of the alignment found, or there is neither."""
+    try:
+        score, ops = nw_align(a, b, **scoring)
+    except ValueError as error:
+        assert "overflow" in str(error) or "64 bits" in str(error)
+        with pytest.raises(ValueError, match="overflow|64 bits"):
+            nw_score(a, b, **scoring)
+        return
+
+    assert np.isfinite(score) and nw_score(a, b, **scoring) == score
+    scale = max([1, *map(abs, scoring.values())])
+    assert score == pytest.approx(
+        path_score(as_path(ops), a, b, **scoring), rel=1e-9, abs=1e-9 * scale
+    )
+
+
+def test_narrow_numpy_integers_do_not_wrap():
+    scoring = dict(match=np.int8(100), gap=np.int8(-100))
+    assert nw_score("abc", "bc", **scoring) == 100  # two matches, a gap
