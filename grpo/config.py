@@ -192,7 +192,9 @@ class Config:
     learning_rate: float = flag(
         0.0, "0: 2e-4 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA"
     )
-    schedule: str = flag("cosine", "learning rate: cosine to zero, or constant; both after warm-up")
+    schedule: str = flag(
+        "constant", "learning rate after the warm-up: constant, or cosine (falls to zero)"
+    )
     warmup: int = flag(5, "steps of linear warm-up")
     optimizer: str = flag(
         "adamw",

@@ -7,6 +7,7 @@ curriculum; a token's log-probability is compared with the sampler's own; the re
 """
 
 import ctypes
+import math
 import random
 import sys
 import time
@@ -351,12 +352,20 @@ class Trainer:
                 )
 
     def rate(self, step: int) -> float:
-        """Return the share of the learning rate that `step` learns with: warm-up, then constant or cosine to zero."""
-        warm = min(1.0, step / (self.config.warmup + 1))
+        """Return the share of the learning rate that `step` (1, 2, ...) learns with: linear warm-up, then constant or cosine.
+
+        A constant rate does not know how long the run is, so a run that goes on for longer than planned is the longer run.
+        Cosine falls from the full rate, at the first step after the warm-up, to almost zero at the last step; its warm-up
+        is at most all steps but the last, so that the full rate is reached however short the run.
+        """
+        warmup, steps = self.config.warmup, self.config.steps
         if self.config.schedule == "constant":
-            return warm
-        progress = step / (self.config.steps + 1)
-        return warm * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * progress)).item())
+            return min(1.0, step / (warmup + 1))
+
+        warmup = min(warmup, steps - 1)
+        if step <= warmup:
+            return step / (warmup + 1)
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup - 1) / (steps - warmup)))
 
     def metrics(
         self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock"

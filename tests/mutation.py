@@ -522,6 +522,12 @@ TABLE = {
     ],
     ("grpo/trainer.py", "grpo/test_trainer.py"): [
         (
+            "cosine falls during the warm-up",
+            "Trainer.rate",
+            "(step - warmup - 1) / (steps - warmup)",
+            "(step - 1) / steps",
+        ),
+        (
             "tries share their numbers",
             "Trainer.sample",
             "sample_key(self.config.seed, step, index, sample, attempt)",

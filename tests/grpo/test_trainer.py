@@ -5,9 +5,12 @@ import json
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo import trainer as trainer_module
 from grpo.config import Config
@@ -47,9 +50,8 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         level=1,
         ramp=False,
         learning_rate=1e-3,
-        steps=4,
         group_size=4,
-        **{"prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
+        **{"steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
     )
     trainer = Trainer(config, kind(odd, stuck), policy)
     trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(20)}
@@ -334,12 +336,40 @@ def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
     )
 
 
-def test_schedule_by_hand(tiny_policy):
-    trainer = trainer_for(tiny_policy, warmup=1, schedule="constant")
+def rates(policy, steps, **options):
+    """The share of the learning rate at each step of a run."""
+    trainer = trainer_for(policy, **{"steps": steps} | options)
+    return [round(trainer.rate(step), 4) for step in range(1, steps + 1)]
+
+
+def test_the_rate_is_constant_after_the_warm_up(tiny_policy):
+    assert Config.schedule == "constant"
+    trainer = trainer_for(tiny_policy, warmup=1)
     assert trainer.step().metrics["learning_rate"] == pytest.approx(0.5e-3)  # half of 1e-3
-    assert [trainer.rate(step) for step in (1, 2, 4)] == [0.5, 1.0, 1.0]
-    trainer = trainer_for(tiny_policy, warmup=0, schedule="cosine")  # (1 + cos(pi * step / 5)) / 2
-    assert [round(trainer.rate(step), 4) for step in (1, 2, 4)] == [0.9045, 0.6545, 0.0955]
+    assert rates(tiny_policy, 4, warmup=1) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(tiny_policy, 4, warmup=0) == 4 * [1.0]
+    # A run that goes on for longer than was planned is the longer run.
+    assert rates(tiny_policy, 7)[:2] == rates(tiny_policy, 2)
+
+
+def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
+    # (1 + cos(pi * k / 4)) / 2 for k = 0, 1, 2, 3
+    assert rates(tiny_policy, 4, warmup=0, schedule="cosine") == [1.0, 0.8536, 0.5, 0.1464]
+    assert rates(tiny_policy, 6, warmup=2, schedule="cosine") == [
+        *(0.3333, 0.6667),
+        *(1.0, 0.8536, 0.5, 0.1464),
+    ]
+
+
+@given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
+def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
+    config = Config(steps=steps, warmup=warmup, schedule="cosine")
+    shares = [Trainer.rate(SimpleNamespace(config=config), step) for step in range(1, steps + 1)]
+    peak = shares.index(max(shares))
+    assert shares[peak] == 1.0 and all(0 < share <= 1 for share in shares)
+    assert shares[: peak + 1] == sorted(shares[: peak + 1])
+    assert shares[peak:] == sorted(shares[peak:], reverse=True)
+    assert peak == min(warmup, steps - 1)
 
 
 def test_state_survives_json(tiny_policy):
