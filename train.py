@@ -18,7 +18,7 @@ from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
-from tasks.base import exit_status, load_task
+from tasks.base import exit_status, load_task, range_of
 from tasks.dataset import read_problems
 from tasks.supply import Supply
 
@@ -48,7 +48,10 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
             run.held(),
             Interrupt() as interrupt,
             Console(
-                config.steps, log_every=config.log_every, metric=getattr(task, "metric", "score")
+                config.steps,
+                log_every=config.log_every,
+                metric=getattr(task, "metric", "score"),
+                reward_range=range_of(task),
             ) as console,
         ):
             return train(config, run, task, console, interrupt)

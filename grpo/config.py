@@ -238,7 +238,9 @@ class Config:
     )
     eval_problems: int = flag(200, "problems of each evaluation")
     save_every: int = flag(20, "steps between checkpoints")
-    save_threshold: float = flag(0.3, "checkpoint when the reward first passes this")
+    save_threshold: float = flag(
+        0.3, "checkpoint when the reward (0 to 1: its place in the task's range) first passes this"
+    )
     best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
     keep_best: bool = flag(
         False, "keep the best checkpoint, beside the first, the second to last and the last"

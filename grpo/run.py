@@ -48,7 +48,7 @@ from grpo.store.run_data import load_run
 from grpo.store.trackers import check_installed
 from grpo.trainer import Trainer
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
-from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, trust
+from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, rescaled, trust
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
@@ -218,7 +218,13 @@ class Run:
 
     def save_if_due(self, report: StepReport):
         """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
-        reasons = self.rules.reasons(report.step, report.metrics["reward"])
+        reward_range = self.trainer.reward_range
+        earned = (
+            rescaled(report.metrics["reward"], reward_range)
+            if reward_range
+            else report.metrics["value"]
+        )
+        reasons = self.rules.reasons(report.step, earned)
         if not reasons and (self.trainer.ended or report.step == self.config.steps):
             reasons = ["the last step"]
         if reasons:

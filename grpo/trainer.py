@@ -38,7 +38,7 @@ from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
-from tasks.base import Problem, Task, UserError, credits_of, draft_of, scores_of
+from tasks.base import Problem, Task, UserError, credits_of, draft_of, range_of, scores_of
 from tasks.supply import Supply
 
 MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
@@ -75,6 +75,7 @@ class Trainer:
             heat=config.heat,
             ceiling=config.heat_ceiling,
         )
+        self.reward_range = range_of(task)
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.progress = Progress(config.patience if config.control == "none" else 0)
@@ -217,11 +218,15 @@ class Trainer:
             falsify(
                 drawn,
                 self.config.control,
+                reward_range=self.reward_range,
                 key=f"{self.config.seed}/{step}/{attempt}/{drawn[0].index}",
             )
             for group in drawn:
                 group.verdict = classify(
-                    group.rewards, group.texts, threshold=self.config.variance_threshold
+                    group.rewards,
+                    group.texts,
+                    threshold=self.config.variance_threshold,
+                    reward_range=self.reward_range,
                 )
                 group.trap = common_trap(group.scores)
                 group.action = self.monitor.decide(group.verdict, attempt)
@@ -461,16 +466,22 @@ def keep_freed_memory():
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def falsify(groups: Sequence[Group], control: str, key: str):
+def falsify(
+    groups: Sequence[Group],
+    control: str,
+    key: str,
+    reward_range: tuple[float, float] | None = (0.0, 1.0),
+):
     """Take the information out of the rewards, for a control run; scores' values and parts stay true.
 
-    "shuffled-rewards" permutes them over all completions of `groups`, "constant-reward" makes each 0.5, "none" is a real run.
+    "shuffled-rewards" permutes them over all completions of `groups`, "constant-reward" makes each the middle of the
+    `reward_range` (0.5 where that is unknown), "none" is a real run.
     """
     rewards = [score.reward for group in groups for score in group.scores]
     if control == "shuffled-rewards":
         random.Random(f"control/{key}").shuffle(rewards)
     elif control == "constant-reward":
-        rewards = [0.5] * len(rewards)
+        rewards = [fmean(reward_range or (0.0, 1.0))] * len(rewards)
     paid = iter(rewards)
     for group in groups:
         group.scores = [replace(score, reward=next(paid)) for score in group.scores]

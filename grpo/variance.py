@@ -6,6 +6,7 @@ the temperature where groups have lost their diversity, keep a ledger of the tok
 rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]`): that is watched as well.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from statistics import fmean
@@ -27,26 +28,35 @@ COLLAPSED = ("identical", "failed", "tied")  # without variance, and without bei
 REMEDIES = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise --temperature, go back to a "
     "shorter level, or pay by another --reward",
-    "failed": "every completion earns nothing: the level is too hard; start with a shorter one, or let --ramp climb",
+    "failed": "every completion earns the lowest reward: the level is too hard; start with a shorter one, or let --ramp climb",
     "tied": "different texts earn the same: the reward is too coarse; pay by another --reward",
-    "solved": "every completion earns everything: the level is too easy; ask for more words",
+    "solved": "every completion earns the highest reward: the level is too easy; ask for more words",
 }
 TRAP_REMEDY = "start shorter (--ramp), pay by another --reward that does not pay it, or sample hotter (--temperature)"
 
 
-def classify(rewards: Sequence[float], texts: Sequence[str], *, threshold: float = 1e-6) -> str:
+def classify(
+    rewards: Sequence[float],
+    texts: Sequence[str],
+    *,
+    threshold: float = 1e-6,
+    reward_range: tuple[float, float] | None = (0.0, 1.0),
+) -> str:
     """Return the class of a group: "varied", or why its rewards span no more than `threshold` (0: are exactly equal).
 
-    In this order: "solved" (all at the top, 1), "identical" (one text, not right), "failed" (all at the floor, 0), "tied"
-    (different texts, one reward). Identical right answers are solved, not collapsed.
+    In this order: "solved" (all at the top of the `reward_range`), "identical" (one text, not right), "failed" (all at the
+    floor), "tied" (different texts, one reward). Identical right answers are solved, not collapsed. Where the range is unknown
+    (None) there is no top and no floor, so no group is solved or failed.
     """
     if max(rewards) - min(rewards) > threshold:
         return "varied"
-    if min(rewards) >= 1 - threshold:
+
+    floor, top = reward_range or (-math.inf, math.inf)
+    if min(rewards) >= top - threshold:
         return "solved"
     if len(set(texts)) == 1:
         return "identical"
-    return "failed" if max(rewards) <= threshold else "tied"
+    return "failed" if max(rewards) <= floor + threshold else "tied"
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:

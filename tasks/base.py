@@ -13,7 +13,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -33,6 +33,8 @@ __all__ = [
     "split_options",
     "draft_of",
     "credits_of",
+    "range_of",
+    "rescaled",
     "scores_of",
     "trust",
     "problem_at",
@@ -43,6 +45,11 @@ __all__ = [
 ]
 
 SPLITS = ("train", "validation", "test")
+ROUNDING = (
+    1e-6  # share of the reward's range by which rounding, in float32 too, may take it past an end
+)
+
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,14 @@ class Problem:
 class Score:
     """What one completion is worth.
 
-    `reward` is what the policy is paid, in [0, 1]; `value` what reports and evaluations show (the reward itself
-    where the task makes no difference), in [0, 1]; `exact` whether the answer is right in full; `parts` named numbers
-    and labels that explain it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``. The label `trap`, where a task gives it, names the
-    cheap strategy that the completion follows (None: none); the monitor counts them, and raises an alarm when most are in one.
-    `credits`, where they were asked for, say how the reward was earned on the way (see `credits_of`).
+    `reward` is what the policy is paid, within the task's `reward_range` (default [0, 1]); `value` what reports and
+    evaluations show, in [0, 1]; `exact` whether the answer is right in full; `parts` named numbers and labels that explain
+    it, e.g. ``{"matches": 18, "gaps": 2, "trap": "copies A"}``. Where a task gives no `value`, it is the reward, which
+    `scores_of` maps from its range to [0, 1]; a task whose range is unknown must give it. The label `trap`, where a task
+    gives it, names the cheap strategy that the completion follows (None: none); the monitor counts them, and raises an alarm
+    when most are in one. `credits`, where they were asked for, say how the reward was earned on the way (see `credits_of`).
+
+    Numbers may be those of NumPy or PyTorch: `scores_of` makes them Python's.
     """
 
     reward: float
@@ -83,6 +93,7 @@ class Score:
     credits: tuple[tuple[int, float], ...] | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
 
@@ -90,7 +101,9 @@ class Score:
 class Task(Protocol):
     """What the trainer asks of a task. A constructor without arguments must work.
 
-    Optional: `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
+    Optional: `reward_range`, the lowest and the highest reward, e.g. (-1.0, 0.0), or None where they are not known (then
+    no group is called solved or failed, and each `Score` gives its `value`); (0.0, 1.0) where it is not declared;
+    `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
     `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`;
@@ -237,9 +250,37 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     return task.make(level, split, random.Random(hashlib.sha256(text.encode()).digest()))
 
 
+def range_of(task: Task) -> Range | None:
+    """Return the lowest and the highest reward of `task`, None where it says that they are unknown.
+
+    Raises UserError where its `reward_range` is anything but None or two finite, rising numbers.
+    """
+    declared = getattr(task, "reward_range", (0.0, 1.0))
+    if declared is None:
+        return None
+    ends = tuple(map(_number, declared)) if isinstance(declared, Sequence) else ()
+    if len(ends) != 2 or None in ends or ends[0] >= ends[1]:
+        raise UserError(
+            f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest reward, e.g. (-1.0, 0.0), "
+            "or None where they are not known"
+        )
+    return ends
+
+
+def rescaled(reward: float, reward_range: Range) -> float:
+    """Return where `reward` lies in its range: 0 at the low end, 1 at the high end."""
+    low, high = reward_range
+    return (reward - low) / (high - low)
+
+
 def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
-    """Return `task.score(problem, completions)`. Raises UserError where that raises, or is anything but one finite Score for each completion."""
+    """Return `task.score(problem, completions)`, checked, with Python's own numbers, and every `value` filled in.
+
+    Raises UserError where `score` raises, or returns anything but one Score for each completion, of finite numbers that lie
+    within the task's range (beyond its ends by rounding they are moved to the end) and parts that JSON can hold.
+    """
     where = f"task {task.name}, problem {problem.key}"
+    reward_range = range_of(task)
     try:
         scores = list(task.score(problem, completions))
     except UserError:
@@ -253,19 +294,82 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
         raise UserError(
             f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; it must return one for each"
         )
+    checked = []
     for i, score in enumerate(scores, start=1):
-        if not isinstance(score, Score):
-            raise UserError(
-                f"{where}: score() returned {type(score).__name__} for completion {i}; it must return a Score for each"
-            )
-        for name in ("reward", "value"):
-            if not (
-                isinstance(number := getattr(score, name), numbers.Real) and math.isfinite(number)
-            ):
-                raise UserError(
-                    f"{where}: score() returned a {name} of {number!r} for completion {i}; it must be a finite number"
-                )
-    return scores
+        try:
+            checked.append(_checked(score, reward_range, f"for completion {i}"))
+        except ValueError as error:
+            raise UserError(f"{where}: score() returned {error}") from error
+    return checked
+
+
+def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
+    """Return `score` with Python's numbers and its value. Raises ValueError that says what it was instead, and `whose` it is."""
+    if not isinstance(score, Score):
+        raise ValueError(f"{type(score).__name__} {whose}; it must return a Score for each")
+
+    reward = _within(score.reward, "reward", reward_range, whose)
+    if score.gives_value:
+        value = _within(score.value, "value", (0.0, 1.0), whose)
+    elif reward_range is None:
+        raise ValueError(
+            f"no value {whose}; a task whose reward_range is None must give one, in [0, 1]"
+        )
+    else:
+        value = rescaled(reward, reward_range)
+
+    if not isinstance(score.parts, Mapping):
+        raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
+    parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
+    return replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
+
+
+def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
+    """Return the number `given`, at an end of its `limits` where rounding took it past that end."""
+    number = _number(given)
+    if number is None:
+        raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
+    if limits is None:
+        return number
+
+    low, high = limits
+    nearest = min(max(number, low), high)
+    if abs(number - nearest) > ROUNDING * (high - low):
+        declared = ", the task's reward_range" if name == "reward" else ""
+        raise ValueError(
+            f"a {name} of {number:g} {whose}; it must lie in [{low:g}, {high:g}]{declared}"
+        )
+    return nearest
+
+
+def _number(given: Any) -> float | None:
+    """Return `given` (a real number of Python, NumPy or PyTorch, as an array without axes too) as a float, None unless it is finite."""
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # a whole number beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _plain(part: Any, whose: str) -> Any:
+    """Return a part as JSON holds it: numbers, labels and arrays of NumPy and PyTorch become Python's.
+
+    Raises ValueError for what JSON cannot hold.
+    """
+    if hasattr(part, "tolist"):
+        part = part.tolist()
+    if part is None or isinstance(part, (bool, int, float, str)):
+        return part
+    if isinstance(part, Mapping):
+        return {str(name): _plain(inner, whose) for name, inner in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_plain(inner, whose) for inner in part]
+    raise ValueError(
+        f"a {type(part).__name__} as part {whose}; give numbers, labels, or lists and mappings of them"
+    )
 
 
 def problem_stream(

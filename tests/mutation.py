@@ -61,6 +61,7 @@ TABLE = {
             "from statistics import mean, stdev",
             "from statistics import mean, pstdev as stdev",
         ),
+        ("means of integers are integers", "floats", "float(reward)", "reward"),
     ],
     ("grpo/learn/loss.py", "grpo/test_loss.py"): [
         (
@@ -459,7 +460,7 @@ TABLE = {
         ),
         ("reference shares the policy's weights", "load_policy", "copy.deepcopy", "copy.copy"),
     ],
-    ("grpo/variance.py", "grpo/test_variance.py"): [
+    ("grpo/variance.py", "grpo/test_variance.py tasks/test_scores.py"): [
         (
             "solved counts as collapsed",
             "",
@@ -471,6 +472,12 @@ TABLE = {
             "classify",
             "max(rewards) - min(rewards) > threshold",
             "max(rewards) - min(rewards) >= threshold",
+        ),
+        (
+            "solved by another task's range",
+            "classify",
+            "reward_range or (-math.inf, math.inf)",
+            "(0.0, 1.0)",
         ),
         (
             "heat only above the trigger",
@@ -495,6 +502,14 @@ TABLE = {
             "VarianceMonitor.observe",
             "(group.verdict for group in groups if group.attempt == 0)",
             "(group.verdict for group in groups)",
+        ),
+    ],
+    ("tasks/base.py", "tasks/test_scores.py"): [
+        (
+            "rewards outside the range",
+            "_within",
+            "abs(number - nearest) > ROUNDING * (high - low)",
+            "False",
         ),
     ],
     ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
@@ -524,8 +539,8 @@ TABLE = {
         (
             "cosine falls during the warm-up",
             "Trainer.rate",
-            "(step - warmup - 1) / (steps - warmup)",
-            "(step - 1) / steps",
+            "math.pi * (step - warmup - 1) / (steps - warmup)",
+            "math.pi * (step - 1) / steps",
         ),
         (
             "tries share their numbers",

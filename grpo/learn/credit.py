@@ -27,7 +27,7 @@ from functools import cache
 from itertools import accumulate
 from statistics import mean
 
-from grpo.learn.advantages import divisors
+from grpo.learn.advantages import divisors, floats
 from grpo.records import Group
 
 Decode = Callable[[Sequence[int]], str]
@@ -44,8 +44,9 @@ def token_advantages(
     The scores have `credits`; `decode` is `Policy.decode`; `scale` is that of `advantages`, applied to the rewards.
     """
     decode_one, made = cache(lambda token: decode((token,))), []
-    for group, divisor in zip(
-        groups, divisors([group.rewards for group in groups], scale=scale, eps=eps), strict=True
+    paid = floats([group.rewards for group in groups])
+    for group, earned, divisor in zip(
+        groups, paid, divisors(paid, scale=scale, eps=eps), strict=True
     ):
         states = [
             token_states(
@@ -56,14 +57,14 @@ def token_advantages(
             for completion, score in zip(group.completions, group.scores, strict=True)
         ]
         rewards = defaultdict(list)  # of the completions that were in a state
-        for reward, row in zip(group.rewards, states):
+        for reward, row in zip(earned, states):
             for state in dict.fromkeys(row):
                 rewards[state].append(reward)
         means = {state: mean(values) for state, values in rewards.items()}
         made.append(
             [
                 [(reward - means[state]) / divisor for state in row]
-                for reward, row in zip(group.rewards, states)
+                for reward, row in zip(earned, states)
             ]
         )
     return made

@@ -80,9 +80,15 @@ def smoothed(mean: float | None, value: float, weight: float = 0.2) -> float:
     return value if mean is None else mean + weight * (value - mean)
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """Return one bar a value, eight heights over [0, 1]; what lies outside gets the lowest or the highest bar."""
-    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * min(1.0, max(0.0, value))))] for value in values)
+def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0, 1.0)) -> str:
+    """Return one bar a value, eight heights over the `limits` (None: from the lowest to the highest of the values).
+
+    What lies outside gets the lowest or the highest bar.
+    """
+    low, high = limits or (min(values, default=0.0), max(values, default=1.0))
+    width = (high - low) or 1.0
+    shares = [min(1.0, max(0.0, (value - low) / width)) for value in values]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * share))] for share in shares)
 
 
 def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
@@ -184,9 +190,11 @@ def panel(
     best: float | None = None,
     evaluations: Sequence[Evaluation] = (),
     metric: str = "score",
+    reward_range: tuple[float, float] | None = (0.0, 1.0),
 ) -> Panel:
-    """Return the live panel: progress, figures, the last `rewards` with their mean and the `best` of all as a sparkline, the held-out
-    `evaluations`, the classes of the groups, and a completion, another one each step, held against what was wanted."""
+    """Return the live panel: progress, figures, the last `rewards` with their mean and the `best` of all as a sparkline over the
+    `reward_range`, the held-out `evaluations`, the classes of the groups, and a completion, another one each step, held against
+    what was wanted."""
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
     rows = [
         _columns(
@@ -198,7 +206,7 @@ def panel(
     so_far = f"  mean {fmean(rewards):.3f}  best {best:.3f}" if rewards and best is not None else ""
     rows.append(
         _quiet(figures(report.metrics, ("reward", "reward_std")) + so_far).append(
-            "  " + sparkline(rewards), "cyan"
+            "  " + sparkline(rewards, reward_range), "cyan"
         )
     )
     if line := held_out_line(evaluations):
@@ -258,7 +266,7 @@ class Console:
 
     A terminal gets a live panel below lines that stay; any other `file` (default: standard output) gets lines without
     escape codes. `force_terminal` overrides the choice. `log_every` thins the plain step lines; `metric` names what
-    `value` measures. Leaving the ``with`` block, by an exception too, gives the terminal back as it was.
+    `value` measures; `reward_range` is the task's. Leaving the ``with`` block, by an exception too, gives the terminal back as it was.
     """
 
     def __init__(
@@ -267,10 +275,12 @@ class Console:
         *,
         log_every: int = 1,
         metric: str = "score",
+        reward_range: tuple[float, float] | None = (0.0, 1.0),
         file: TextIO | None = None,
         force_terminal: bool | None = None,
     ):
         self.total_steps, self.log_every, self.metric = total_steps, log_every, metric
+        self.reward_range = reward_range
         self.file = file or sys.stdout
         self.encoding = self.file.encoding or "utf-8"
         # Decided here, not by rich: rich takes FORCE_COLOR, which many CI systems set, for a terminal.
@@ -338,6 +348,7 @@ class Console:
                     best=self._best,
                     evaluations=self._evaluations,
                     metric=self.metric,
+                    reward_range=self.reward_range,
                 )
             )
             self._live.start(

@@ -67,9 +67,10 @@ function drawMark() {
 
 function card(group, place) {
   const [sign, number] = CLASSES[group.class] ?? ["?", 5];
+  const low = Math.min(0, ...group.rows.reward), high = Math.max(1, ...group.rows.reward); // rewards may have a scale of their own
   return el("button", { class: "card", "aria-pressed": place === state.group, onclick: () => go({ group: place, row: 0 }), title: DATA.classes[group.class] ?? "rewards differ" },
     el("span", { class: "class" }, el("i", { style: { background: `var(--c${number})` } }, sign), group.class, el("small", {}, `#${group.group}`)),
-    el("span", { class: "bars", "aria-hidden": "true" }, orderOf(group).map((i) => el("i", { style: { height: `${8 + 92 * Math.max(0, Math.min(1, group.rows.reward[i]))}%`, background: `var(--c${number})` } }))),
+    el("span", { class: "bars", "aria-hidden": "true" }, orderOf(group).map((i) => el("i", { style: { height: `${8 + 92 * (group.rows.reward[i] - low) / (high - low)}%`, background: `var(--c${number})` } }))),
     el("span", { class: "paid" }, group.reward.toFixed(3), el("small", {}, ` ± ${group.reward_std.toFixed(3)}`)), group.trap && el("span", { class: "trap" }, `trap: ${group.trap}`));
 }
 

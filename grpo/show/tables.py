@@ -22,7 +22,7 @@ CLASS_STYLES = {
 WHY = {
     "identical": "every completion the same",
     "solved": "all right",
-    "failed": "all worth nothing",
+    "failed": "all worth the least",
     "tied": "different texts, equal rewards",
 }
 

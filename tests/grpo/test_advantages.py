@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -74,3 +76,30 @@ def test_a_positive_factor_changes_nothing_when_eps_is_small(first, second, fact
 @example(0.1, 3, [0.0, 1.0], "group")  # 0.1 + 0.1 + 0.1 is not 0.3, and a third of it not 0.1
 def test_a_constant_group_gets_exact_zeros(reward, size, other, scale):
     assert advantages([[reward] * size, other], scale=scale, eps=1e-30)[0] == [0.0] * size
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        np.array,
+        torch.tensor,
+        lambda rows: [np.array(row) for row in rows],
+        lambda rows: [[np.int64(reward) for reward in row] for row in rows],
+        lambda rows: np.array(rows, dtype=np.float32),
+        lambda rows: torch.tensor(rows, dtype=torch.bfloat16),
+        lambda rows: np.array(rows, dtype=bool),
+    ],
+)
+@pytest.mark.parametrize("scale", SCALES)
+def test_arrays_and_tensors_are_centred_as_lists_are(made, scale):
+    rows = [[0, 1, 1, 1], [1, 0, 0, 1]]
+    found = advantages(made(rows), scale=scale)
+    assert found == advantages([[float(reward) for reward in row] for row in rows], scale=scale)
+    assert all(type(value) is float for group in found for value in group)
+
+
+def test_integers_by_hand():
+    assert advantages(np.array([[0, 1, 1, 1]]), scale="none") == [[-0.75, 0.25, 0.25, 0.25]]
+    # the mean is 3/4, the sample variance (9/16 + 3/16) / 3 = 1/4
+    half = 0.25 / (0.5 + 1e-4)
+    assert advantages(np.array([[0, 1, 1, 1]])) == [pytest.approx([-3 * half, half, half, half])]

@@ -1,5 +1,6 @@
 """What is not finite, not there, or not what was promised, gets its name: never a silent step, never a riddle."""
 
+import json
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from grpo.config import Config
 from grpo.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import engine
+from grpo.store.run_data import load_run
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 
@@ -168,6 +170,45 @@ def test_a_users_scorer_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("train.py: task bad, problem ")
     assert "score() returned a reward of nan for completion 1; it must be a finite number" in error
+
+
+OTHER_NUMBERS = """
+import numpy as np
+
+from tasks.base import Problem, Score, key_of
+
+
+class Penalty:
+    name, rewards, default_level, reward_range = "penalty", (), 2, (-1.0, 0.0)
+
+    def make(self, level, split, rng):
+        number = rng.randrange(10**9)
+        return Problem(self.name, level, f"Copy text A.\\nA: {number}", str(number), key_of(split, number))
+
+    def score(self, problem, completions):
+        lengths = np.array([len(text) for text in completions])
+        rewards = -(lengths % 7) / np.float32(7)
+        parts = [{"length": length, "label": np.str_("a")} for length in lengths]
+        return [Score(*pair, exact=pair[0] == 0) for pair in zip(rewards, parts)]
+"""
+
+
+def test_a_run_on_numpys_numbers_and_a_scale_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OTHER_NUMBERS)
+    arguments = ["--task", "own.py:Penalty", "--name", "own", "--save-threshold", "0.01"]
+    assert train.main([*SMALL, *arguments]) == 0
+
+    run = load_run(tmp_path / "runs" / "own")
+    assert all(-1 <= line["reward"] < 0 for line in run.metrics)
+    assert all(line["value"] == pytest.approx(1 + line["reward"]) for line in run.metrics)
+    assert all(0 <= line["mean"] <= 1 for line in run.reports)
+    # A share of 0.01 of the way from -1 to 0 is passed at once, a reward of 0.01 never is.
+    manifests = (tmp_path / "runs" / "own" / "checkpoints").glob("*/manifest.json")
+    reasons = [
+        reason for path in manifests for reason in json.loads(path.read_text())["note"]["reasons"]
+    ]
+    assert any("first passed 0.01" in reason for reason in reasons)
 
 
 def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeypatch):

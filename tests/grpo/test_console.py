@@ -137,6 +137,12 @@ def test_sparkline_has_eight_heights_over_the_unit_interval():
     assert sparkline([-3, 7, float("inf"), float("nan")]) == "▁██▁"
 
 
+def test_sparkline_over_another_range():
+    assert sparkline([-1, -0.5, 0], (-1.0, 0.0)) == sparkline([0, 50, 100], (0, 100)) == "▁▅█"
+    assert sparkline([3, 5, 7], None) == "▁▅█" and sparkline([3, 3], None) == "▁▁"
+    assert sparkline([], None) == ""
+
+
 def test_step_line_shows_every_figure():
     assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
         "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6 of 8  resampled  2  skipped  1  "

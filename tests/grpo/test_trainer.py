@@ -5,6 +5,7 @@ import json
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -424,6 +425,29 @@ def test_a_constant_reward_teaches_nothing(tiny_policy):
         and metrics["control"] == "constant-reward"
     )
     assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
+class Penalised(Forced):
+    """Even problems vary below 0, odd ones earn `odd`."""
+
+    reward_range = (-1.0, 0.0)
+
+    def score(self, problem, completions):
+        return [
+            replace(score, reward=score.reward - 1) for score in super().score(problem, completions)
+        ]
+
+
+@pytest.mark.parametrize("odd, verdict", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
+def test_groups_are_judged_on_the_scale_of_the_task(tiny_policy, odd, verdict):
+    trainer = trainer_for(tiny_policy, odd=odd, kind=Penalised)
+    judged = Counter(group.verdict for group in trainer.step().groups)
+    assert judged == {"varied": 2, verdict: 2}
+
+
+def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
+    trainer = trainer_for(tiny_policy, kind=Penalised, control="constant-reward")
+    assert trainer.step().metrics["reward"] == -0.5
 
 
 def test_a_real_run_is_not_marked(tiny_policy):

@@ -1,0 +1,213 @@
+"""Scores as a task gives them, checked: ranges, numbers of NumPy and PyTorch, and what is refused in one line."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.variance import classify
+from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of
+
+PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
+UNSET = object()
+
+
+class Given:
+    """Scores that a test has made, for a task of some reward range (UNSET: none is declared)."""
+
+    name, rewards, default_level = "given", (), 1
+
+    def __init__(self, scores, reward_range=UNSET):
+        self.scores = scores
+        if reward_range is not UNSET:
+            self.reward_range = reward_range
+
+    def score(self, problem, completions):
+        return self.scores
+
+
+def checked(*scores, **options):
+    return scores_of(Given(scores, **options), PROBLEM, ["text"] * len(scores))
+
+
+def refused(*scores, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        checked(*scores, **options)
+    line = str(caught.value)
+    assert "\n" not in line and line.startswith(
+        f"task given, problem {'k' * 16}: score() returned "
+    )
+    return line.partition(" returned ")[2]
+
+
+def test_a_task_that_declares_no_range_earns_from_0_to_1():
+    assert range_of(Given([])) == (0.0, 1.0)
+    assert [score.value for score in checked(Score(0), Score(0.25), Score(1))] == [0, 0.25, 1]
+
+
+@pytest.mark.parametrize(
+    "scores, limits, line",
+    [
+        (
+            [Score(0.5), Score(50)],
+            UNSET,
+            "a reward of 50 for completion 2; it must lie in [0, 1], the task's reward_range",
+        ),
+        (
+            [Score(-0.1)],
+            (0, 1),
+            "a reward of -0.1 for completion 1; it must lie in [0, 1], the task's reward_range",
+        ),
+        (
+            [Score(1e-3)],
+            (-1.0, 0.0),
+            "a reward of 0.001 for completion 1; it must lie in [-1, 0], the task's reward_range",
+        ),
+        (
+            [Score(50, value=50)],
+            (0, 100),
+            "a value of 50 for completion 1; it must lie in [0, 1]",
+        ),
+        (
+            [Score(50)],
+            None,
+            "no value for completion 1; a task whose reward_range is None must give one, in [0, 1]",
+        ),
+        (
+            [Score(np.float32("nan"), value=0.5)],
+            None,
+            "a reward of np.float32(nan) for completion 1; it must be a finite number",
+        ),
+        (
+            [Score(10**400)],
+            None,
+            f"a reward of {10**400} for completion 1; it must be a finite number",
+        ),
+        (
+            [Score(np.array([0.5]))],
+            UNSET,
+            "a reward of array([0.5]) for completion 1; it must be a finite number",
+        ),
+        (
+            [Score(0.5, parts=None)],
+            UNSET,
+            "parts of type NoneType for completion 1; give a mapping",
+        ),
+        (
+            [Score(0.5, {"seen": {1, 2}})],
+            UNSET,
+            "a set as part 'seen' for completion 1; give numbers, labels, or lists and mappings of them",
+        ),
+    ],
+)
+def test_what_is_refused(scores, limits, line):
+    assert refused(*scores, reward_range=limits) == line
+
+
+@pytest.mark.parametrize(
+    "limits", [(0, 0), (1, 0), (0,), (0, 1, 2), (0, float("inf")), ("0", "1"), "01", 1.0, (None, 1)]
+)
+def test_a_range_that_is_none_is_refused(limits):
+    with pytest.raises(UserError, match="^task given: reward_range is .*; give the lowest and the"):
+        range_of(Given([], limits))
+
+
+@given(
+    low=st.floats(-1000, 1000),
+    width=st.floats(1e-3, 1000),
+    shares=st.lists(st.floats(0, 1), min_size=2, max_size=6),
+)
+def test_the_value_is_the_place_of_the_reward_in_its_range(low, width, shares):
+    limits = (low, low + width)
+    rewards = [low + share * (limits[1] - low) for share in shares]
+    scores = checked(*map(Score, rewards), reward_range=limits)
+    assert all(0 <= score.value <= 1 and low <= score.reward <= limits[1] for score in scores)
+    assert [score.value for score in scores] == pytest.approx(shares, abs=2e-6)
+    # A value that the task gives is shown as it is.
+    assert checked(Score(low, value=0.75), reward_range=limits)[0].value == 0.75
+
+
+def test_an_end_that_rounding_has_passed_is_the_end():
+    """Sums in float32 pass 1 by 1e-7; in a range that wide nobody means anything by it."""
+    scores = checked(Score(np.float32(1) + np.float32(1.2e-7)), Score(-1e-9), Score(1 + 2e-16))
+    assert [score.reward for score in scores] == [1.0, 0.0, 1.0]
+    assert refused(Score(1.00001)).startswith("a reward of 1.00001 for completion 1")
+
+
+@pytest.mark.parametrize(
+    "limits, floor, middle, top",
+    [((0.0, 1.0), 0, 0.5, 1), ((-1, 0), -1, -0.5, 0), ((0, 100), 0, 50, 100)],
+)
+def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top):
+    classes = [
+        classify([reward] * 2, texts, reward_range=limits)
+        for reward in (floor, middle, top)
+        for texts in (["a", "b"], ["a", "a"])
+    ]
+    assert classes == ["failed", "identical", "tied", "identical", "solved", "solved"]
+
+
+@given(st.floats(-100, 100))
+def test_of_an_unknown_range_no_group_is_solved_or_failed(reward):
+    assert classify([reward] * 2, ["a", "b"], reward_range=None) == "tied"
+    assert classify([reward] * 2, ["a", "a"], reward_range=None) == "identical"
+    assert classify([reward, reward + 1], ["a", "b"], reward_range=None) == "varied"
+
+
+NUMBERS = [
+    np.float32(0.5),
+    np.float64(0.5),
+    np.float16(0.5),
+    np.array(0.5),
+    torch.tensor(0.5),
+    torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True),
+    Fraction(1, 2),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
+def test_numbers_of_other_libraries_become_pythons(number):
+    (score,) = checked(Score(number, value=number, exact=np.bool_(True)))
+    assert (score.reward, score.value, score.exact) == (0.5, 0.5, True)
+    assert {type(score.reward), type(score.value)} == {float} and type(score.exact) is bool
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.bool_(True), True, torch.tensor(1), 1])
+def test_whole_numbers_become_floats(number):
+    (score,) = checked(Score(number))
+    assert (score.reward, score.value) == (1.0, 1.0)
+    assert {type(score.reward), type(score.value)} == {float}
+
+
+def test_parts_of_other_libraries_become_what_json_holds():
+    parts = {
+        np.str_("label"): np.str_("a"),
+        "count": np.int64(3),
+        "share": np.float32(0.5),
+        "right": np.bool_(False),
+        "each": np.array([1, 2]),
+        "more": [np.float64(0.25), {"deep": torch.tensor(2)}],
+        "trap": None,
+    }
+    (score,) = checked(Score(0.5, parts))
+    assert json.loads(json.dumps(score.parts)) == score.parts
+    assert score.parts == {
+        "label": "a",
+        "count": 3,
+        "share": 0.5,
+        "right": False,
+        "each": [1, 2],
+        "more": [0.25, {"deep": 2}],
+        "trap": None,
+    }
+    assert type(score.parts["label"]) is str
+
+
+def test_scores_that_are_checked_again_stay_as_they_are():
+    once = checked(Score(-0.5), reward_range=(-1, 0))
+    assert once[0].value == rescaled(-0.5, (-1, 0)) == 0.5
+    assert checked(*once, reward_range=(-1, 0)) == once
