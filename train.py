@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
-from tasks.base import exit_status, load_task, range_of
+from tasks.base import Problem, Task, exit_status, load_task, range_of
 from tasks.dataset import read_problems
 from tasks.supply import Supply
 
@@ -42,7 +43,8 @@ def start(argv: list[str]) -> int:
 def start_run(config: Config, given: dict, ranks: Ranks) -> int:
     run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     task = load_task(config.task, config.reward, config.task_options)
-    config = run.settle(config, task)
+    problems = read_problems(Path(config.dataset)) if config.dataset else []
+    config = run.settle(config, task, {problem.level for problem in problems})
     try:
         with (
             run.held(),
@@ -54,7 +56,7 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
                 reward_range=range_of(task),
             ) as console,
         ):
-            return train(config, run, task, console, interrupt)
+            return train(config, run, task, problems, console, interrupt)
     except KeyboardInterrupt:
         print(
             f"train.py: stopped at once; what is saved goes on with --resume {run.folder}",
@@ -63,16 +65,27 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
         return 130
 
 
-def train(config: Config, run: Run, task, console: Console, interrupt: Interrupt) -> int:
-    """Run the loop to its last step, and evaluate on held-out problems before, meanwhile and after; return the exit status: that of the
-    verdict (0, or 3 where the run was stopped or has not learned), or 128 and the signal's number."""
+def train(
+    config: Config,
+    run: Run,
+    task: Task,
+    problems: Sequence[Problem],
+    console: Console,
+    interrupt: Interrupt,
+) -> int:
+    """Run the loop to its last step, and evaluate on held-out problems before, during and after.
+
+    Returns the exit status: that of the verdict (0, or 3 where the run was stopped or has not
+    learned), or 128 and the signal's number.
+    """
     with console.loading(config.model):
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
     supply = Supply(
         task,
         seed=config.seed,
         kind=config.problems,
-        dataset=read_problems(Path(config.dataset)) if config.dataset else (),
+        dataset=problems,
+        mixed=config.mixed,
     )
     trainer = Trainer(config, task, policy, supply, run.ranks)
     check_fit(trainer)

@@ -69,7 +69,12 @@ class Config:
         "fresh: new problems each step; fixed:N: the same N over and over, shuffled each epoch",
     )
     dataset: str | None = flag(
-        None, "train on the problems of this JSONL file instead, shuffled each epoch"
+        None,
+        "train on the problems of this JSONL file instead, shuffled each epoch: on those of --words or --curriculum, "
+        "else on all",
+    )
+    mixed: bool = field(
+        default=False, metadata={"help": "train on all levels of the dataset, as they come"}
     )
     control: str = flag(
         "none",
@@ -88,7 +93,8 @@ class Config:
         const=",".join(map(str, LADDER)),
     )
     ramp: bool = flag(
-        True, "start with the levels of the ladder below the asked one (interleave only)"
+        True,
+        "start with the levels of the ladder below the asked one (interleave only, and not with --dataset)",
     )
     promote_by: str | None = flag(
         None,
@@ -424,7 +430,8 @@ class Config:
         """The levels of training, rising; without --curriculum the last is the one that was asked for."""
         if self.curriculum:
             return parse_rungs(self.curriculum)
-        return ramp_to(self.level) if self.ramp and self.task == "interleave" else [self.level]
+        climbs = self.ramp and self.task == "interleave" and not self.dataset
+        return ramp_to(self.level) if climbs else [self.level]
 
     def save(self, path: Path, **facts: Any):
         """Write the configuration and `facts` (versions, device, commit) as YAML."""
@@ -479,6 +486,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
         epilog=_flags_of_tasks(),
     )
     _remove(parser, "task_options")  # the task's own flags are read by name, below
+    _remove(parser, "mixed")  # follows from the dataset, see `Run.settle`
     known = [option for action in parser._actions for option in action.option_strings]
     for (
         action

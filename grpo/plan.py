@@ -287,6 +287,10 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
         )
     own.number, own.gpu = int(found[1]), GPUS[found[2]]
     config, _ = parse_training(others)
+    if config.dataset and not (config.level or config.curriculum):
+        raise UserError(
+            f"--dataset {config.dataset}: give --words too, for a plan does not read the file"
+        )
     config = Run(Path()).settle(config, load_task(config.task, config.reward, config.task_options))
     if config.quantise != "none":
         raise UserError(f"--quantise {config.quantise}: there is no forecast for it; leave it out")

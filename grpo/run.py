@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -110,15 +110,22 @@ class Run:
                 self.locks.enter_context(locked(self.folder))
             yield
 
-    def settle(self, config: Config, task: Task) -> Config:
-        """Fill in what was left to defaults; `config.yaml` holds the result."""
+    def settle(self, config: Config, task: Task, levels: Collection[int] = ()) -> Config:
+        """Fill in what was left to defaults; `config.yaml` holds the result. `levels` are those of the --dataset.
+
+        Raises UserError where the dataset lacks a level that is to be trained on.
+        """
         check_installed(config.track)
         builtin = config.model == "builtin"
         rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
         rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
         level = config.level or (
-            config.rungs[-1] if config.curriculum else getattr(task, "default_level", 1)
+            config.rungs[-1]
+            if config.curriculum
+            else max(levels, default=getattr(task, "default_level", 1))
         )
+        chosen = config.level or config.curriculum
+        mixed = config.mixed or (len(levels) > 1 and not chosen)
         promote_by = config.promote_by or (
             "heldout" if config.curriculum and not config.auto else "running"
         )
@@ -130,6 +137,7 @@ class Run:
         self.config = dataclasses.replace(
             config,
             level=level,
+            mixed=mixed,
             promote_by=promote_by,
             promote_at=config.promote_at or PROMOTE_AT[promote_by],
             dynamic_sampling=varied,
@@ -139,6 +147,8 @@ class Run:
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level),
             resume=None,
         )
+        if levels and not mixed:
+            _check_levels(self.config, levels)
         return self.config
 
     def attach(self, trainer: Trainer, console: Console):
@@ -489,6 +499,20 @@ def check_fit(trainer: Trainer, probes: int = 16):
                 problem.target,
                 trainer.config.max_new_tokens,
             )
+
+
+def _check_levels(config: Config, levels: Collection[int]):
+    """Raise UserError where the dataset, which has these `levels`, lacks one that is to be trained on."""
+    missing = [rung for rung in config.rungs if rung not in levels]
+    if missing:
+        name = "--words" if config.task == "interleave" else "--level"
+        flag = (
+            f"--curriculum {config.curriculum}" if config.curriculum else f"{name} {config.level}"
+        )
+        raise UserError(
+            f"{flag}: {config.dataset} has no problem of level {missing[0]}; it has those of "
+            f"{', '.join(map(str, sorted(levels)))}"
+        )
 
 
 def _free(home: Path, config: Config) -> Path:

@@ -15,21 +15,33 @@ from tasks.base import Problem, Task, UserError, problem_at, problem_stream
 
 
 class Supply:
-    """What training draws from. `kind` is "fresh" or "fixed:N"; a `dataset` goes before it."""
+    """What training draws from. `kind` is "fresh" or "fixed:N"; a `dataset` goes before it.
+
+    Of a data set each level has the problems of that level, or, where it is `mixed`, every level has all of them.
+    """
 
     def __init__(
-        self, task: Task, *, seed: int, kind: str = "fresh", dataset: Sequence[Problem] = ()
+        self,
+        task: Task,
+        *,
+        seed: int,
+        kind: str = "fresh",
+        dataset: Sequence[Problem] = (),
+        mixed: bool = False,
     ):
-        self.task, self.seed, self.dataset = task, seed, list(dataset)
+        self.task, self.seed, self.mixed = task, seed, mixed
+        self.dataset: dict[int, list[Problem]] = {}
+        for problem in dataset:
+            self.dataset.setdefault(0 if mixed else problem.level, []).append(problem)
         self.fixed = fixed_size(kind)
         self._sets: dict[int, list[Problem]] = {}
         self._order: tuple[int, int, list[int]] = (0, -1, [])  # size, epoch, order
 
     def at(self, index: int, level: int) -> Problem:
-        """Return problem `index` of training at `level` (a data set has the levels that it has)."""
+        """Return problem `index` of training at `level`."""
         if not (self.fixed or self.dataset):
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-        problems = self.dataset or self._fixed(level)
+        problems = self.dataset[0 if self.mixed else level] if self.dataset else self._fixed(level)
         epoch, place = divmod(index, len(problems))
         return problems[self._epoch(len(problems), epoch)[place]]
 

@@ -403,6 +403,68 @@ def test_bad_command_lines_of_runs_and_datasets(tmp_path, capsys):
     assert "set.jsonl, line 2" in fails(capsys, *SMALL, "--dataset", "set.jsonl")
 
 
+def make_set(path, *levels, size=3):
+    """Write `size` training problems of each level, one level after the other."""
+    task = load_task("interleave")
+    problems = [
+        problem_at(task, seed=0, split="train", level=level, index=i)
+        for level in levels
+        for i in range(size)
+    ]
+    write_problems(path, problems)
+
+
+@pytest.mark.parametrize(
+    "levels, flags, trained, evaluated",
+    [
+        ([12], [], {12}, 12),  # above the first level of the ladder, by way of which nothing goes
+        ([4, 12], [], {4, 12}, 12),  # as they come
+        ([4, 12], ["--words", "12"], {12}, 12),
+        ([4, 12], ["--curriculum", "4,12", "--promote-at", "0.999"], {4}, 12),
+        ([4, 12], ["--curriculum", "4", "--words", "6"], {4}, 6),  # evaluated at another level
+    ],
+)
+def test_a_dataset_says_which_levels_there_are(tmp_path, levels, flags, trained, evaluated):
+    make_set(tmp_path / "set.jsonl", *levels)
+    arguments = ["--prompts", "3", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
+    start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *flags]
+    assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == 0
+    assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0  # by what was resolved then
+
+    problems = [
+        group.problem
+        for step in (1, 2)
+        for group in groups_of(Path(f"runs/a/rollouts/step-00000{step}.jsonl.zst"))
+    ]
+    assert {problem.level for problem in problems} == trained
+    assert len({problem.key for problem in problems}) == min(6, 3 * len(trained))
+    assert {line["level"] for line in read_metrics(Path("runs/a/eval.jsonl"))} >= {evaluated}
+    assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["level"] == evaluated
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (
+            ["--words", "25"],
+            "--words 25: set.jsonl has no problem of level 25; it has those of 4, 12",
+        ),
+        (
+            ["--curriculum", "4,10,12"],
+            "--curriculum 4,10,12: set.jsonl has no problem of level 10; it has those of 4, 12",
+        ),
+        (
+            ["--curriculum", "auto:4-12"],
+            "--curriculum auto:4-12: set.jsonl has no problem of level 10; it has those of 4, 12",
+        ),
+    ],
+)
+def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line):
+    make_set(tmp_path / "set.jsonl", 12, 4)
+    assert fails(capsys, "--dataset", "set.jsonl", *flags) == f"train.py: {line}"
+    assert not Path("runs").exists()
+
+
 def test_eval_drops_what_was_trained_on(tmp_path, capsys):
     """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
     task = load_task("interleave")

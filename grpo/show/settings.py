@@ -21,7 +21,7 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         },
         "task": f"{config.task}, level {config.level}{_climb(config, trainer)}"
         + "".join(f", {name} {value}" for name, value in config.task_options.items()),
-        "problems": config.dataset or config.problems,
+        "problems": _problems(config),
         "reward": config.reward or "the task's own",
         "model": _model(config, trainer),
         "tuning": _tuning(config, trainer),
@@ -30,6 +30,12 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         "batch": _batch(config),
         "loss": _loss(config),
     }
+
+
+def _problems(config: Config) -> str:
+    if not config.dataset:
+        return config.problems
+    return f"{config.dataset}, {'all levels as they come' if config.mixed else 'of these levels'}"
 
 
 def _climb(config: Config, trainer: Trainer) -> str:

@@ -151,6 +151,7 @@ def test_the_command(llama, capsys):
         (["--words", "many"], "--words"),
         (["--nonsense"], "--nonsense: no such flag"),
         (["--quantise", "nf4", "--lora-rank", "4"], "there is no forecast for it"),
+        (["--dataset", "set.jsonl"], "--dataset set.jsonl: give --words too"),
     ],
 )
 def test_a_mistake_is_one_line(flags, said, capsys):

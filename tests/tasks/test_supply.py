@@ -60,12 +60,20 @@ def test_neighbouring_seeds_have_sets_of_their_own():
     assert len(one & two) < 10  # 300 * 300 / 64,800 = 1.4 in the mean
 
 
-def test_a_dataset_is_shuffled_each_epoch_and_has_its_own_levels():
+def test_a_mixed_dataset_is_shuffled_each_epoch_and_has_its_own_levels():
     problems = [Problem("any", i, "p", "x", str(i)) for i in range(12)]
-    supply = Supply(TASK, seed=0, dataset=problems)
+    supply = Supply(TASK, seed=0, dataset=problems, mixed=True)
     epochs = [[supply.at(i, 99) for i in range(12 * epoch, 12 * epoch + 12)] for epoch in range(3)]
     assert all(Counter(p.key for p in epoch) == Counter(map(str, range(12))) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != problems
+
+
+def test_a_level_of_a_dataset_has_the_problems_of_that_level():
+    problems = [Problem("any", 10 + i % 3, "p", "x", str(i)) for i in range(12)]
+    supply = Supply(TASK, seed=0, dataset=problems)
+    for level in (10, 11, 12):
+        epoch = [supply.at(i, level).key for i in range(4)]
+        assert sorted(epoch) == sorted(str(i) for i in range(12) if 10 + i % 3 == level)
 
 
 @pytest.mark.parametrize(
