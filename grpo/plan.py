@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config import Config
 from grpo.config import parse as parse_training
+from grpo.encoding import prompt_tokens, target_length
 from grpo.learn.lean import FAMILIES
 from grpo.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
 from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
-from grpo.policy import prompt_tokens, target_length
 from grpo.rollout.captured import bucket
 from grpo.rollout.engine import budget
 from grpo.run import Run

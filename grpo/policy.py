@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
+from grpo.encoding import prompt_tokens, target_length
 from grpo.learn.lean import LeanModel, agrees, checkpoint_layers, lean_model, relative_difference
 from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import linear
@@ -86,8 +87,14 @@ class Policy:
         """Return how many tokens the answer `target` takes, its end token included."""
         return self._length(target)
 
-    def decode(self, tokens) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text that a completion's `tokens` write.
+
+        Only an end token that stands last is left out. Any other control token is shown by its name, e.g. "<|pad|>", so that
+        whoever scores the text sees what was written.
+        """
+        written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
+        return self.tokenizer.decode(written, skip_special_tokens=False)
 
     def prefill(
         self, prompts: Sequence[tuple[int, ...]]
@@ -228,22 +235,6 @@ class Policy:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ...]:
-    if template is None:
-        return tuple(tokenizer(prompt + "\n").input_ids)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    return tuple(tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def target_length(tokenizer, target: str) -> int:
-    return len(tokenizer(target, add_special_tokens=False).input_ids) + 1
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ class Completion:
 
     `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the budget ran out);
     `logprobs` their natural-log probabilities under the distribution they were drawn from (temperature and
-    truncation included), one for each token; `text` the decoded tokens without special tokens.
+    truncation included), one for each token; `text` what they write (`Policy.decode`): all but
+    that end token, with any other control token by its name.
     """
 
     tokens: tuple[int, ...]

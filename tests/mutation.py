@@ -451,6 +451,28 @@ TABLE = {
             "pass",
         ),
     ],
+    ("grpo/policy.py", "grpo/test_encoding.py"): [
+        (
+            "control tokens unseen",
+            "Policy.decode",
+            "self.tokenizer.decode(written, skip_special_tokens=False)",
+            "self.tokenizer.decode(written, skip_special_tokens=True)",
+        ),
+    ],
+    ("grpo/encoding.py", "grpo/test_encoding.py"): [
+        (
+            "texts of control tokens not looked for",
+            "prompt_tokens",
+            "set(controls.pattern.findall(prompt)) if controls.pattern else set()",
+            "set()",
+        ),
+        (
+            "control tokens in targets",
+            "plain_tokens",
+            "tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)",
+            "tokenizer(list(texts), add_special_tokens=False)",
+        ),
+    ],
     ("grpo/load.py", "grpo/test_policy.py"): [
         (
             "cuDNN's attention is asked",

@@ -16,6 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from grpo.encoding import plain_tokens
 from tasks.base import UserError
 
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)  # of drafts, in tokens
@@ -239,7 +240,7 @@ class Plans:
         ]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        return self.policy.tokenizer(texts, add_special_tokens=False).input_ids
+        return plain_tokens(self.policy.tokenizer, texts)
 
     def _set(
         self,

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from align.words import split_words, word_ends
-from grpo.records import Group
+from grpo.records import Completion, Group
 from grpo.show.alignment import aligned, first_divergence
 from grpo.store.rollouts import summaries
 from grpo.text import visible
@@ -36,9 +36,7 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
     for sample, (completion, score) in enumerate(zip(group.completions, group.scores)):
         key = completion.text, completion.tokens
         if key not in texts:
-            numbers[key] = (
-                word_numbers(pieces(completion.tokens), completion.text) if pieces else None
-            )
+            numbers[key] = _word_numbers(completion, pieces) if pieces else None
             texts[key] = {
                 "words": harmless(completion.text),
                 "ops": run_lengths(group.problem.target, completion.text),
@@ -114,6 +112,13 @@ def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
     return numbers
 
 
+def _word_numbers(completion: Completion, pieces: Pieces) -> list[int] | None:
+    """Return `word_numbers` of the completion's tokens, whose end token writes nothing."""
+    if completion.finish != "stop":
+        return word_numbers(pieces(completion.tokens), completion.text)
+    return word_numbers([*pieces(completion.tokens[:-1]), None], completion.text)
+
+
 def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[list[float]]:
     """Return the tokens' values gathered by word of `text`; those of tokens after the last word, such as the end token, are left out."""
     words: dict[int, list[float]] = defaultdict(list)
@@ -133,7 +138,7 @@ def pieces_of(run: Path) -> Pieces | None:
     tokenizer = Tokenizer.from_file(str(files[-1]))
 
     def pieces(tokens: Sequence[int]) -> list[str | None]:
-        stream = DecodeStream(skip_special_tokens=True)
+        stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token) for token in tokens]
 
     return pieces

@@ -381,8 +381,22 @@ def test_pieces_by_the_tokenizer_of_a_checkpoint(tmp_path):
         "",
         "",
         "“",
-        "",
+        "<end>",
     ]
+
+
+def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():
+    pieces = {1: " owl", 2: "<|pad|>", 3: " saw", 9: "<|end|>"}
+    one = Group(
+        0,
+        Problem("t", 2, "p", "owl saw", "k"),
+        (1,),
+        1.0,
+        [Completion((1, 2, 3, 9), (-0.5, -0.25, -0.125, -9.0), " owl<|pad|> saw", "stop")],
+        scores=[Score(0.5)],
+    )
+    packed = samples.packed(one, 0, lambda tokens: [pieces[token] for token in tokens])
+    assert packed["texts"][0]["logprobs"] == [-75, -12]  # -0.5 - 0.25; -0.125, rounded to even
 
 
 def test_spread():

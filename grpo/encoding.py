@@ -1,0 +1,123 @@
+"""From texts to tokens: prompts by the chat template, targets and drafts.
+
+Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat template alone. What stands
+in a problem is text, "<|end|>" too: it is encoded as the characters that it consists of, as the policy would have to write it.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from tasks.base import UserError
+
+ANCHORS = ("", "\n", "a", ".")  # what a run may stand behind, see `_plain_run`
+MARKS = tuple(map(chr, range(0xE000, 0xE010)))  # of private use, so in no text that means anything
+
+
+class Controls(NamedTuple):
+    """The control tokens of a tokenizer: what finds their texts (None: there are none), and their ids."""
+
+    pattern: re.Pattern[str] | None
+    ids: frozenset[int]
+
+
+@lru_cache(maxsize=8)
+def controls_of(tokenizer) -> Controls:
+    """Return the control tokens of `tokenizer`."""
+    special = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    texts = sorted({token.content for token in special.values()}, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+    return Controls(pattern, frozenset(special))
+
+
+def plain_tokens(tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each of the `texts`, none of them a control token."""
+    return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
+
+
+def target_length(tokenizer, target: str) -> int:
+    """Return how many tokens the answer `target` takes, its end token included."""
+    return len(plain_tokens(tokenizer, [target])[0]) + 1
+
+
+def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ...]:
+    """Return the token ids of `prompt` as the user's turn of the chat `template`, up to where the answer begins.
+
+    Without a template the prompt is a line of text. Raises UserError where the prompt holds the text of a control token, and
+    the tokenizer cannot tell where its tokens stand.
+    """
+    if template is None:
+        return tuple(tokenizer(prompt + "\n", split_special_tokens=True).input_ids)
+
+    controls = controls_of(tokenizer)
+    found = set(controls.pattern.findall(prompt)) if controls.pattern else set()
+    if not found:
+        text = _render(tokenizer, prompt, template)
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+    # The template sees a stand-in for each text of a control token, so that the control tokens of the rendered text are the
+    # template's own. Between them lie runs of plain text, and those with stand-ins are encoded once more, without.
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"the prompt holds {sorted(found)[0]!r}, a control token of this model, whose tokenizer cannot encode it as text"
+        )
+    mark = next(mark for mark in MARKS if mark not in prompt)
+    stand_ins = {text: f"{mark}{i}{mark}" for i, text in enumerate(sorted(found))}
+    meant = {stand_in: text for text, stand_in in stand_ins.items()}
+    escaped = controls.pattern.sub(lambda match: stand_ins[match[0]], prompt)
+    text = _render(tokenizer, escaped, template)
+
+    tokens: list[int] = []
+    for ids, run in _runs(tokenizer, text, controls.ids):
+        if mark in run:
+            whole = re.sub(f"{mark}[0-9]+{mark}", lambda match: meant[match[0]], run)
+            ids = _plain_run(tokenizer, whole, run, ids)
+        tokens += ids
+    return tuple(tokens)
+
+
+def _render(tokenizer, prompt: str, template: str) -> str:
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+
+
+def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int], str]]:
+    """Return the token ids of `text` in runs of control tokens and of others, each with its part of the text ("" for control tokens)."""
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    places = zip(encoding.input_ids, encoding.offset_mapping, strict=True)
+    groups = [
+        (is_control, list(run)) for is_control, run in groupby(places, lambda at: at[0] in controls)
+    ]
+
+    runs, start = [], 0
+    for number, (is_control, run) in enumerate(groups):
+        ids = [token for token, _ in run]
+        if is_control:
+            start = run[-1][1][1]
+            runs.append((ids, ""))
+        else:
+            # Up to the next control token, because some tokenizers leave blanks out of the places of their tokens.
+            is_last = number + 1 == len(groups)
+            end = len(text) if is_last else groups[number + 1][1][0][1][0]
+            runs.append((ids, text[start:end]))
+    return runs
+
+
+def _plain_run(tokenizer, run: str, like: str, like_ids: list[int]) -> list[int]:
+    """Return the tokens of `run`, encoded as `like` was, which has the tokens `like_ids` where it stands.
+
+    Some tokenizers put a space before a text, but not before what follows a control token. So the run is encoded behind
+    the first anchor that gives `like` the tokens that it has.
+    """
+    for anchor in ANCHORS:
+        before, same, wanted = plain_tokens(tokenizer, [anchor, anchor + like, anchor + run])
+        n = len(before)
+        if same == before + like_ids and wanted[:n] == before:
+            return wanted[n:]
+    return plain_tokens(tokenizer, [run])[0]

@@ -1,0 +1,250 @@
+"""Texts and tokens: what a problem says is text, what control tokens a policy writes is seen."""
+
+import json
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from grpo.encoding import controls_of, plain_tokens, prompt_tokens, target_length
+from grpo.load import BUILTIN
+from grpo.policy import Policy
+from grpo.rollout.drafting import Plans
+from tasks.base import UserError, load_task, problem_at
+
+TASK = load_task("interleave")
+CHAT = "{% for m in messages %}<s>[{{ m.role }}]\n\n{{ m.content | trim }}</s>\n{% endfor %}<s>[assistant]\n"
+
+
+def problems(count):
+    return [
+        problem_at(TASK, seed=0, split="train", level=10, index=index) for index in range(count)
+    ]
+
+
+def sentencepiece(*, legacy: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of Llama 2's kind: "▁" for spaces, one of them put before a text (`legacy`: before every part of one)."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    texts = [problem.prompt for problem in problems(40)]
+    alphabet = [f"<0x{i:02X}>" for i in range(256)]
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *alphabet], show_progress=False
+        ),
+    )
+    layout = json.loads(made.to_str())
+    layout["added_tokens"] = layout["added_tokens"][:3]  # bytes are no control tokens
+    made = Tokenizer.from_str(json.dumps(layout))
+    if legacy:
+        made.pre_tokenizer = None
+        made.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=CHAT,
+    )
+
+
+def greedy_about_blanks() -> PreTrainedTokenizerFast:
+    """The embedded tokenizer with control tokens that swallow the blanks around them, as Phi's do."""
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokens = [
+        AddedToken(f"<{name}>", special=True, lstrip=True, rstrip=True) for name in ("turn", "over")
+    ]
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<turn>  {{ m.content }}\n <over>\n{% endfor %}"
+    )
+    return tokenizer
+
+
+def without_template(tokenizer):
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+KINDS = {
+    "builtin": lambda: AutoTokenizer.from_pretrained(BUILTIN),
+    "sentencepiece": lambda: sentencepiece(legacy=False),
+    "legacy sentencepiece": lambda: sentencepiece(legacy=True),
+    "greedy about blanks": greedy_about_blanks,
+    "no template": lambda: without_template(AutoTokenizer.from_pretrained(BUILTIN)),
+    "sentencepiece, no template": lambda: without_template(sentencepiece(legacy=False)),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@cache
+def tokenizer_of(kind: str):
+    return KINDS[kind]()
+
+
+def encode(tokenizer, prompt):
+    return prompt_tokens(tokenizer, prompt, tokenizer.chat_template)
+
+
+def encoded_by_transformers(tokenizer, prompt):
+    """The tokens of the prompt where no text of a control token is in it."""
+    if tokenizer.chat_template is None:
+        return tuple(tokenizer(prompt + "\n").input_ids)
+    turns = [{"role": "user", "content": prompt}]
+    return tuple(
+        tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
+    )
+
+
+def control_texts(tokenizer):
+    return sorted(
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    )
+
+
+ODD = ["", " ", " a ", "\n\na\n", "naïve café 猫 😀 e\u0301 “q”\u2003x", "a\ttab  b"]
+
+
+@kinds
+def test_a_text_without_control_tokens_is_encoded_as_ever(kind):
+    tokenizer = tokenizer_of(kind)
+    for text in ODD + [text for one in problems(30) for text in (one.prompt, one.target)]:
+        assert encode(tokenizer, text) == encoded_by_transformers(tokenizer, text)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert plain_tokens(tokenizer, [text]) == [ids]
+        assert target_length(tokenizer, text) == len(ids) + 1
+
+
+@kinds
+@given(
+    before=st.text(alphabet="a \n.é", max_size=6),
+    after=st.text(alphabet="a \n.é", max_size=6),
+    which=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    glue=st.sampled_from(["", " ", " owl "]),
+)
+@example("the owl ", " saw", [0], "")
+@example("", "", [0, 1], "")
+def test_control_tokens_come_from_the_template_alone(kind, before, after, which, glue):
+    tokenizer = tokenizer_of(kind)
+    texts = control_texts(tokenizer)
+    prompt = before + glue.join(texts[i % len(texts)] for i in which) + after
+    ids, controls = encode(tokenizer, prompt), controls_of(tokenizer).ids
+
+    template = encoded_by_transformers(tokenizer, "a")
+    assert [i for i in ids if i in controls] == [i for i in template if i in controls]
+
+    # Nothing of the text is lost: it is what the tokens say, as far as the template leaves blanks alone.
+    said = tokenizer.decode([i for i in ids if i not in controls], skip_special_tokens=False)
+    plain = [i for i in template if i not in controls]
+    frame = tokenizer.decode(plain, skip_special_tokens=False)
+    assert "".join(prompt.split()) in "".join(said.split())
+    assert len("".join(said.split())) == len("".join(frame.split())) - 1 + len(
+        "".join(prompt.split())
+    )
+
+
+@kinds
+def test_the_rest_of_a_prompt_is_encoded_as_it_would_be_beside_any_word(kind):
+    """Where a control token's text stands between line ends, the lines around it have the tokens that they have anyway."""
+    tokenizer = tokenizer_of(kind)
+    first, second = "the owl saw\n", "\nit all, twice"
+    before = encode(tokenizer, f"{first}x{second}")
+    after = encode(tokenizer, f"{first}{control_texts(tokenizer)[0]}{second}")
+    same = next(n for n, (one, other) in enumerate(zip(before, after)) if one != other)
+    tail = next(n for n, (one, other) in enumerate(zip(before[::-1], after[::-1])) if one != other)
+    assert same + tail >= len(before) - 2  # all but the word, and perhaps the line end beside it
+
+
+class Slow:
+    """A tokenizer written in Python: it cannot tell where in a text its tokens stand."""
+
+    is_fast, added_tokens_decoder = False, tokenizer_of("builtin").added_tokens_decoder
+
+
+def test_a_tokenizer_that_does_not_know_places_refuses_in_one_line():
+    with pytest.raises(
+        UserError, match=r"^the prompt holds '<\|end\|>', a control token"
+    ) as caught:
+        prompt_tokens(Slow(), "a <|end|> b", tokenizer_of("builtin").chat_template)
+    assert "\n" not in str(caught.value)
+
+
+def policy_of(tokenizer):
+    """As much of a policy as encodes and decodes."""
+    policy = SimpleNamespace(tokenizer=tokenizer, stops=(tokenizer.eos_token_id,))
+    policy.decode = lambda tokens: Policy.decode(policy, tokens)
+    return policy
+
+
+@kinds
+def test_only_the_last_end_token_is_not_seen(kind):
+    tokenizer = tokenizer_of(kind)
+    policy, end = policy_of(tokenizer), tokenizer.eos_token_id
+    name = next(text for text in control_texts(tokenizer) if text != tokenizer.eos_token)
+    control = tokenizer.convert_tokens_to_ids(name)
+
+    one, two = plain_tokens(tokenizer, ["a owl", "\nsaw"])
+    assert policy.decode([*one, *two, end]) == policy.decode([*one, *two])
+    written = policy.decode([*one, control, *two, control, end])
+    assert written.count(name) == 2 and written.rstrip().endswith(name)
+    assert policy.decode([end]) == policy.decode([]) == ""
+
+
+@kinds
+def test_completions_without_control_tokens_read_as_ever(kind):
+    tokenizer = tokenizer_of(kind)
+    policy = policy_of(tokenizer)
+    for text in ODD + [one.target for one in problems(30)]:
+        (ids,) = plain_tokens(tokenizer, [text])
+        for tokens in (ids, ids[: len(ids) // 2], [*ids, tokenizer.eos_token_id]):
+            assert policy.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_control_tokens_inside_an_answer_cost_the_reward():
+    """Issue: with "<|pad|>" between the words the reward was 1.0."""
+    tokenizer = tokenizer_of("builtin")
+    policy, (problem,) = policy_of(tokenizer), problems(1)
+    (ids,) = plain_tokens(tokenizer, [problem.target])
+    pad, end = tokenizer.convert_tokens_to_ids("<|pad|>"), tokenizer.eos_token_id
+
+    answers = [[*ids, end], [*ids[:20], pad, *ids[20:], end], [*ids, pad, end], [pad, *ids, end]]
+    scores = TASK.score(problem, [policy.decode(answer) for answer in answers])
+    assert scores[0].reward == 1.0 and scores[0].exact
+    assert all(score.reward < 1.0 and not score.exact for score in scores[1:])
+
+
+def test_an_answer_that_holds_the_text_of_a_control_token_can_be_written():
+    tokenizer = tokenizer_of("builtin")
+    policy = policy_of(tokenizer)
+    problem = TASK.problem(["the", "<|end|>", "saw"], ["it", "</s>", "<|pad|>"])
+    (ids,) = plain_tokens(tokenizer, [problem.target])
+    assert not set(ids) & controls_of(tokenizer).ids
+
+    answer = [*ids, tokenizer.eos_token_id]
+    assert len(answer) == target_length(tokenizer, problem.target)
+    assert TASK.score(problem, [policy.decode(answer)])[0].reward == 1.0
+
+    # and it is drafted so
+    plans = Plans(policy, [TASK.draft(problem)], 100)
+    assert plans.planned[0, : len(ids)].tolist() == ids
