@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from grpo.learn.finite import check_loaded
 from grpo.learn.precision import has_fast_products
 from grpo.policy import Policy
 from grpo.rollout.cache import NAME, SharedPrompt
@@ -82,10 +83,13 @@ def load_policy(
         )
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     model = _load_model(source, device, torch_dtype, quantise)
+    where = f"--model {spec}" if source != str(weights) else source
+    check_loaded(dict(model.named_parameters()), where)
     _check_head(model, spec)
     tokenizer = load_tokenizer(source)
     if has_adapter:
         model = PeftModel.from_pretrained(model, weights, is_trainable=True, use_safetensors=True)
+        check_loaded(dict(model.named_parameters()), str(weights))
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
         try:

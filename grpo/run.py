@@ -27,6 +27,8 @@ import transformers
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum import MARGIN, PROMOTE_AT
 from grpo.evaluate import evaluate, summarise
+from grpo.learn.finite import check_loaded
+from grpo.learn.update import named_tensors
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
@@ -208,6 +210,9 @@ class Run:
         self.rules.load_state_dict(state["rules"])
         self.best = state["best"]
         load_optimizer(self.checkpoint, self.trainer.optimizer)
+        check_loaded(
+            named_tensors(self.trainer.policy, self.trainer.optimizer), str(self.checkpoint)
+        )
         load_rng(self.checkpoint)
         done = self.trainer.done
         self.files.rewind(done)

@@ -137,6 +137,30 @@ TABLE = {
         ),
         ("entropy keeps its gradient", "_chunk_logprobs", "all_nV.detach()", "all_nV"),
     ],
+    ("grpo/learn/update.py", "grpo/test_bad_numbers.py"): [
+        (
+            "weights not looked at after the step",
+            "update",
+            "check_step(named_tensors(policy, optimizer), ranks)",
+            "pass",
+        ),
+    ],
+    ("grpo/learn/optimizer.py", "grpo/test_bad_numbers.py"): [
+        (
+            "moments not looked at after the step",
+            "Optimizer.tensors",
+            "found[number, name] = value",
+            "pass",
+        ),
+    ],
+    ("grpo/learn/finite.py", "grpo/test_bad_numbers.py"): [
+        (
+            "each rank judges by its own numbers",
+            "check_step",
+            "ranks.add([norm])",
+            "pass",
+        ),
+    ],
     ("grpo/learn/update.py", "grpo/test_update.py"): [
         ("gradients of the step before stay", "update", "optimizer.clear()", "pass"),
         (

@@ -98,6 +98,15 @@ class Optimizer:
         self.inner.step()
         self._publish()
 
+    def tensors(self) -> dict[tuple[int, str], Tensor]:
+        """Return what the steps change, by the number of the weight and "weight" or the name of its moment."""
+        found = {(number, "weight"): weight for number, weight in enumerate(self.weights)}
+        for number, master in enumerate(self.masters):
+            for name, value in self.inner.state.get(master, {}).items():
+                if isinstance(value, Tensor):
+                    found[number, name] = value
+        return found
+
     @torch.no_grad()
     def _publish(self):
         for weight, master in zip(self.weights, self.masters):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.batch import MicroBatch, micro_batches
+from grpo.learn.finite import check_step
 from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
 from grpo.learn.optimizer import Optimizer
@@ -72,7 +73,8 @@ def update(
     then holds the first pass's log-probabilities by completion: an empty one is filled, and used by later passes.
     Of several ranks (the optimizer's) each takes a part of the completions; the gradients and the figures are those of all.
 
-    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`.
+    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`; and after it,
+    before anything is written, when the step has left a weight or a moment that is not finite.
     """
     ranks = optimizer.ranks
     optimizer.clear()
@@ -125,6 +127,7 @@ def update(
             f"is {parity_limit:g}"
         )
     optimizer.step()
+    check_step(named_tensors(policy, optimizer), ranks)
     mean = {name: value / sums["tokens"] for name, value in sums.items()}
     metrics = {
         "loss": total,
@@ -137,6 +140,15 @@ def update(
         "parity/worst": worst,
     }
     return metrics | ({"kl": mean["kl"]} if beta else {})
+
+
+def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an update changes by name: each trained weight as the model calls it, and its moments."""
+    names = {id(weight): name for name, weight in policy.model.named_parameters()}
+    return {
+        names[id(optimizer.weights[number])] + ("" if kind == "weight" else f" ({kind})"): tensor
+        for (number, kind), tensor in optimizer.tensors().items()
+    }
 
 
 def _figures(

@@ -1,19 +1,27 @@
 """What is not finite, not there, or not what was promised, gets its name: never a silent step, never a riddle."""
 
+import hashlib
 import json
 import math
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_tiny_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import train
 from grpo.config import Config
+from grpo.learn.finite import check_loaded, check_step
 from grpo.load import load_policy
+from grpo.ranks import Ranks
 from grpo.records import Completion
 from grpo.rollout import engine
 from grpo.store.run_data import load_run
+from grpo.store import checkpoint as store
+from grpo.store.metrics import read_metrics
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 
@@ -115,6 +123,178 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(tiny_policy, monkeypat
     with pytest.raises(FloatingPointError, match=f"the {name} is (nan|inf)"):
         trainer.step()
     assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+
+
+def spoil(trainer, name, value):
+    """Let the optimizer's next step leave `value` in one number of a weight, or of a moment of it."""
+    step = trainer.optimizer.inner.step
+    number, weight = next(
+        (number, weight)
+        for number, weight in enumerate(trainer.optimizer.weights)
+        if weight is dict(trainer.policy.model.named_parameters())[name.partition(" ")[0]]
+    )
+
+    @torch.no_grad()
+    def spoiling(*_):
+        step()
+        moment = name.partition(" (")[2].rstrip(")")
+        tensor = trainer.optimizer.tensors()[number, moment or "weight"]
+        tensor.view(-1)[7] = value
+
+    trainer.optimizer.inner.step = spoiling
+    return weight
+
+
+WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [WEIGHT, f"{WEIGHT} (exp_avg)", f"{WEIGHT} (exp_avg_sq)"])
+def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, value):
+    trainer = trainer_for(tiny_policy)
+    trainer.step()
+    spoil(trainer, name, value)
+    with pytest.raises(FloatingPointError) as error:
+        trainer.step()
+    assert str(error.value) == (
+        f"after the optimizer's step {name} is not finite (1 of 6,144 numbers)"
+    )
+    assert trainer.done == 1
+
+
+def test_every_tensor_that_is_not_finite_is_counted(tiny_policy):
+    trainer = trainer_for(tiny_policy)
+    spoil(trainer, WEIGHT, math.nan)
+    spoil(trainer, "model.layers.0.mlp.up_proj.weight", math.nan)
+    with pytest.raises(FloatingPointError, match=r"layers.0.*, and 1 other tensor likewise"):
+        trainer.step()
+
+
+class OneOfTwo(Ranks):
+    """A rank whose own numbers are finite; the other's are not."""
+
+    def __init__(self):
+        super().__init__(rank=0, size=2)
+
+    def add(self, tensors):
+        tensors[0] += math.nan
+
+    def gather(self, mine):
+        return [*mine, ["its moment is not finite (1 of 9 numbers)"]]
+
+
+def test_a_rank_whose_own_numbers_are_finite_stops_with_the_others():
+    with pytest.raises(FloatingPointError, match="step its moment is not finite"):
+        check_step({"mine": torch.ones(3)}, OneOfTwo())
+
+
+def test_weights_whose_squares_overflow_are_finite(tiny_policy):
+    trainer = trainer_for(tiny_policy)
+    with torch.no_grad():
+        trainer.policy.model.model.norm.weight[3] = 3e38
+    tensors = {"norm": trainer.policy.model.model.norm.weight}
+    assert not torch.nn.utils.get_total_norm(list(tensors.values())).isfinite()
+    check_step(tensors)
+    check_loaded(tensors, "here")
+
+
+def test_a_gradient_whose_square_overflows_freezes_no_weight_for_good(tiny_policy):
+    """A finite gradient of 1e25 makes the second moment infinite, and its weight would never move again."""
+    trainer = trainer_for(tiny_policy, max_grad_norm=0.0)
+    weight = dict(tiny_policy.model.named_parameters())[WEIGHT]
+    collect = trainer.optimizer.collect
+
+    def huge(limit):
+        norm = collect(limit)
+        weight.grad[0, 0] = 1e25
+        return norm
+
+    trainer.optimizer.collect = huge
+    with pytest.raises(FloatingPointError, match=r"up_proj.weight \(exp_avg_sq\) is not finite"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("sent", [None, signal.SIGTERM])
+@pytest.mark.parametrize("lora", [[], ["--lora-rank", "4"]])
+def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, lora, sent):
+    monkeypatch.chdir(tmp_path)
+    flags = [*SMALL, *lora, "--steps", "4", "--save-every", "1", "--name", "a"]
+    take, trainers = Trainer.step, []
+
+    def step(trainer):
+        if trainer.done == 2:
+            name = next(n for n, p in trainer.policy.model.named_parameters() if p.requires_grad)
+            spoil(trainer, name, math.nan)
+            trainers.append(name)
+            if sent:
+                signal.raise_signal(sent)
+        return take(trainer)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    assert train.main(flags) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py")]
+    assert len(lines) == 1 and f"after the optimizer's step {trainers[0]} is not finite" in lines[0]
+    assert "its batch is saved in runs/a/rollouts/failed-000003.jsonl.zst" in lines[0]
+    assert Path("runs/a/rollouts/failed-000003.jsonl.zst").exists()
+    assert sorted(p.name for p in Path("runs/a/checkpoints").iterdir())[-1] == "step-000002"
+    assert [line["step"] for line in read_metrics(Path("runs/a/metrics.jsonl"))] == [1, 2]
+
+    monkeypatch.setattr(Trainer, "step", take)
+    assert train.main(["--resume", "runs/a"]) == 0
+
+
+def spoil_file(path, name):
+    """Put a NaN into a tensor of a safetensors file."""
+    tensors = load_file(path)
+    tensors[name].view(-1)[5] = math.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_model_whose_weights_are_not_finite_is_refused(tmp_path, capsys):
+    folder = make_tiny_model(tmp_path / "bad")
+    spoil_file(folder / "model.safetensors", WEIGHT)
+    said = f"{WEIGHT} is not finite (1 of 6,144 numbers); the file is damaged"
+    with pytest.raises(UserError) as error:
+        load_policy(str(folder), device="cpu")
+    assert str(error.value).startswith(f"--model {folder}: {said}")
+
+
+@pytest.mark.parametrize(
+    "lora, file, tensor, called",
+    [
+        ([], "model.safetensors", "model.norm.weight", "model.norm.weight"),
+        (
+            ["--lora-rank", "4"],
+            "adapter_model.safetensors",
+            "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+            "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight",
+        ),
+        ([], "optimizer.safetensors", "1/exp_avg", "(exp_avg)"),
+    ],
+)
+def test_a_checkpoint_that_is_not_finite_is_refused(
+    tmp_path, monkeypatch, capsys, lora, file, tensor, called
+):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*SMALL, *lora, "--steps", "1", "--name", "a"]) == 0
+    checkpoint = Path("runs/a/checkpoints/step-000001")
+    spoil_file(checkpoint / file, tensor)
+    vouch_for(checkpoint)
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/a", "--steps", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"train.py: {checkpoint}: ") and f"{called} is not finite (1 of" in line
+
+
+def vouch_for(checkpoint):
+    """Write a checkpoint's manifest anew, as an older version would have written it."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name, fact in manifest["files"].items():
+        content = (checkpoint / name).read_bytes()
+        fact["sha256"], fact["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
+    path.write_text(json.dumps(manifest))
+    store._verified.clear()
 
 
 @pytest.mark.parametrize(
