@@ -7,6 +7,7 @@ any, are dropped and counted.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from grpo.evaluate import evaluate, summarise
 from grpo.load import load_policy
 from grpo.policy import Policy
 from grpo.rollout.engine import fitting
+from grpo.sources import accepted_kinds, check_base
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
 from tasks.base import (
@@ -41,7 +43,9 @@ def report(argv: list[str]) -> int:
     arguments = parse(argv)
     task = load_task(arguments.task, options=arguments.options)
     levels = levels_of(arguments.words, task)
-    policy, seen, arguments.mark = load(arguments.model, arguments.device)
+    policy, seen, arguments.mark = load(
+        arguments.model, arguments.device, accepted_kinds(arguments.accept_changes)
+    )
     results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
     show(results, task)
     if arguments.json:
@@ -88,6 +92,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--json", default="", metavar="FILE", help="write the figures there as well"
     )
+    parser.add_argument(
+        "--accept-changes",
+        metavar="KINDS",
+        help="base: evaluate an adapter although its base model has changed since the checkpoint",
+    )
     arguments, others = parser.parse_known_args(argv)
     arguments.options, others = split_options(arguments.task, others)
     if others:
@@ -110,28 +119,28 @@ def levels_of(text: str, task: Task) -> list[int]:
     return levels
 
 
-def load(model: str, device: str) -> tuple[Policy, set[str], dict[str, str]]:
+def load(
+    model: str, device: str, accept: Sequence[str] = ()
+) -> tuple[Policy, set[str], dict[str, str]]:
     """Return the policy, the keys of the problems it was trained on (none known for what is not a run of ours), and the mark of
-    a control run ({}: a real one)."""
+    a control run ({}: a real one). Kinds of sources in `accept` may have changed since the checkpoint."""
     path = Path(model)
     if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
         return load_policy(model, device=device), set(), {}
     checkpoint, warnings = find_resume(path)
-    for warning in warnings:
-        print(f"eval.py: {warning}", file=sys.stderr)
     config = load_config(checkpoint.parent.parent / "config.yaml")
+    for warning in [*warnings, *check_base(checkpoint, config.model, accept)]:
+        print(f"eval.py: {warning}", file=sys.stderr)
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
-    return (
-        load_policy(
-            config.model,
-            device=device,
-            dtype=config.dtype,
-            quantise=config.quantise,
-            weights=checkpoint,
-        ),
-        set(seen),
-        config.mark,
+    policy = load_policy(
+        config.model,
+        device=device,
+        dtype=config.dtype,
+        quantise=config.quantise,
+        weights=checkpoint,
     )
+    check_base(checkpoint, config.model, accept)  # again: a hub's model may be on disk only now
+    return policy, set(seen), config.mark
 
 
 def evaluate_level(

@@ -45,6 +45,8 @@ def start_run(config: Config, given: dict, ranks: Ranks) -> int:
     task = load_task(config.task, config.reward, config.task_options)
     problems = read_problems(Path(config.dataset)) if config.dataset else []
     config = run.settle(config, task, {problem.level for problem in problems})
+    if run.checkpoint:
+        run.check_sources(task)
     try:
         with (
             run.held(),

@@ -20,6 +20,7 @@ from grpo.learn.loss import LOSSES
 from grpo.learn.optimizer import OPTIMIZERS
 from grpo.load import LORA_VARIANTS, QUANTISED
 from grpo.rollout.drafting import parse_mode
+from grpo.sources import KINDS, accepted_kinds
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
 from tasks.base import REGISTRY, Parser, UserError, options_of, split_options
@@ -239,6 +240,12 @@ class Config:
         nargs="?",
         const="latest",
     )
+    accept_changes: str | None = flag(
+        None,
+        "with --resume: go on although these have changed since the checkpoint: any of "
+        + ", ".join(KINDS)
+        + " (several: commas between them)",
+    )
     eval_every: int = flag(
         50, "steps between evaluations on held-out problems (0: only before and after)"
     )
@@ -390,6 +397,8 @@ class Config:
                 getattr(self, name) is None or getattr(self, name) > 0,
                 "give a number above 0",
             )
+        accepted = accepted_kinds(self.accept_changes)
+        yield "accept_changes", set(accepted) <= set(KINDS), one_of(*KINDS)
         parse_mode(self.draft)
         if self.curriculum:
             parse_rungs(self.curriculum)

@@ -16,6 +16,7 @@ import torch
 from grpo.config import load_config
 from grpo.load import load_policy
 from grpo.show.console import interval
+from grpo.sources import accepted_kinds, check_base
 from grpo.store.checkpoint import find_resume, step_of
 from grpo.store.run_data import RunData, load_run
 from tasks.base import Parser, UserError, exit_status
@@ -26,7 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(arguments: argparse.Namespace) -> int:
-    step = export(arguments.run, arguments.folder, adapter=arguments.adapter, dtype=arguments.dtype)
+    step = export(
+        arguments.run,
+        arguments.folder,
+        adapter=arguments.adapter,
+        dtype=arguments.dtype,
+        accept=accepted_kinds(arguments.accept_changes),
+    )
     print(
         f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, with its tokenizer and card"
     )
@@ -50,11 +57,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=["float32", "bfloat16", "float16"],
         help="of the weights (default: as they were trained)",
     )
+    parser.add_argument(
+        "--accept-changes",
+        metavar="KINDS",
+        help="base: export an adapter although its base model has changed since the checkpoint",
+    )
     return parser.parse_args(argv)
 
 
-def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None = None) -> int:
-    """Write the latest valid checkpoint of `run` into `folder`; return its step. Raises UserError where that cannot be."""
+def export(
+    run: Path,
+    folder: Path,
+    *,
+    adapter: bool = False,
+    dtype: str | None = None,
+    accept: Sequence[str] = (),
+) -> int:
+    """Write the latest valid checkpoint of `run` into `folder`; return its step. Raises UserError where that cannot be.
+
+    Kinds of sources in `accept` may have changed since the checkpoint.
+    """
     checkpoint, _ = find_resume(run)
     data = load_run(checkpoint.parent.parent)
     config = load_config(data.path / "config.yaml")
@@ -64,6 +86,8 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already; give a new or an empty folder")
+    for note in check_base(checkpoint, config.model, accept):
+        print(f"grpo.export: {note}", file=sys.stderr)
     as_trained = {
         **config.loading,
         "device": "cpu",

@@ -33,6 +33,16 @@ from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import budget_for, fitting
 from grpo.show.console import Console
+from grpo.sources import (
+    NAME,
+    accepted,
+    accepted_kinds,
+    check,
+    differences,
+    read_sources,
+    sources_now,
+    unknown,
+)
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import (
     CheckpointRules,
@@ -50,7 +60,16 @@ from grpo.store.run_data import load_run
 from grpo.store.trackers import check_installed
 from grpo.trainer import Trainer
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
-from tasks.base import REGISTRY, Problem, Task, UserError, problem_stream, rescaled, trust
+from tasks.base import (
+    REGISTRY,
+    Problem,
+    Task,
+    UserError,
+    problem_stream,
+    rescaled,
+    summary_of,
+    trust,
+)
 from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
@@ -76,7 +95,9 @@ def open_run(
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     trust(saved["task"], given.get("task"), folder)
     changed = {
-        name: value for name, value in given.items() if name != "resume" and value != saved[name]
+        name: value
+        for name, value in given.items()
+        if name not in ("resume", "accept_changes") and value != saved[name]
     }
     for name in changed:
         if name not in ON_RESUME:
@@ -84,7 +105,9 @@ def open_run(
                 f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
                 f"--resume only {', '.join(ON_RESUME)} can be changed"
             )
-    return Run(folder, checkpoint, warnings, ranks), Config(**{**saved, **changed})
+    run = Run(folder, checkpoint, warnings, ranks)
+    run.found, run.accept = saved, accepted_kinds(config.accept_changes)
+    return run, Config(**{**saved, **changed})
 
 
 class Run:
@@ -103,6 +126,11 @@ class Run:
             warnings,
             ranks,
         )
+        self.found: dict[str, Any] = {}  # the settings in config.yaml, of a run that goes on
+        self.accept: list[str] = []  # kinds of sources that may have changed since its checkpoint
+        self.sources: dict[str, Any] = {}
+        self.notes: list[str] = []  # what is to be said of them
+        self.accepted: list[dict[str, Any]] = []  # changes of the sources in the life of the run
 
     @contextmanager
     def held(self):
@@ -148,10 +176,49 @@ class Run:
             reward=config.reward or getattr(task, "reward", None),
             steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level),
             resume=None,
+            accept_changes=None,
         )
         if levels and not mixed:
             _check_levels(self.config, levels)
         return self.config
+
+    def check_sources(self, task: Task):
+        """Take the fingerprints of what the run depends on; raise UserError where a run that goes on has others.
+
+        Called before anything is loaded or written, and by `attach` once more where a model of the hub was not on disk yet.
+        """
+        config = self.config
+        self.sources = self.ranks.first(
+            lambda: sources_now(config.model, config.dataset, config.task, task)
+        )
+        if self.checkpoint is None:
+            return
+
+        saved = read_sources(self.checkpoint)
+        if saved is None:
+            self.notes = [unknown(self.checkpoint)]
+            return
+
+        # A setting that an older version did not have has its default.
+        then = dataclasses.asdict(Config()) | (saved.get("config") or {})
+        free = {name: then[name] for name in ON_RESUME}
+        settings = {name: then[name] for name in self.found if name not in free}
+        found = {name: value for name, value in self.found.items() if name not in free}
+        changes = check(
+            self.checkpoint,
+            saved | {"config": settings},
+            self.sources | {"config": found},
+            self.accept,
+        )
+        step = checkpoints.step_of(self.checkpoint)
+        self.accepted = saved.get("accepted", []) + [
+            {"step": step, "kind": kind, "change": change} for kind, change in changes.items()
+        ]
+        since = differences(free, {name: self.found[name] for name in free}, is_config=True)
+        self.notes = [
+            *(accepted(self.checkpoint, kind, change) for kind, change in changes.items()),
+            *(f"config.yaml, since {self.checkpoint.name} was saved: {line}" for line in since),
+        ]
 
     def attach(self, trainer: Trainer, console: Console):
         """Make the directory; from here on everything is written there."""
@@ -159,6 +226,8 @@ class Run:
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
         self.files = NoFiles()
+        if self.sources.get("base") is None:
+            self.check_sources(trainer.task)
         if not self.ranks.is_first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +241,7 @@ class Run:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return versions, device and commit, for the record."""
+        """Return versions, device, commit and fingerprints, for the record."""
         policy = self.trainer.policy
         device = (
             torch.cuda.get_device_name(policy.device)
@@ -192,13 +261,17 @@ class Run:
             "ranks": self.ranks.size,
             "threads": torch.get_num_threads(),
             "commit": git.stdout.strip() or None,
+            "fingerprints": {
+                kind: summary_of(found) for kind, found in self.sources.items() if found
+            },
+            **({"accepted_changes": self.accepted} if self.accepted else {}),
         }
 
     def restore(self):
         """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
         if self.checkpoint is None:
             return
-        for warning in self.warnings:
+        for warning in [*self.warnings, *self.notes]:
             self.console.warn(warning)
         state = json.loads((self.checkpoint / "trainer.json").read_text())
         try:
@@ -289,6 +362,11 @@ class Run:
             "best": self.best,
         }
         (folder / "trainer.json").write_text(json.dumps(state))
+        sources = self.sources | {
+            "config": dataclasses.asdict(self.config),
+            "accepted": self.accepted,
+        }
+        (folder / NAME).write_text(json.dumps(sources, indent=1) + "\n")
 
     def evaluate(self, is_final: bool = False):
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.

@@ -3,7 +3,8 @@
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
 Every problem of every stored step and evaluation is read again, and its canonical key is made anew from the problem's own
-data, so that swapped factors, a forged key and a tampered list of seen problems are all found. Exit status 0: nothing was
+data, so that swapped factors, a forged key and a tampered list of seen problems are all found; and so is a corpus that
+has changed since the run. Exit status 0: nothing was
 found; 1: something was, a line each; 2: the run cannot be read.
 """
 
@@ -14,8 +15,19 @@ from pathlib import Path
 import yaml
 
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
-from tasks.base import Parser, Problem, UserError, exit_status, load_task, trust
+from tasks.base import (
+    Parser,
+    Problem,
+    Task,
+    UserError,
+    exit_status,
+    load_task,
+    sources_of,
+    summary_of,
+    trust,
+)
 
+PROBLEMS = ("dataset", "corpus", "task")  # kinds of sources that decide what the problems are
 _NAME = re.compile(r"(step|eval|promotion)-(\d+)\.jsonl\.zst")
 
 
@@ -47,6 +59,7 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
         if where := trained.get(key) or trained.get(prompt):
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
     found += _wrong_lists(folder, by_step)
+    found += _other_sources(config, task)
     different = set().union(*by_step.values())
     return (
         found,
@@ -80,6 +93,23 @@ def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
         trainer = read_json(path)["trainer"]
         expected = set().union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
         found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), expected)
+    return found
+
+
+def _other_sources(config: dict, task: Task) -> list[str]:
+    """Return how the texts that problems are drawn from differ from those of the run: the same seed would make other problems."""
+    facts = config.get("facts") or {}
+    found = [
+        f"{change['kind']}: changed after step {change['step']}: {change['change']}"
+        for change in facts.get("accepted_changes", ())
+        if change["kind"] in PROBLEMS
+    ]
+    then, now = (facts.get("fingerprints") or {}).get("corpus"), sources_of(task)
+    if then and then != summary_of(now):
+        found.append(
+            f"the corpus has changed since the run: {then} then, {summary_of(now)} now; "
+            "the same seed would draw other problems"
+        )
     return found
 
 

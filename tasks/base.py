@@ -36,6 +36,9 @@ __all__ = [
     "range_of",
     "rescaled",
     "scores_of",
+    "sources_of",
+    "summary_of",
+    "task_file",
     "trust",
     "problem_at",
     "problem_stream",
@@ -107,7 +110,7 @@ class Task(Protocol):
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
     `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`;
-    `credits(problem, completions)` and `credited`, see `credits_of`.
+    `credits(problem, completions)` and `credited`, see `credits_of`; `sources()`, see `sources_of`.
     """
 
     name: str
@@ -238,6 +241,26 @@ def _load_class(spec: str):
     if not isinstance(getattr(module, name, None), type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
     return getattr(module, name)
+
+
+def task_file(spec: str) -> list[Path]:
+    """Return the file of a task of the user's own, ``path/to/file.py:ClassName``; nothing for a task of `REGISTRY`."""
+    return [] if spec in REGISTRY else [Path(spec.rpartition(":")[0])]
+
+
+def sources_of(task: Task) -> dict[str, str]:
+    """Return the fingerprints of the texts that the task's problems are drawn from, by name: ``{"tale-flood": "91c0..."}``.
+
+    They are what the optional ``sources()`` of a task returns; {} for a task whose problems come from its code alone.
+    With other sources the same seed and index mean another problem, so a run must not go on with them unawares.
+    """
+    return dict(getattr(task, "sources", dict)())
+
+
+def summary_of(sources: Mapping[str, str]) -> str:
+    """Return one line that stands for all of `sources`: "96 with fingerprint 91c0..."."""
+    parts = [part for item in sorted(sources.items()) for part in item]
+    return f"{len(sources)} with fingerprint {key_of(*parts)}"
 
 
 def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:

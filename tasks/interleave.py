@@ -96,6 +96,16 @@ class Interleave:
         """Return the canonical key anew, from the two windows."""
         return self.problem(problem.data["a"], problem.data["b"]).key
 
+    def sources(self) -> dict[str, str]:
+        """Return the fingerprint of each document of the corpus, by title (see `tasks.base.sources_of`).
+
+        Words count, not their layout: windows are drawn from words, and so is the split.
+        """
+        found: dict[str, str] = {}
+        for document in self._documents:  # two may have one title
+            found[document.title] = key_of(found.get(document.title, ""), *document.words)
+        return found
+
     def draft(self, problem: Problem) -> Guess:
         """Return a guess at how completions most likely go on until their end (see `tasks.base.draft_of`)."""
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))

@@ -1,0 +1,311 @@
+"""A run goes on with what it began with: a base, dataset, corpus, configuration or task that has changed since is refused, unless it is named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import make_tiny_model
+
+import data.corpus
+import eval as evaluation
+import train
+from grpo import export
+from grpo.store import checkpoint as store
+from tasks import audit
+from tasks.base import load_task, problem_at
+from tasks.dataset import write_problems
+
+SMALL = [
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--eval-problems",
+    "2",
+    "--save-every",
+    "1",
+    "--schedule",
+    "constant",
+    "--device",
+    "cpu",
+]
+LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]
+OWN = """
+from tasks.base import Problem, Score, key_of
+
+class Own:
+    name, rewards, default_level = "own", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i) for i in range(len(completions))]
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with two runs of one step, and with all that they depend on."""
+    folder = tmp_path_factory.mktemp("home")
+    make_tiny_model(folder / "model")
+    shutil.copytree(data.corpus.TEXTS, folder / "texts")
+    task = load_task("interleave")
+    problems = [problem_at(task, seed=3, split="train", level=2, index=i) for i in range(6)]
+    write_problems(folder / "set.jsonl", problems)
+    (folder / "own.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(data.corpus, "TEXTS", folder / "texts")
+        assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 0
+        own = [*SMALL, "--task", "own.py:Own", "--max-new-tokens", "8"]
+        assert train.main([*own, "--steps", "1", "--name", "own"]) == 0
+    return folder
+
+
+@pytest.fixture()
+def here(home, tmp_path, monkeypatch):
+    """A copy of it, to be changed."""
+    folder = Path(shutil.copytree(home, tmp_path / "here"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(data.corpus, "TEXTS", folder / "texts")
+    store._verified.clear()
+    return folder
+
+
+def replace_weights():
+    shutil.rmtree("model")
+    make_tiny_model(Path("model"), seed=1)
+
+
+def replace_tokenizer():
+    path = Path("model/tokenizer.json")
+    path.write_text(path.read_text() + "\n")
+
+
+def replace_template():
+    path = Path("model/chat_template.jinja")
+    path.write_text(path.read_text() + " ")
+
+
+def edit_dataset():
+    lines = Path("set.jsonl").read_text().splitlines()
+    Path("set.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+
+
+def grow_corpus():
+    Path("texts/tale-new.txt").write_text("A tale of many words that nobody has told before. " * 9)
+
+
+def edit_corpus():
+    path = Path("texts/tale-flood.txt")
+    path.write_text(path.read_text() + " The end.")
+
+
+def edit_config():
+    path = Path("runs/lora/config.yaml")
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"learning_rate": 0.5}))
+
+
+def edit_task():
+    Path("own.py").write_text(OWN.replace("0.1 * i", "0.2 * i"))
+
+
+CASES = {
+    "weights": (replace_weights, "lora", "base", "base: model.safetensors "),
+    "tokenizer": (replace_tokenizer, "lora", "base", "base: tokenizer.json "),
+    "chat template": (replace_template, "lora", "base", "base: chat_template.jinja "),
+    "dataset": (edit_dataset, "lora", "dataset", "dataset: set.jsonl "),
+    "grown corpus": (grow_corpus, "lora", "corpus", "corpus: tale-new absent → "),
+    "edited corpus": (edit_corpus, "lora", "corpus", "corpus: tale-flood "),
+    "config": (edit_config, "lora", "config", "config: learning_rate 2e-05 → 0.5;"),
+    "task": (edit_task, "own", "task", "task: own.py "),
+}
+
+
+def everything(folder):
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in str(path)
+    }
+
+
+def said_by(capsys, *arguments, main=train.main, status=2):
+    capsys.readouterr()
+    assert main(list(arguments)) == status
+    return capsys.readouterr()
+
+
+def resume(name):
+    own = ["--task", "own.py:Own"] if name == "own" else []
+    return ["--resume", f"runs/{name}", "--steps", "2", *own]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_has_changed_is_refused_and_named(here, capsys, case):
+    change, run, kind, said = CASES[case]
+    change()
+    before = everything(here)
+    others = ",".join({"base", "dataset", "corpus", "config", "task"} - {kind})
+    for accepted in ([], ["--accept-changes", others]):
+        (line,) = said_by(capsys, *resume(run), *accepted).err.splitlines()
+        checkpoint = f"runs/{run}/checkpoints/step-000001"
+        assert line.startswith(f"train.py: {checkpoint}: changed since it was saved: {said}")
+        assert line.endswith(f"; undo that, or if it is intended give --accept-changes {kind}")
+        assert everything(here) == before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_has_changed_by_intent_passes_and_is_recorded(here, capsys, case):
+    change, run, kind, said = CASES[case]
+    change()
+    accepted = ["--accept-changes", f"{kind},config,base"]  # what is not needed does no harm
+    output = said_by(capsys, *resume(run), *accepted, status=0).out
+    checkpoint = f"runs/{run}/checkpoints/step-000001"
+    note = f"warning: changed since {checkpoint} was saved, and accepted: {said.rstrip(';')}"
+    assert note in " ".join(output.split())
+
+    (fact,) = yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())["facts"][
+        "accepted_changes"
+    ]
+    assert (fact["step"], fact["kind"]) == (1, kind)
+    assert f"{kind}: {fact['change']}".startswith(said.rstrip(";"))
+    if case == "config":
+        assert yaml.safe_load(Path("runs/lora/config.yaml").read_text())["learning_rate"] == 0.5
+
+    # The next checkpoint has the new ones, and remembers the change.
+    output = said_by(capsys, *resume(run), "--steps", "3", status=0).out
+    assert "accepted" not in output
+    facts = yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())["facts"]
+    assert facts["accepted_changes"] == [fact]
+
+
+def test_all_changes_stand_in_one_line(here, capsys):
+    for change in (grow_corpus, edit_config, replace_weights):
+        change()
+    (line,) = said_by(capsys, *resume("lora")).err.splitlines()
+    assert "base: model.safetensors " in line and "corpus: tale-new " in line
+    assert "; config: learning_rate " in line
+    assert line.endswith("--accept-changes base,corpus,config")
+
+
+def test_nothing_changed_and_what_resume_may_change(here, capsys):
+    said = said_by(capsys, *resume("lora"), status=0).out
+    assert "warning" not in said
+    said = said_by(
+        capsys, "--resume", "runs/lora", "--steps", "3", "--eval-every", "2", status=0
+    ).out
+    assert "warning" not in said and "step 3/3" in said
+
+
+def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
+    """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no edit."""
+    monkeypatch.setattr("grpo.run.Run.save_if_due", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train.main(["--resume", "runs/lora", "--steps", "3"])
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(data.corpus, "TEXTS", here / "texts")
+    said = said_by(capsys, "--resume", "runs/lora", status=0).out
+    assert "config.yaml, since step-000001 was saved: steps 1 → 3" in said and "step 3/3" in said
+
+
+def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
+    path = Path("texts/tale-flood.txt")
+    path.write_text("\n".join(path.read_text().split()))
+    Path("model/README.md").write_text("about it")
+    assert "warning" not in said_by(capsys, *resume("lora"), status=0).out
+
+
+def without_sources(checkpoint):
+    """Make a checkpoint what an older version would have written."""
+    (checkpoint / "sources.json").unlink()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["files"]["sources.json"]
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    store._verified.clear()
+
+
+def test_a_checkpoint_of_an_older_version_cannot_be_checked_and_goes_on(here, capsys):
+    checkpoint = Path("runs/lora/checkpoints/step-000001")
+    without_sources(checkpoint)
+    edit_dataset()
+    said = f"warning: {checkpoint}: was made by a version that kept no fingerprints"
+    assert said in said_by(capsys, *resume("lora"), status=0).out
+    assert "warning" not in said_by(capsys, *resume("lora"), "--steps", "3", status=0).out
+
+
+def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):
+    path = Path("runs/lora/checkpoints/step-000001/sources.json")
+    path.write_text(path.read_text().replace("model.safetensors", "other.safetensors"))
+    (line,) = said_by(capsys, *resume("lora")).err.splitlines()
+    assert "sources.json has " in line or "sources.json is damaged" in line
+
+
+def test_an_accepted_kind_that_does_not_exist(here, capsys):
+    (line,) = said_by(capsys, *resume("lora"), "--accept-changes", "base,colour").err.splitlines()
+    assert "--accept-changes base,colour: give one of base, dataset, corpus, config, task" in line
+
+
+@pytest.mark.parametrize("change", [replace_weights, replace_tokenizer])
+def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, change):
+    change()
+    scored = ["--model", "runs/lora", "--words", "2", "--problems", "2", "--device", "cpu"]
+    for main, arguments in ((evaluation.main, scored), (export.main, ["runs/lora", "exported"])):
+        (line,) = said_by(capsys, *arguments, main=main).err.splitlines()
+        assert "runs/lora/checkpoints/step-000001: changed since it was saved: base: " in line
+        assert line.endswith("--accept-changes base") and not Path("exported").exists()
+        said = said_by(capsys, *arguments, "--accept-changes", "base", main=main, status=0)
+        assert "changed since" in said.err and "and accepted: base: " in said.err
+
+
+def test_a_whole_model_is_evaluated_without_its_base(here, capsys):
+    assert (
+        train.main(
+            [
+                *SMALL,
+                "--model",
+                "model",
+                "--lora-rank",
+                "0",
+                "--words",
+                "2",
+                "--steps",
+                "1",
+                "--name",
+                "full",
+            ]
+        )
+        == 0
+    )
+    replace_weights()
+    scored = ["--model", "runs/full", "--words", "2", "--problems", "2", "--device", "cpu"]
+    assert said_by(capsys, *scored, main=evaluation.main, status=0).err == ""
+    assert "base: model.safetensors" in said_by(capsys, "--resume", "runs/full", "--steps", "2").err
+
+
+def test_the_audit_sees_a_corpus_that_has_grown(here, capsys):
+    assert said_by(capsys, "runs/lora", main=audit.main, status=0).out.endswith("nothing found\n")
+    grow_corpus()
+    said = said_by(capsys, "runs/lora", main=audit.main, status=1).out
+    assert "runs/lora: the corpus has changed since the run: 96 with fingerprint " in said
+    assert " then, 97 with fingerprint " in said and "1 findings" in said
+
+    assert train.main([*resume("lora"), "--accept-changes", "corpus"]) == 0
+    said = said_by(capsys, "runs/lora", main=audit.main, status=1).out
+    assert "runs/lora: corpus: changed after step 1: tale-new absent → " in said
+
+
+def test_the_audit_of_a_task_without_a_corpus_and_of_an_older_run(here, capsys):
+    grow_corpus()
+    own = ["runs/own", "--task", "own.py:Own"]
+    assert "nothing found" in said_by(capsys, *own, main=audit.main, status=0).out
+    path = Path("runs/lora/config.yaml")
+    values = yaml.safe_load(path.read_text())
+    del values["facts"]["fingerprints"]
+    path.write_text(yaml.safe_dump(values))
+    assert "nothing found" in said_by(capsys, "runs/lora", main=audit.main, status=0).out
