@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from data.files import write_whole
 from grpo.config import load_config
 from grpo.evaluate import evaluate, summarise
 from grpo.load import load_policy
@@ -47,12 +48,12 @@ def report(argv: list[str]) -> int:
         arguments.model, arguments.device, accepted_kinds(arguments.accept_changes)
     )
     results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
-    show(results, task)
-    if arguments.json:
+    if arguments.json:  # first, for whoever reads the table may leave before its end
         lines = [
             {key: value for key, value in result.items() if key != "groups"} for result in results
         ]
-        Path(arguments.json).write_text(json.dumps(lines, indent=1) + "\n")
+        write_whole(arguments.json, (json.dumps(lines, indent=1) + "\n").encode())
+    show(results, task)
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from data.streams import reason_of
 from grpo.config import Config, parse
 from grpo.interrupt import Interrupt
 from grpo.load import load_policy
@@ -25,23 +26,29 @@ from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
+    losses: list[str] = []  # what became of standard output and error: training goes on without
+
+    def lose(name: str, error: Exception):
+        losses.append(f"{name} is lost ({reason_of(error)}); training goes on without it")
+
     if RANK == 0:
-        return exit_status("train.py", lambda: start(argv))
+        return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
     with (
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
     ):  # the first rank speaks for all
-        return exit_status(f"train.py, rank {RANK}", lambda: start(argv))
+        return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
 
 
-def start(argv: list[str]) -> int:
+def start(argv: list[str], losses: list[str]) -> int:
     config, given = parse(argv)
     with meeting(config.device) as ranks:
-        return start_run(config, given, ranks)
+        return start_run(config, given, ranks, losses)
 
 
-def start_run(config: Config, given: dict, ranks: Ranks) -> int:
+def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> int:
     run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
+    run.losses = losses
     task = load_task(config.task, config.reward, config.task_options)
     problems = read_problems(Path(config.dataset)) if config.dataset else []
     config = run.settle(config, task, {problem.level for problem in problems})
@@ -100,8 +107,11 @@ def train(
         take_steps(config, run, trainer, console, interrupt)
     if number := run.ranks.most(interrupt.wanted or 0):
         run.leave(signal.Signals(number).name)
+        run.note_losses()
         return 128 + number
-    return run.finish()
+    status = run.finish()
+    run.note_losses()
+    return status
 
 
 @contextmanager
@@ -128,6 +138,7 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
         run.files.step(report)
         console.step(report)
+        run.note_losses()
         run.promote_if_due()
         run.end_if_solved()
         if (

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from data.streams import OutputLost, end_quietly, lasting
+
 
 class UserError(ValueError):
     """One line for the user: what is wrong, where, and what would be right. The programs print it and exit with 2."""
@@ -28,9 +30,31 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
         ) from error
 
 
-def exit_status(program: str, action: Callable[[], int]) -> int:
+def exit_status(
+    program: str,
+    action: Callable[[], int],
+    on_lost: Callable[[str, Exception], None] = end_quietly,
+) -> int:
     """Return what `action` returns; where the user or the disk is at fault, print that in one line of the `program` and return 2; where
-    numbers are not finite, likewise and 1."""
+    numbers are not finite, likewise and 1.
+
+    `on_lost` is told when standard output or error can no longer be written. By default that ends the program: with 141, and no word,
+    where the reader of a pipe has left, else with one line and 2.
+    """
+    with lasting(on_lost):
+        try:
+            try:
+                return _status_of(program, action)
+            finally:
+                sys.stdout.flush()  # here, and not when the interpreter ends, a failure can be answered
+        except OutputLost as lost:
+            if isinstance(lost.code, int):
+                return lost.code
+            print(f"{program}: {lost.code}", file=sys.stderr)
+            return 2
+
+
+def _status_of(program: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except UserError as error:
@@ -39,5 +63,6 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
         print(f"{program}: stopped: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
     return 2

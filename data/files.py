@@ -56,10 +56,16 @@ def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk will not take it."""
+    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk will not take it.
+
+    What is no file (/dev/stdout, a named pipe) is written as it is, and never replaced by one.
+    """
     path = Path(path)
     aside = path.with_name(f".{path.name}.partial")
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "wb") as file:

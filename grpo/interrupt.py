@@ -1,16 +1,23 @@
-"""Ctrl-C and SIGTERM: the step under way is finished and saved first; a second one ends the program at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the step under way is finished and saved first; a second Ctrl-C or SIGTERM ends the program at once.
+
+A terminal that is closed sends SIGHUP, often twice (the shell to its jobs, then the system to the foreground), so that a
+further one changes nothing. Where it is ignored from the start, as under nohup, it stays ignored.
+"""
 
 import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 
-FIRST = (
-    "\n{}: the step under way is finished and saved first; once more stops at once, and loses it\n"
-)
+FIRST = "\n{}: the step under way is finished and saved first{}\n"
+AGAIN = "; once more stops at once, and loses it"
+HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 
 class Interrupt:
-    """Notes the first SIGINT or SIGTERM that comes between `__enter__` and `__exit__`, and leaves a second one to whoever had it before.
+    """Notes the first SIGINT, SIGTERM or SIGHUP that comes between `__enter__` and `__exit__`; leaves a second SIGINT or SIGTERM to
+    whoever had it before.
 
     `wanted` is the signal that came, None before. Outside the main thread Python has no say in signals, and nothing is noted.
     """
@@ -21,10 +28,10 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            self.earlier = {
-                number: signal.signal(number, self.note)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN:
+                numbers.append(HANGUP)
+            self.earlier = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
     def __exit__(self, *_):
@@ -33,8 +40,19 @@ class Interrupt:
         self.earlier = {}
 
     def note(self, number: int, _):
+        if number == HANGUP and self.wanted:
+            return
+
         self.wanted = signal.Signals(number)
-        self.__exit__()
-        os.write(
-            2, FIRST.format(self.wanted.name).encode()
-        )  # a handler may run in the middle of a print
+        if number != HANGUP:
+            self._give_back()
+        line = FIRST.format(self.wanted.name, "" if number == HANGUP else AGAIN)
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
+            os.write(
+                sys.stderr.fileno(), line.encode()
+            )  # a handler may run in the middle of a print
+
+    def _give_back(self):
+        """Leave SIGINT and SIGTERM to whoever had them before; a SIGHUP that follows them is still harmless."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.earlier.pop(number))

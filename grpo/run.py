@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, contextmanager
@@ -128,6 +129,7 @@ class Run:
         )
         self.found: dict[str, Any] = {}  # the settings in config.yaml, of a run that goes on
         self.accept: list[str] = []  # kinds of sources that may have changed since its checkpoint
+        self.losses: list[str] = []  # what became of standard output and error, not yet noted
         self.sources: dict[str, Any] = {}
         self.notes: list[str] = []  # what is to be said of them
         self.accepted: list[dict[str, Any]] = []  # changes of the sources in the life of the run
@@ -236,9 +238,7 @@ class Run:
         self.about = self.facts()
         config.save(self.folder / "config.yaml", **self.about)
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
-        self.files = RunFiles(
-            self.folder, dataclasses.asdict(config), config.mark, done, console.warn
-        )
+        self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, self.warn)
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device, commit and fingerprints, for the record."""
@@ -267,12 +267,24 @@ class Run:
             **({"accepted_changes": self.accepted} if self.accepted else {}),
         }
 
+    def warn(self, line: str):
+        """Say a warning, and keep it in warnings.log."""
+        self.console.warn(line)
+        self.files.warned(line)
+
+    def note_losses(self):
+        """Say on standard error, if that is left, and in warnings.log that standard output or error was lost."""
+        while self.losses and self.ranks.is_first:
+            line = self.losses.pop(0)
+            print(f"train.py: {line}", file=sys.stderr)
+            self.files.warned(f"after step {self.trainer.done}: {line}")
+
     def restore(self):
         """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
         if self.checkpoint is None:
             return
         for warning in [*self.warnings, *self.notes]:
-            self.console.warn(warning)
+            self.warn(warning)
         state = json.loads((self.checkpoint / "trainer.json").read_text())
         try:
             self.trainer.restore(state["trainer"])

@@ -28,7 +28,7 @@ KINDS = ("base", "dataset", "corpus", "config", "task")
 NAME = "sources.json"
 DIGITS = 16
 PAGE = 4096
-PAGES = 16
+PAGES = 8
 SHOWN = 3  # differences of a kind that a line names; the others are counted
 BASE_FILES = (
     "config.json",

@@ -1,19 +1,22 @@
 """The files that a run appends to, step by step; of several ranks the first one has them, the others `NoFiles`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from grpo.records import Decision, Group, StepReport
 from grpo.store import checkpoint as checkpoints
-from grpo.store.metrics import MetricsLog, SamplesLog
+from grpo.store.metrics import MetricsLog, SamplesLog, append
 from grpo.store.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.store.trackers import Trackers
+from grpo.text import visible
 from tasks.base import UserError
 
 
 class RunFiles:
-    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log and rollouts/ of the run in `folder`, and its trackers.
+    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log, warnings.log and rollouts/ of the run in `folder`, and
+    its trackers.
 
     `config` has the run's settings by name, of which "track" and "samples_every" count here; `mark` stands in each line that could be taken for a real
     run's; the run has `done` so many steps; `warn` says a line.
@@ -74,6 +77,13 @@ class RunFiles:
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
+
+    def warned(self, line: str):
+        """Keep a warning in warnings.log, for a console may be closed, or lost."""
+        append(
+            self.folder / "warnings.log",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {visible(line)}\n",
+        )
 
     def finish(self):
         self.trackers.finish()

@@ -23,7 +23,7 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]):
         """Write one line. JSON has no NaN or infinity, so such numbers become null."""
-        _append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
+        append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     def truncate_after(self, step: int):
         """Drop the lines of later steps and a half-written last line: they will be made again."""
@@ -81,7 +81,7 @@ class SamplesLog:
                 f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
                 f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(completion.text)}\n"
             )
-        _append(self.path, "".join(parts))
+        append(self.path, "".join(parts))
 
     def truncate_after(self, step: int):
         """Drop the entries of later steps and a half-written last line."""
@@ -96,7 +96,8 @@ class SamplesLog:
         write_whole(self.path, b"".join(kept))
 
 
-def _append(path: Path, text: str):
+def append(path: Path, text: str):
+    """Add `text` to a file; it is on the disk when this returns. Raises UserError when the disk will not take it."""
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)

@@ -1,0 +1,364 @@
+"""A run without a console is the run that had one: a reader that leaves, a full or closed output, a terminal that is closed."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+import termios
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from conftest import make_tiny_model
+from same import assert_same_run
+
+import eval as evaluation
+import train
+from data.errors import exit_status
+from data.files import write_whole
+from data.streams import Lasting
+from grpo.interrupt import Interrupt
+from grpo.store.checkpoint import checkpoints
+from tasks.base import UserError
+
+TOP = Path(train.__file__).resolve().parent
+FLAGS = [
+    "--task",
+    "own.py:Own",
+    "--model",
+    "model",
+    "--lora-rank",
+    "0",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--max-new-tokens",
+    "8",
+    "--steps",
+    "3",
+    "--eval-problems",
+    "2",
+    "--save-every",
+    "9",
+    "--save-threshold",
+    "9",
+    "--best-margin",
+    "9",
+    "--device",
+    "cpu",
+]
+OWN = '''
+"""In its third step's first score it does what HAPPENS says, then waits for the file `go` where it is to."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tasks.base import Problem, Score, key_of
+
+EVENT = os.environ.get("HAPPENS", "")
+
+
+class Own:
+    name, rewards, default_level = "own", (), 1
+    scored = 0
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        Own.scored += 1
+        if Own.scored == 5 and EVENT:  # 2 of the evaluation, 2 of the first step, then the second
+            self.happen()
+        return [Score(0.1 * i) for i in range(len(completions))]
+
+    def happen(self):
+        if EVENT == "SIGHUP":
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+            return
+        Path("here").touch()
+        deadline = time.monotonic() + 60
+        while not Path("go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+'''
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a model, a task, and the run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("console")
+    make_tiny_model(folder / "model")
+    (folder / "own.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train.main([*FLAGS, "--name", "whole"]) == 0
+    return folder
+
+
+@pytest.fixture()
+def here(home, monkeypatch):
+    monkeypatch.chdir(home)
+    for name in ("here", "go"):
+        Path(name).unlink(missing_ok=True)
+
+
+def environment(happens=""):
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(TOP),
+        "TERM": "xterm",
+        "HAPPENS": happens,
+    }
+
+
+def shell(line, *, happens=""):
+    """Run a line of bash, in which $TRAIN and $EVAL start a program; return it when it has ended."""
+    programs = {name.upper(): f"{sys.executable} {TOP / name}.py" for name in ("train", "eval")}
+    return subprocess.run(
+        ["bash", "-c", line],
+        env=environment(happens) | programs | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def warnings_of(run):
+    path = Path("runs") / run / "warnings.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+LOST = {
+    "head": ("| head -1; exit ${PIPESTATUS[0]}", "standard output is lost (Broken pipe)"),
+    "full": ("> /dev/full", "standard output is lost (No space left on device)"),
+    "no-output": (">&-", "standard output is lost (closed)"),
+    "no-error": ("2>&-", ""),  # transformers puts a stream of its own there
+    "nothing": (">&- 2>&-", "standard output is lost (closed)"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_lost_console_does_not_lose_the_run(here, case):
+    how, why = LOST[case]
+    done = shell(f"$TRAIN {' '.join(FLAGS)} --name {case} {how}")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(Path("runs/whole"), Path("runs") / case)
+    lines = warnings_of(case)
+    assert len(lines) == bool(why) and all(why in line for line in lines)
+    told = (
+        [] if case in ("no-error", "nothing") else [f"train.py: {why}; training goes on without it"]
+    )
+    assert done.stderr.splitlines() == told
+
+
+def start(name, *, happens, files, preexec=None):
+    return subprocess.Popen(
+        [sys.executable, str(TOP / "train.py"), *FLAGS, "--name", name],
+        env=environment(happens),
+        stdin=files,
+        stdout=files,
+        stderr=files,
+        start_new_session=True,
+        preexec_fn=preexec,
+    )
+
+
+def after_hangup(handler):
+    signal.signal(signal.SIGHUP, handler)
+
+
+def test_a_hangup_saves_the_step_and_the_run_goes_on(here):
+    with open("said", "wb") as said:
+        run = start(
+            "hung-up", happens="SIGHUP", files=said, preexec=partial(after_hangup, signal.SIG_DFL)
+        )
+    assert run.wait(timeout=120) == 128 + signal.SIGHUP
+    text = Path("said").read_text()
+    assert "SIGHUP: the step under way is finished and saved first\n" in text
+    assert "SIGHUP: stopped after step 2, which is saved; go on with --resume runs/hung-up" in text
+    (saved,) = checkpoints(Path("runs/hung-up"))[0]
+    assert saved.name == "step-000002"
+    assert json.loads((saved / "manifest.json").read_text())["note"] == {"reasons": ["SIGHUP"]}
+    assert train.main(["--resume", "runs/hung-up", "--task", "own.py:Own"]) == 0
+    assert_same_run(Path("runs/whole"), Path("runs/hung-up"))
+
+
+def test_under_nohup_a_hangup_is_nothing(here):
+    with open("said", "wb") as said:
+        run = start(
+            "nohup", happens="SIGHUP", files=said, preexec=partial(after_hangup, signal.SIG_IGN)
+        )
+    assert run.wait(timeout=120) == 0
+    assert_same_run(Path("runs/whole"), Path("runs/nohup"))
+
+
+def wait_for(path, run):
+    deadline = time.monotonic() + 120
+    while not Path(path).exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert Path(path).exists()
+
+
+@pytest.mark.parametrize("is_controlling", [False, True])
+def test_a_terminal_that_is_closed(here, is_controlling):
+    """One that controls the process hangs it up; any other leaves it with writes that fail."""
+    name = f"terminal-{is_controlling}"
+    master, slave = pty.openpty()
+
+    def prepare():
+        after_hangup(signal.SIG_DFL)
+        if is_controlling:
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    run = start(name, happens="wait", files=slave, preexec=prepare)
+    os.close(slave)
+    drain(master, run)
+    os.close(master)
+    Path("go").touch()
+    status = run.wait(timeout=120)
+    if is_controlling:
+        assert status == 128 + signal.SIGHUP
+        assert checkpoints(Path("runs") / name)[0][-1].name == "step-000002"
+        assert train.main(["--resume", f"runs/{name}", "--task", "own.py:Own"]) == 0
+    else:
+        assert status == 0
+        lines = warnings_of(name)
+        assert any("standard output is lost (Input/output error)" in line for line in lines), lines
+    assert_same_run(Path("runs/whole"), Path("runs") / name)
+
+
+def drain(master, run):
+    """Read what a terminal is told until the task says that it waits."""
+    os.set_blocking(master, False)
+    said = b""
+    deadline = time.monotonic() + 120
+    while not Path("here").exists() and run.poll() is None and time.monotonic() < deadline:
+        try:
+            said += os.read(master, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+    assert Path("here").exists() and b"loading model" in said
+
+
+EVALUATE = "$EVAL --model model --task own.py:Own --problems 2 --device cpu --json"
+
+
+def test_a_reader_that_leaves_ends_an_evaluation_without_a_word(here):
+    done = shell(f"{EVALUATE} left.json | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (141, "")
+    assert json.loads(Path("left.json").read_text())[0]["n"] == 2
+
+
+def test_a_full_output_of_an_evaluation_is_one_line(here):
+    done = shell(f"{EVALUATE} full.json > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "eval.py: standard output: No space left on device\n"
+    assert json.loads(Path("full.json").read_text())[0]["n"] == 2
+
+
+def test_figures_that_cannot_be_written_are_one_line(here, capsys):
+    asked = ["--model", "model", "--task", "own.py:Own", "--problems", "2", "--device", "cpu"]
+    assert evaluation.main([*asked, "--json", "/dev/full"]) == 2
+    said = capsys.readouterr().err
+    assert said == "eval.py: /dev/full: cannot be written: No space left on device\n"
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)  # and was not replaced by a file
+
+
+@pytest.mark.parametrize(
+    "how, status, said",
+    [
+        ("| true; exit ${PIPESTATUS[0]}", 141, ""),
+        ("> /dev/full", 2, "data.corpus: standard output: No space left on device\n"),
+        (">&-", 0, ""),
+        ("--help | true; exit ${PIPESTATUS[0]}", 141, ""),
+        ("merge nowhere 2>&-", 2, ""),
+    ],
+)
+def test_a_tool_without_output(how, status, said):
+    done = shell(f"cd {TOP} && $PYTHON -m data.corpus {how}")
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+class Broken:
+    """A stream whose writes fail."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error):
+        self.error, self.tries = error, 0
+
+    def write(self, text):
+        self.tries += 1
+        raise self.error
+
+    flush = write
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "EIO"), ValueError("closed file")]
+)
+def test_a_stream_falls_silent_once(error):
+    lost, stream = [], Broken(error)
+    lasting = Lasting(stream, "standard output", lambda *what: lost.append(what))
+    for _ in range(3):
+        print("a line", file=lasting)
+    assert lost == [("standard output", error)] and stream.tries == 1
+
+
+def test_what_cannot_be_encoded_is_no_loss():
+    error = UnicodeEncodeError("ascii", "ä", 0, 1, "no")
+    lasting = Lasting(Broken(error), "standard output", lambda *_: pytest.fail("lost"))
+    with pytest.raises(UnicodeEncodeError):
+        lasting.write("ä")
+
+
+def test_a_terminal_that_cannot_keep_up_is_no_loss():
+    stream = Broken(BlockingIOError(11, "again"))
+    lasting = Lasting(stream, "standard output", lambda *_: pytest.fail("lost"))
+    lasting.write("a")
+    lasting.write("b")
+    assert stream.tries == 2
+
+
+def test_an_error_without_a_file_is_one_line(capsys):
+    def fails():
+        raise OSError(28, "No space left on device")
+
+    assert exit_status("eval.py", fails) == 2
+    assert capsys.readouterr().err == "eval.py: No space left on device\n"
+
+
+def test_signals_after_a_hangup(capfd):
+    """A terminal that is closed hangs up more than once; a first Ctrl-C after it is the first one still."""
+    was = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Interrupt() as interrupt:
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGHUP):
+                signal.raise_signal(number)
+            assert interrupt.wanted == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, was)
+    assert capfd.readouterr().err.count("finished and saved first") == 2
+
+
+def test_a_pipe_is_written_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    write_whole(tmp_path / "pipe", b"all of it")
+    assert reader.communicate(timeout=30)[0] == b"all of it"
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        write_whole(tmp_path, b"x")
