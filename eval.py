@@ -1,39 +1,43 @@
-"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --task interleave --words 10,25 --problems 200`.
+"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25 --problems 200`.
 
-Problems come from the test split, of documents that nothing was trained or chosen on. Those that the run trained on, should there be
-any, are dropped and counted.
+Problems come from the test split, of documents that nothing was trained or chosen on. They are distinct: where fewer
+exist than were asked for, all of them are evaluated and the output says so. Those that the run trained on are dropped
+and counted. A run is evaluated as it was trained: task, level, temperature, top-k, top-p and completion budget are the
+run's own unless a flag says otherwise.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from data.files import write_whole
-from grpo.config import load_config
-from grpo.evaluate import evaluate, summarise
+from grpo.config import Config, load_config
+from grpo.evaluate import (
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    select,
+    summarise,
+    truncated_share,
+    truncation_warning,
+)
 from grpo.load import load_policy
 from grpo.policy import Policy
-from grpo.rollout.engine import fitting
+from grpo.records import Group
 from grpo.sources import accepted_kinds, check_base
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import (
-    Parser,
-    Problem,
-    Task,
-    UserError,
-    exit_status,
-    load_task,
-    problem_stream,
-    split_options,
-)
+from tasks.base import Parser, Task, UserError, exit_status, load_task, split_options, trust
 from tasks.dataset import read_problems
-from tasks.supply import held_out
+from tasks.supply import HeldOut
 
 
 def main(argv: list[str]) -> int:
@@ -41,13 +45,19 @@ def main(argv: list[str]) -> int:
 
 
 def report(argv: list[str]) -> int:
-    arguments = parse(argv)
-    task = load_task(arguments.task, options=arguments.options)
-    levels = levels_of(arguments.words, task)
-    policy, seen, arguments.mark = load(
-        arguments.model, arguments.device, accepted_kinds(arguments.accept_changes)
-    )
-    results = [evaluate_level(policy, task, level, seen, arguments) for level in levels]
+    """Evaluate what the command line asks for, show it and write it to --json; return the exit status."""
+    arguments, others = parse(argv)
+    checkpoint, config = trained_run(arguments.model)
+    task = resolve(arguments, others, config)
+
+    if checkpoint is None:
+        policy, seen = load_policy(arguments.model, device=arguments.device), set()
+    else:
+        policy, seen = load_run_policy(
+            checkpoint, config, arguments.device, accepted_kinds(arguments.accept_changes)
+        )
+
+    results = [evaluate_level(policy, task, level, seen, arguments) for level in arguments.levels]
     if arguments.json:  # first, for whoever reads the table may leave before its end
         lines = [
             {key: value for key, value in result.items() if key != "groups"} for result in results
@@ -57,7 +67,8 @@ def report(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags, and the words that may be flags of the task. None stands for "as the run has it"."""
     parser = Parser(prog="python eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument(
         "--model",
@@ -65,12 +76,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="a run, a checkpoint, builtin, a model directory, or a hub id",
     )
     parser.add_argument(
-        "--task", default="interleave", help="a task's name, or path/to/file.py:ClassName"
+        "--task",
+        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
     )
     parser.add_argument(
-        "--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)"
+        "--words",
+        "--levels",
+        default="",
+        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
     )
-    parser.add_argument("--problems", type=int, default=200, help="problems at each level")
+    parser.add_argument(
+        "--problems", type=int, default=200, help="most distinct problems at each level"
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=1,
+        help="independent completions of each problem, whose mean counts (for tasks of few problems)",
+    )
     parser.add_argument(
         "--dataset",
         default="",
@@ -78,9 +101,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="take them from this JSONL file (tasks.generate)",
     )
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, help="default: the run's, else 1")
     parser.add_argument(
         "--greedy", action="store_true", help="take the likeliest token each time (temperature 0)"
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        help="sample from the k likeliest tokens (default: the run's, else all)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        help="completion budget (default: the run's, else a quarter more than the target takes)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the problems and the samples")
     parser.add_argument("--device", default="auto")
@@ -99,19 +137,72 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="base: evaluate an adapter although its base model has changed since the checkpoint",
     )
     arguments, others = parser.parse_known_args(argv)
-    arguments.options, others = split_options(arguments.task, others)
+    check(arguments)
+    return arguments, others
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UserError for a value that no evaluation can have; None was not given."""
+    at_least = {"problems": 1, "samples": 1, "temperature": 0, "top_k": 0, "max_new_tokens": 0}
+    for name, least in at_least.items():
+        value = getattr(arguments, name)
+        if value is not None and not value >= least:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {value}: give {least} or more")
+
+    top_p = arguments.top_p
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"--top-p {top_p}: give a number above 0 and up to 1")
+
+
+def trained_run(model: str) -> tuple[Path | None, Config]:
+    """Return the newest valid checkpoint of the run (or the checkpoint) `model` and the run's configuration.
+
+    What is no run of ours has no checkpoint, and the configuration of a run by default.
+    """
+    path = Path(model)
+    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
+        return None, Config()
+    checkpoint, warnings = find_resume(path)
+    for warning in warnings:
+        print(f"eval.py: {warning}", file=sys.stderr)
+    return checkpoint, load_config(checkpoint.parent.parent / "config.yaml")
+
+
+def resolve(arguments: argparse.Namespace, others: list[str], config: Config) -> Task:
+    """Return the task; fill in `arguments` what was left to the run: its task, options, levels, sampling and mark."""
+    if arguments.task is None:
+        trust(config.task, None, Path(arguments.model))
+        arguments.task = config.task
+
+    given, others = split_options(arguments.task, others)
     if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    if arguments.problems < 1:
-        raise UserError(f"--problems {arguments.problems}: give 1 or more")
-    if arguments.temperature < 0:
-        raise UserError(f"--temperature {arguments.temperature}: give 0 (greedy) or more")
-    return arguments
+        raise UserError(
+            f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
+        )
+    is_runs_task = arguments.task == config.task
+    arguments.options = {**(config.task_options if is_runs_task else {}), **given}
+    task = load_task(arguments.task, options=arguments.options)
+
+    is_runs_level = is_runs_task and arguments.options == config.task_options
+    own_level = config.level if is_runs_level else 0
+    arguments.levels = levels_of(arguments.words, task, own_level)
+
+    values = {
+        name: getattr(config if getattr(arguments, name) is None else arguments, name)
+        for name in asdict(Sampling())
+    }
+    if arguments.greedy:
+        values["temperature"] = 0.0
+    arguments.sampling = Sampling(**values)
+    arguments.mark = config.mark
+    return task
 
 
-def levels_of(text: str, task: Task) -> list[int]:
+def levels_of(text: str, task: Task, default: int) -> list[int]:
+    """Return the levels written as "10,25"; without a `text` the `default`, or else (0) the task's own."""
     if not text:
-        return [getattr(task, "default_level", 1)]
+        return [default or getattr(task, "default_level", 1)]
     levels = [int(part) if part.isascii() and part.isdigit() else 0 for part in text.split(",")]
     if 0 in levels:
         raise UserError(
@@ -120,17 +211,14 @@ def levels_of(text: str, task: Task) -> list[int]:
     return levels
 
 
-def load(
-    model: str, device: str, accept: Sequence[str] = ()
-) -> tuple[Policy, set[str], dict[str, str]]:
-    """Return the policy, the keys of the problems it was trained on (none known for what is not a run of ours), and the mark of
-    a control run ({}: a real one). Kinds of sources in `accept` may have changed since the checkpoint."""
-    path = Path(model)
-    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
-        return load_policy(model, device=device), set(), {}
-    checkpoint, warnings = find_resume(path)
-    config = load_config(checkpoint.parent.parent / "config.yaml")
-    for warning in [*warnings, *check_base(checkpoint, config.model, accept)]:
+def load_run_policy(
+    checkpoint: Path, config: Config, device: str, accept: Sequence[str] = ()
+) -> tuple[Policy, set[str]]:
+    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
+
+    Kinds of sources in `accept` may have changed since the checkpoint.
+    """
+    for warning in check_base(checkpoint, config.model, accept):
         print(f"eval.py: {warning}", file=sys.stderr)
     seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
     policy = load_policy(
@@ -141,23 +229,48 @@ def load(
         weights=checkpoint,
     )
     check_base(checkpoint, config.model, accept)  # again: a hub's model may be on disk only now
-    return policy, set(seen), config.mark
+    return policy, set(seen)
+
+
+def problems_of(
+    policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace
+) -> HeldOut:
+    """Return the problems of a level. Raises UserError where there is not one."""
+    size, sampling = arguments.problems, arguments.sampling
+    if arguments.dataset:
+        source = [problem for problem in read_problems(arguments.dataset) if problem.level == level]
+        found = select(policy, source, size, seen, sampling)
+        where = f"{arguments.dataset}, level {level}"
+    else:
+        found = find_problems(
+            policy,
+            task,
+            level=level,
+            split=arguments.split,
+            seed=arguments.seed,
+            size=size,
+            seen=seen,
+            sampling=sampling,
+        )
+        where = f"the {arguments.split} split, level {level}, --seed {arguments.seed}"
+    if not found.problems:
+        raise UserError(found.error or f"{where}: {found.why_none}")
+    return found
 
 
 def evaluate_level(
     policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace
-) -> dict:
-    temperature = 0.0 if arguments.greedy else arguments.temperature
-    if arguments.dataset:
-        source = [problem for problem in read_problems(arguments.dataset) if problem.level == level]
-        where = f"{arguments.dataset}, level {level}"
-    else:
-        source = problem_stream(task, seed=arguments.seed, split=arguments.split, level=level)
-        where = f"the {arguments.split} split, level {level}, --seed {arguments.seed}"
-    too_long: list[Problem] = []
-    problems, dropped = held_out(fitting(policy, source, too_long), arguments.problems, seen, where)
-    groups = evaluate(policy, task, problems, temperature=temperature, seed=arguments.seed)
-    worst = sorted(groups, key=lambda group: group.scores[0].value)[: arguments.worst]
+) -> dict[str, Any]:
+    """Return the figures of a level, and under "groups" the completions that are shown: the worst."""
+    found = problems_of(policy, task, level, seen, arguments)
+    groups = evaluate(
+        policy,
+        task,
+        found.problems,
+        sampling=arguments.sampling,
+        seed=arguments.seed,
+        samples=arguments.samples,
+    )
     return {
         "model": arguments.model,
         **arguments.mark,
@@ -167,12 +280,21 @@ def evaluate_level(
         "split": arguments.split,
         "dataset": arguments.dataset,
         "seed": arguments.seed,
-        "temperature": temperature,
-        "dropped": dropped,
-        "too_long": len(too_long),
+        **asdict(arguments.sampling),
+        "budget": max(budgets(policy, task, found.problems, arguments.sampling)),
+        "asked": found.asked,
+        "samples": arguments.samples,
+        "dropped": found.dropped,
+        "too_long": found.too_long,
         **summarise(groups),
-        "groups": worst,
+        "truncated": truncated_share(groups),
+        "groups": sorted(groups, key=lowest)[: arguments.worst],
     }
+
+
+def lowest(group: Group) -> float:
+    """Return the value of the group's worst completion."""
+    return min(score.value for score in group.scores)
 
 
 def show(results: list[dict], task: Task):
@@ -183,33 +305,74 @@ def show(results: list[dict], task: Task):
         title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
         title_justify="left",
     )
-    for name in ("level", "n", "sampling", "mean", "95 % interval", "exact", "trained on, dropped"):
-        table.add_column(name, justify="right")
+    for name in (
+        "level",
+        "n",
+        "sampling",
+        "budget",
+        "mean",
+        "95 % interval",
+        "exact",
+        "truncated",
+        "trained on",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
+        samples = f" × {result['samples']}" if result["samples"] > 1 else ""
         table.add_row(
             str(result["level"]),
-            str(result["n"]),
-            "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}",
+            f"{result['n']}{samples}",
+            sampling_text(result),
+            str(result["budget"]),
             f"{result['mean']:.4f}",
             f"{result['ci_low']:.4f} … {result['ci_high']:.4f}",
             f"{result['exact']:.3f}",
+            f"{result['truncated']:.3f}",
             str(result["dropped"]),
         )
     console.print(table)
-    for result in results:
-        if result["too_long"]:
-            console.print(
-                f"level {result['level']}: {result['too_long']} problems do not fit the model's context and were passed over"
-            )
+    for line in remarks(results):
+        console.print(line, soft_wrap=True)
     for result in results:
         for group in result["groups"]:
-            if group.scores[0].exact:
-                continue
-            console.print(
-                f"\nlevel {result['level']}, score {group.scores[0].value:.4f}", style="bold"
+            show_worst(console, result["level"], group)
+
+
+def sampling_text(result: dict[str, Any]) -> str:
+    """Return how completions were sampled: "T 0.7, top-p 0.9"."""
+    if result["temperature"] == 0:
+        return "greedy"
+    top_k = f", top-k {result['top_k']}" if result["top_k"] else ""
+    top_p = f", top-p {result['top_p']:g}" if result["top_p"] < 1 else ""
+    return f"T {result['temperature']:g}{top_k}{top_p}"
+
+
+def remarks(results: list[dict[str, Any]]) -> list[str]:
+    """Return what a reader of the table must know beside its figures."""
+    lines = []
+    for result in results:
+        level = result["level"]
+        if result["n"] < result["asked"]:
+            lines.append(
+                f"{result['n']} distinct problems at level {level}; {result['asked']} asked for"
             )
-            console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
-            console.print(f"  wrote:  {visible(group.completions[0].text)}", markup=False)
+        if result["too_long"]:
+            lines.append(
+                f"level {level}: {result['too_long']} problems do not fit the model's context or the budget and were passed over"
+            )
+        if warning := truncation_warning(result):
+            lines.append(f"warning: {warning}")
+    return lines
+
+
+def show_worst(console: Console, level: int, group: Group) -> None:
+    """Print the worst completion of `group` beside what was wanted, unless it is right."""
+    score, completion = min(zip(group.scores, group.completions), key=lambda pair: pair[0].value)
+    if score.exact:
+        return
+    console.print(f"\nlevel {level}, score {score.value:.4f}", style="bold")
+    console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
+    console.print(f"  wrote:  {visible(completion.text)}", markup=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Held-out evaluation: fresh problems of a split that training never draws from, scored and given an interval."""
+"""Held-out evaluation: distinct problems of a split that training never draws from, scored and given an interval."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -8,11 +10,57 @@ import numpy as np
 from grpo.policy import Policy
 from grpo.records import Group
 from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import budget_for, generate
-from grpo.rollout.sampling import sample_key
-from tasks.base import Problem, Task, draft_of, scores_of
+from grpo.rollout.engine import budget_for, fitting, generate
+from grpo.rollout.sampling import sample_key, truncation
+from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
+from tasks.supply import HeldOut, family_size, held_out, patience
 
 RESAMPLES = 10_000
+TOO_MANY_TRUNCATED = 0.5  # share of the completions from which on a warning is said
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled, under the names of the flags: a run and its evaluations must agree on all four."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0  # 1: all tokens
+    max_new_tokens: int = 0  # 0: by the target and the task, see `budget_for`
+
+
+def find_problems(
+    policy: Policy,
+    task: Task,
+    *,
+    level: int,
+    split: str,
+    seed: int,
+    size: int,
+    seen: Set[str],
+    sampling: Sampling,
+) -> HeldOut:
+    """Return `size` distinct problems of the task's stream that training has not `seen`, or as many as there are."""
+    family = family_size(task, level)
+    stream = problem_stream(task, seed=seed, split=split, level=level)
+    return select(
+        policy, stream, size, seen, sampling, fruitless=patience(size, family), family=family
+    )
+
+
+def select(
+    policy: Policy,
+    problems: Iterable[Problem],
+    size: int,
+    seen: Set[str],
+    sampling: Sampling,
+    **limits: int | None,
+) -> HeldOut:
+    """Return `held_out` of those `problems` that fit the model's context and the budget; `limits` are its own."""
+    too_long: list[Problem] = []
+    fit = fitting(policy, problems, too_long, sampling.max_new_tokens)
+    found = held_out(fit, size, seen, **limits)
+    return replace(found, too_long=len({problem.key for problem in too_long}))
 
 
 def evaluate(
@@ -20,12 +68,12 @@ def evaluate(
     task: Task,
     problems: Sequence[Problem],
     *,
-    temperature: float = 1.0,
+    sampling: Sampling = Sampling(),
     seed: int = 0,
-    truncate: Callable | None = None,
+    samples: int = 1,
     batch: int = 64,
 ) -> list[Group]:
-    """Return one group of one scored completion for each problem; `temperature` 0 is greedy."""
+    """Return one group of `samples` scored completions for each problem, each completion an independent draw."""
     groups, draft, drafting = [], draft_of(task), Drafting()
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
@@ -33,21 +81,19 @@ def evaluate(
         answers = generate(
             policy,
             prompts,
-            keys=[[sample_key("eval", seed, problem.key)] for problem in part],
-            temperatures=[temperature] * len(part),
-            truncate=truncate,
+            keys=[_keys(seed, problem, samples) for problem in part],
+            temperatures=[sampling.temperature] * len(part),
+            truncate=truncation(sampling.top_k, sampling.top_p),
             drafting=drafting,
             guesses=[draft(problem) for problem in part] if draft else None,
-            budgets=[
-                budget_for(policy, prompt, problem.target) for prompt, problem in zip(prompts, part)
-            ],
+            budgets=budgets(policy, task, part, sampling),
         )
         groups += [
             Group(
                 start + i,
                 problem,
                 prompt,
-                temperature,
+                sampling.temperature,
                 completions,
                 scores=scores_of(task, problem, [completion.text for completion in completions]),
             )
@@ -56,10 +102,49 @@ def evaluate(
     return groups
 
 
+def _keys(seed: int, problem: Problem, samples: int) -> list[int]:
+    """Return a sample key for each completion of `problem`; the first does not depend on how many there are."""
+    first = sample_key("eval", seed, problem.key)
+    return [first] + [sample_key("eval", seed, problem.key, i) for i in range(1, samples)]
+
+
+def budgets(
+    policy: Policy, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> list[int]:
+    """Return the most new tokens that a completion of each problem may take."""
+    return [
+        budget_for(
+            policy,
+            policy.encode(problem.prompt),
+            problem.target,
+            sampling.max_new_tokens,
+            declared_budget(task, problem.level),
+        )
+        for problem in problems
+    ]
+
+
+def truncated_share(groups: Sequence[Group]) -> float:
+    """Return the share of the completions that were cut off by their budget."""
+    return fmean(c.finish == "length" for group in groups for c in group.completions)
+
+
+def truncation_warning(line: dict[str, Any]) -> str:
+    """Return what to say where more than half of an evaluation's completions were truncated, else ""."""
+    if line["truncated"] <= TOO_MANY_TRUNCATED:
+        return ""
+    return (
+        f"level {line['level']}: {line['truncated']:.0%} of the completions were truncated at the budget of "
+        f"{line['budget']} tokens; if they need more room than the target takes, give a larger --max-new-tokens"
+    )
+
+
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return n, mean value with its 95 % percentile-bootstrap interval (Efron 1979), and the rate of exact answers."""
-    scores = [group.scores[0] for group in groups]
-    values = np.array([score.value for score in scores])
+    """Return n, mean value with its 95 % percentile-bootstrap interval (Efron 1979), and the rate of exact answers.
+
+    A problem counts once, by the mean of its samples; n and the interval are over problems.
+    """
+    values = np.array([fmean(score.value for score in group.scores) for group in groups])
     draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
     return {
@@ -67,5 +152,5 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "mean": float(values.mean()),
         "ci_low": float(low),
         "ci_high": float(high),
-        "exact": float(np.mean([score.exact for score in scores])),
+        "exact": fmean(fmean(score.exact for score in group.scores) for group in groups),
     }

@@ -32,7 +32,7 @@ from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, updat
 from grpo.rollout.captured import bucket
 from grpo.rollout.engine import budget
 from grpo.run import Run
-from tasks.base import Parser, UserError, exit_status, load_task, problem_at
+from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
 PROBES = 16  # problems whose tokens are counted
 WEIGHTS, CACHE, PRODUCTS, DECODED, ATTENTION = (
@@ -145,8 +145,9 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
         for problem in problems
     ]
     targets = [target_length(tokenizer, problem.target) for problem in problems]
+    declared = declared_budget(task, config.level)
     room = max(
-        budget(target, prompt, model.context, config.max_new_tokens, config.model)
+        budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
         for target, prompt in zip(targets, prompts)
     )
     return Work(

@@ -22,7 +22,7 @@ from typing import Any
 
 from data.files import write_whole
 from grpo.records import Group
-from grpo.show.console import clock_time, interval
+from grpo.show.console import clock_time, counted, interval
 from grpo.show.samples import Pieces, packed, pieces_of, short
 from grpo.show.tables import WHY
 from grpo.store.run_data import RunData, load_run
@@ -215,7 +215,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
                 "what": visible(
                     f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
                 ).strip(),
-                "how": f"n = {last['n']}, "
+                "how": f"{counted(last)}, "
                 + (f"temperature {temperature:g}" if temperature else "greedy"),
                 "scores": [interval(line) for line in ends],
                 "exact": " → ".join(f"{line['exact']:.2f}" for line in ends),

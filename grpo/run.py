@@ -27,12 +27,20 @@ import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum import MARGIN, PROMOTE_AT
-from grpo.evaluate import evaluate, summarise
+from grpo.evaluate import (
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    summarise,
+    truncated_share,
+    truncation_warning,
+)
 from grpo.learn.finite import check_loaded
 from grpo.learn.update import named_tensors
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
-from grpo.rollout.engine import budget_for, fitting
+from grpo.rollout.engine import fitting
 from grpo.show.console import Console
 from grpo.sources import (
     NAME,
@@ -63,7 +71,6 @@ from grpo.trainer import Trainer
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
 from tasks.base import (
     REGISTRY,
-    Problem,
     Task,
     UserError,
     problem_stream,
@@ -71,7 +78,6 @@ from tasks.base import (
     summary_of,
     trust,
 )
-from tasks.supply import held_out
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 PROMOTION_SEED = (
@@ -227,6 +233,7 @@ class Run:
         self.trainer, self.console, config = trainer, console, self.config
         self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
+        self.warned: set[str] = set()
         self.files = NoFiles()
         if self.sources.get("base") is None:
             self.check_sources(trainer.task)
@@ -394,7 +401,8 @@ class Run:
         every = []
         for level in sorted(levels):
             every += self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
-        self.files.keep("eval", self.trainer.done, every)
+        if every:
+            self.files.keep("eval", self.trainer.done, every)
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
@@ -404,6 +412,8 @@ class Run:
         line, groups = self._evaluate(
             curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion"
         )
+        if line is None:
+            return
         self.files.keep("promotion", step, groups)
         decisions = curriculum.judge(step, line)
         self.files.decided(decisions)
@@ -412,28 +422,39 @@ class Run:
 
     def _evaluate(
         self, level: int, seed: int, size: int, purpose: str
-    ) -> tuple[dict[str, Any], list[Group]]:
-        """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers."""
+    ) -> tuple[dict[str, Any] | None, list[Group]]:
+        """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers.
+
+        Where there is no such problem the evaluation is skipped, which is said, and (None, []) returned: training goes on.
+        """
         trainer, config, task = self.trainer, self.config, self.trainer.task
-        stream = problem_stream(task, seed=seed, split="validation", level=level)
-        too_long: list[Problem] = []
-        problems, dropped = held_out(
-            fitting(trainer.policy, stream, too_long),
-            size,
-            trainer.seen,
-            f"validation at level {level}",
+        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens)
+        found = find_problems(
+            trainer.policy,
+            task,
+            level=level,
+            split="validation",
+            seed=seed,
+            size=size,
+            seen=trainer.seen.keys(),
+            sampling=sampling,
         )
-        groups = self.ranks.gather(
-            evaluate(
-                trainer.policy,
-                task,
-                self.ranks.share(problems),
-                temperature=config.temperature,
-                truncate=trainer.truncate,
-            )
+        if not found.problems:
+            self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
+            return None, []
+
+        # A report and a promotion check may share a problem of a small family: never its completion as well.
+        mine = evaluate(
+            trainer.policy,
+            task,
+            self.ranks.share(found.problems),
+            sampling=sampling,
+            seed=0 if purpose == "report" else seed,
         )
+        groups = self.ranks.gather(mine)
         for index, group in enumerate(groups):
             group.index = index
+
         line = {
             "step": trainer.done,
             "purpose": purpose,
@@ -443,14 +464,35 @@ class Run:
             "unit": getattr(task, "level_unit", ""),
             "split": "validation",
             "temperature": config.temperature,
-            "dropped": dropped,
-            "too_long": len(too_long),
+            "top_k": config.top_k,
+            "top_p": config.top_p,
+            "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
+            "asked": found.asked,
+            "dropped": found.dropped,
+            "too_long": found.too_long,
             "metric": getattr(task, "metric", "score"),
             **summarise(groups),
+            "truncated": truncated_share(groups),
         }
         self.files.evaluated(line)
         self.console.evaluation(line)
+        self._warn_of_truncation(line)
         return line, groups
+
+    def _warn_once(self, text: str):
+        """Say a warning, unless it has been said since the run was opened."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self.console.warn(text)
+
+    def _warn_of_truncation(self, line: dict[str, Any]):
+        """Warn where most completions of an evaluation were truncated, again only after one where they were not."""
+        text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
+        if not text:
+            self.warned.discard(key)
+        elif key not in self.warned:
+            self.warned.add(key)
+            self.console.warn(text)
 
     def end_if_solved(self):
         """End the run where the last level is solved in training and on held-out problems."""
@@ -462,6 +504,8 @@ class Run:
         line, groups = self._evaluate(
             level, PROMOTION_SEED, self.config.promote_problems, "promotion"
         )
+        if line is None:
+            return
         self.files.keep("promotion", step, groups)
         if not _is_solved(line):
             return
@@ -503,7 +547,11 @@ class Run:
         run, trainer = load_run(self.folder), self.trainer
         first_step = min((line["step"] for line in run.reports), default=trainer.done)
         before = {line["level"]: line for line in run.reports if line["step"] == first_step}
-        groups = [run.groups(step, "eval") if before else [] for step in (first_step, trainer.done)]
+        stored = run.steps("eval")
+        groups = [
+            run.groups(step, "eval") if step in stored else []
+            for step in (first_step, trainer.done)
+        ]
 
         verdicts = {
             level: reach_verdict(
@@ -588,12 +636,7 @@ def check_fit(trainer: Trainer, probes: int = 16):
     for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
-            budget_for(
-                trainer.policy,
-                trainer.policy.encode(problem.prompt),
-                problem.target,
-                trainer.config.max_new_tokens,
-            )
+            trainer.budget(trainer.policy.encode(problem.prompt), problem)
 
 
 def _check_levels(config: Config, levels: Collection[int]):

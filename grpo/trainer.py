@@ -38,7 +38,16 @@ from grpo.rollout.sampling import sample_key, truncation
 from grpo.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
-from tasks.base import Problem, Task, UserError, credits_of, draft_of, range_of, scores_of
+from tasks.base import (
+    Problem,
+    Task,
+    UserError,
+    credits_of,
+    declared_budget,
+    draft_of,
+    range_of,
+    scores_of,
+)
 from tasks.supply import Supply
 
 MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
@@ -175,7 +184,12 @@ class Trainer:
         ):
             passed: list[Problem] = []
             problem = next(
-                fitting(self.policy, (self.supply.at(i, level) for i in count(index)), passed)
+                fitting(
+                    self.policy,
+                    (self.supply.at(i, level) for i in count(index)),
+                    passed,
+                    self.config.max_new_tokens,
+                )
             )
             problems.append((index + len(passed), problem))
             index += len(passed) + 1
@@ -187,18 +201,15 @@ class Trainer:
             return len(problems)
         largest = 0
         for number, problem in enumerate(problems, start=1):
-            largest = max(
-                largest,
-                budget_for(
-                    self.policy,
-                    self.policy.encode(problem.prompt),
-                    problem.target,
-                    self.config.max_new_tokens,
-                ),
-            )
+            largest = max(largest, self.budget(self.policy.encode(problem.prompt), problem))
             if number * self.config.group_size * largest > self.config.step_tokens:
                 return max(1, number - 1)
         return len(problems)
+
+    def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
+        """Return the most new tokens that a completion of `problem` may take after its `prompt` (token ids)."""
+        declared = declared_budget(self.task, problem.level)
+        return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
 
     def rollout(
         self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
@@ -255,8 +266,7 @@ class Trainer:
             for index, _, _ in problems
         ]
         budgets = [
-            budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens)
-            for prompt, (_, problem, _) in zip(prompts, problems)
+            self.budget(prompt, problem) for prompt, (_, problem, _) in zip(prompts, problems)
         ]
         answers = generate(
             self.policy,
@@ -295,10 +305,7 @@ class Trainer:
         if not kept:
             return {}
         config, (low, high) = self.config, self.config.clips
-        longest = max(
-            budget_for(self.policy, group.prompt, group.problem.target, config.max_new_tokens)
-            for group in kept
-        )
+        longest = max(self.budget(group.prompt, group.problem) for group in kept)
         before: dict = {}
         passes = [
             self.within_memory(

@@ -35,6 +35,7 @@ __all__ = [
     "credits_of",
     "range_of",
     "rescaled",
+    "declared_budget",
     "scores_of",
     "sources_of",
     "summary_of",
@@ -109,7 +110,8 @@ class Task(Protocol):
     `default_steps(level)`, training steps where none are asked for; `metric`, what reports call the score;
     `level_unit`, what a level counts ("words"); `options`, a mapping of flag to help: each is a flag of the programs and a
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
-    `family_size(level)`, how many different problems there are, or None; `draft(problem)`, see `draft_of`;
+    `family_size(level)`, how many different problems there are, or None; `max_new_tokens(level)`, how many tokens a
+    completion may take where it needs more than the target does, see `declared_budget`; `draft(problem)`, see `draft_of`;
     `credits(problem, completions)` and `credited`, see `credits_of`; `sources()`, see `sources_of`.
     """
 
@@ -204,6 +206,20 @@ def credits_of(
             f"{', '.join(credited)}, or --credit outcome"
         )
     return credits
+
+
+def declared_budget(task: Task, level: int) -> int:
+    """Return the completion budget in tokens that the task declares for `level`, 0 where it declares none.
+
+    A task whose completions reason before a short answer needs more room than the answer takes. The budget never falls
+    below what the target takes, and --max-new-tokens overrides it. Raises UserError for anything but a whole number >= 0.
+    """
+    declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
+    if isinstance(declared, bool) or not isinstance(declared, numbers.Integral) or declared < 0:
+        raise UserError(
+            f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number of tokens"
+        )
+    return int(declared)
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -9,7 +9,7 @@ index, so a run can be taken up anywhere.
 import hashlib
 import random
 from collections.abc import Container, Iterable, Sequence
-from itertools import islice
+from dataclasses import dataclass
 
 from tasks.base import Problem, Task, UserError, problem_at, problem_stream
 
@@ -47,7 +47,7 @@ class Supply:
 
     def family_size(self, level: int) -> int | None:
         """Return how many different problems there are at `level`, where the task knows it."""
-        return getattr(self.task, "family_size", lambda level: None)(level)
+        return family_size(self.task, level)
 
     def _fixed(self, level: int) -> list[Problem]:
         if level not in self._sets:
@@ -80,43 +80,95 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
     return random.Random(digest).sample(range(size), size)
 
 
-def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
-    """Return the first `size` problems of the stream with keys of their own.
+@dataclass(frozen=True)
+class HeldOut:
+    """What `held_out` found: distinct problems, e.g. three of the 200 that were `asked` for.
 
-    Raises UserError when the task cannot make the level, or has too few different problems of it: 10 x `size` draws in
-    a row brought nothing new. (Where exactly `size` exist, the last one is missed with a probability of e^-10.)
+    `dropped` counts the distinct problems that training has seen; `too_long` those that do not fit the
+    model (counted by whoever knows the model). `error` says why the supply ended, "" where it did not fail.
     """
-    found: dict[str, Problem] = {}
-    repeats = 0
-    for problem in problem_stream(task, seed=seed, split=split, level=level):
-        repeats = repeats + 1 if problem.key in found else 0
-        found.setdefault(problem.key, problem)
-        if len(found) == size:
-            return list(found.values())
-        if repeats == 10 * size:
-            raise UserError(
-                f"level {level} of task {task.name}, {split}: only {len(found)} different problems found, "
-                f"and {size} are asked for; ask for {len(found)} or less"
-            )
+
+    problems: list[Problem]
+    asked: int
+    dropped: int = 0
+    too_long: int = 0
+    error: str = ""
+
+    @property
+    def why_none(self) -> str:
+        """Why there is not one problem, in words."""
+        if self.error:
+            return self.error
+        if self.dropped:
+            return f"no problem is left: all {self.dropped} that were found were trained on"
+        return "there is no problem"
+
+
+def patience(size: int, family: int | None = None) -> int:
+    """Return how many fruitless draws in a row end the search for `size` distinct problems.
+
+    Ten draws for each problem that there can be. Where exactly `size` equally likely ones exist, the last one is
+    missed with a probability of e^-10. `family` is the number of problems there are, where the task knows it.
+    """
+    most = size if family is None else min(size, family)
+    return 10 * max(10, most)
 
 
 def held_out(
-    problems: Iterable[Problem], size: int, seen: Container[str], where: str
-) -> tuple[list[Problem], int]:
-    """Return (`size` of `problems` that training has not seen, the first ones; how many seen ones were dropped).
+    problems: Iterable[Problem],
+    size: int,
+    seen: Container[str] = (),
+    *,
+    fruitless: int | None = None,
+    family: int | None = None,
+) -> HeldOut:
+    """Return the first `size` distinct `problems` that training has not `seen`, or as many as there are.
 
-    At most 2 x `size` are looked at, so that a stream without end may be given. Raises UserError, naming `where` they
-    come from, when too few are left; it says how many more are needed.
+    Two problems with one key are the same problem. The search ends with the supply, after `fruitless` draws in a
+    row that brought nothing to keep (required for a stream without end; see `patience`), once all problems of a
+    `family` of known size were found, or where the supply raises a UserError, which the result then names.
     """
-    kept, dropped = [], 0
-    for problem in islice(problems, 2 * size):
-        if problem.key in seen:
-            dropped += 1
-        else:
-            kept.append(problem)
-        if len(kept) == size:
-            return kept, dropped
-    raise UserError(
-        f"{where}: {dropped} of {dropped + len(kept)} problems were trained on, {len(kept)} are left and {size} are asked "
-        f"for; generate {size - len(kept)} more that training has not seen"
-    )
+    kept: dict[str, Problem] = {}
+    dropped: set[str] = set()
+    error = ""
+    idle = 0
+
+    try:
+        for problem in problems:
+            idle += 1
+            if problem.key in seen:
+                dropped.add(problem.key)
+            elif problem.key not in kept:
+                kept[problem.key] = problem
+                idle = 0
+
+            if len(kept) == size or idle == fruitless or len(kept) + len(dropped) == family:
+                break
+    except UserError as failure:
+        error = str(failure)
+
+    return HeldOut(list(kept.values()), size, len(dropped), error=error)
+
+
+def family_size(task: Task, level: int) -> int | None:
+    """Return how many different problems there are at `level`, in all splits together; None where the task does not know."""
+    return getattr(task, "family_size", lambda level: None)(level)
+
+
+def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
+    """Return the first `size` problems of the stream with keys of their own.
+
+    Raises UserError when the task cannot make the level, or has too few different problems of it (see `patience`).
+    """
+    stream = problem_stream(task, seed=seed, split=split, level=level)
+    family = family_size(task, level)
+    found = held_out(stream, size, fruitless=patience(size, family), family=family)
+
+    if found.error:
+        raise UserError(found.error)
+    if len(found.problems) < size:
+        raise UserError(
+            f"level {level} of task {task.name}, {split}: only {len(found.problems)} different problems found, "
+            f"and {size} are asked for; ask for {len(found.problems)} or less"
+        )
+    return found.problems

@@ -493,9 +493,14 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys):
     assert evaluation.main([*arguments[:-1], "2", "--dataset", "set.jsonl"]) == 0
     (from_file,) = json.loads(Path("out.json").read_text())
     assert from_file["n"] == 2 and from_file["dropped"] <= 2 and from_file["dataset"] == "set.jsonl"
+    assert evaluation.main([*arguments, "--dataset", "set.jsonl"]) == 0
+    (fewer,) = json.loads(Path("out.json").read_text())
+    assert (fewer["n"], fewer["asked"], fewer["dropped"]) == (2, 4, 2)
+    assert "2 distinct problems at level 6; 4 asked for" in capsys.readouterr().out
+    run("--name", "b", "--steps", "2", "--dataset", "set.jsonl")  # all four problems
+    arguments[1] = "runs/b"
     assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
-        "eval.py: set.jsonl, level 6: 2 of 4 problems were trained on, 2 are left and 4 are asked for; generate 2 more that "
-        "training has not seen"
+        "eval.py: set.jsonl, level 6: no problem is left: all 4 that were found were trained on"
     )
 
 
@@ -503,6 +508,13 @@ def test_bad_evaluations(capsys):
     said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731
     assert "--words 10,x: give positive whole numbers" in said("--words", "10,x")
     assert "--problems 0: give 1 or more" in said("--problems", "0")
+    assert "--samples 0: give 1 or more" in said("--samples", "0")
+    assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")
+    assert "--temperature nan: give 0 or more" in said("--temperature", "nan")
+    assert "--top-k -1: give 0 or more" in said("--top-k", "-1")
+    assert "--top-p 0.0: give a number above 0 and up to 1" in said("--top-p", "0")
+    assert "--max-new-tokens -3: give 0 or more" in said("--max-new-tokens", "-3")
+    assert "--max-new-tokens 3: the right answer takes" in said("--max-new-tokens", "3")
     assert "unrecognized arguments: --colour" in said("--colour", "red")
     assert "--task juggling: no such task" in said("--task", "juggling")
 

@@ -26,34 +26,40 @@ PASSED_OVER = 16  # problems in a row that may be too long for the context, befo
 
 
 def fitting(
-    policy: Policy, problems: Iterable[Problem], passed: list[Problem]
+    policy: Policy, problems: Iterable[Problem], passed: list[Problem], asked: int = 0
 ) -> Iterator[Problem]:
     """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
 
-    Raises UserError where PASSED_OVER problems in a row do not fit.
+    Where a budget is `asked` for (--max-new-tokens), the target must fit that as well. Raises UserError where
+    PASSED_OVER problems in a row do not fit.
     """
     in_a_row = 0
     for problem in problems:
         prompt = policy.encode(problem.prompt)
-        if len(prompt) + policy.target_length(problem.target) <= policy.context:
+        needed = policy.target_length(problem.target)
+        if len(prompt) + needed <= policy.context and (not asked or needed <= asked):
             in_a_row = 0
             yield problem
         else:
             in_a_row += 1
             passed.append(problem)
             if in_a_row == PASSED_OVER:
-                budget_for(policy, prompt, problem.target)  # says what is wrong
+                budget_for(policy, prompt, problem.target, asked)  # says what is wrong
 
 
-def budget_for(policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0) -> int:
-    """Return the most new tokens a completion may take: a quarter more than its target does, or `asked`; at most what the context leaves.
+def budget_for(
+    policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0, declared: int = 0
+) -> int:
+    """Return the most new tokens a completion may take; at most what the context leaves.
 
-    Raises UserError where `asked` is too small for the target, or the context for prompt and target.
+    That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less than the task has
+    `declared`. Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
-    return budget(policy.target_length(target), len(prompt), policy.context, asked, policy.name)
+    needed = policy.target_length(target)
+    return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
 
-def budget(needed: int, prompt: int, context: int, asked: int, name: str) -> int:
+def budget(needed: int, prompt: int, context: int, asked: int, name: str, declared: int = 0) -> int:
     """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model called `name` has such a `context`."""
     if asked and asked < needed:
         raise UserError(
@@ -66,7 +72,7 @@ def budget(needed: int, prompt: int, context: int, asked: int, name: str) -> int
             f"--model {name}: its context of {context} tokens is too short for this level: "
             f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words"
         )
-    return min(asked or math.ceil(1.25 * needed), room)
+    return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
 def generate(

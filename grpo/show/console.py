@@ -111,6 +111,13 @@ def interval(line: Evaluation) -> str:
     return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
 
 
+def counted(line: Evaluation) -> str:
+    """Return how many problems an evaluation had, and how many it should have had where they were fewer."""
+    if line["n"] < line.get("asked", 0):
+        return f"n = {line['n']} distinct problems, {line['asked']} asked for"
+    return f"n = {line['n']}"
+
+
 def evaluation_line(line: Evaluation) -> str:
     """Return a line of eval.jsonl as a sentence.
 
@@ -124,10 +131,12 @@ def evaluation_line(line: Evaluation) -> str:
         else f"level {line['level']}"
     )
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
-    aside = f"n = {line['n']}, {sampling}, exact {line['exact']:.3g}"
+    aside = f"{counted(line)}, {sampling}, exact {line['exact']:.3g}"
+    if line.get("truncated"):
+        aside += f", truncated {line['truncated']:.3g}"
     dropped = f"; {line['dropped']} trained on, dropped" if line.get("dropped") else ""
     dropped += (
-        f"; {line['too_long']} too long for the context, passed over"
+        f"; {line['too_long']} too long for the context or the budget, passed over"
         if line.get("too_long")
         else ""
     )

@@ -6,6 +6,7 @@ import torch
 
 from grpo.config import Config
 from grpo.trainer import Trainer
+from tasks.base import declared_budget
 
 ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}  # as they are written
 MOMENTS = {"adamw": "AdamW", "adamw8bit": "AdamW with moments of 8 bits"}
@@ -26,7 +27,8 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         "model": _model(config, trainer),
         "tuning": _tuning(config, trainer),
         "update": _update(config, trainer),
-        "sampling": f"temperature {config.temperature:g}, {_drafts(config, trainer)}",
+        "sampling": f"{_sampling(config)}, {_drafts(config, trainer)}",
+        "budget": _budget(config, trainer),
         "batch": _batch(config),
         "loss": _loss(config),
     }
@@ -81,6 +83,21 @@ def _update(config: Config, trainer: Trainer) -> str:
         f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} tokens ({why})"
         + (", activations computed twice" if trainer.policy.is_forgetful else "")
     )
+
+
+def _sampling(config: Config) -> str:
+    top_k = f", top-k {config.top_k}" if config.top_k else ""
+    top_p = f", top-p {config.top_p:g}" if config.top_p < 1 else ""
+    return f"temperature {config.temperature:g}{top_k}{top_p}"
+
+
+def _budget(config: Config, trainer: Trainer) -> str:
+    """Return how many tokens a completion may take, in training and in evaluations alike."""
+    if config.max_new_tokens:
+        return f"up to {config.max_new_tokens} new tokens (--max-new-tokens)"
+    quarter = "a quarter more new tokens than the target takes"
+    declared = declared_budget(trainer.task, config.level)
+    return f"up to {declared} new tokens (the task's own), or {quarter}" if declared else quarter
 
 
 def _drafts(config: Config, trainer: Trainer) -> str:

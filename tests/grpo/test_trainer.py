@@ -2,7 +2,6 @@
 
 import copy
 import json
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +16,6 @@ from grpo import trainer as trainer_module
 from grpo.config import Config
 from grpo.learn.loss import LOSSES
 from grpo.load import load_policy
-from grpo.records import Outcome
 from grpo.rollout.engine import budget_for
 from grpo.trainer import Trainer, _Clock, outcome_of
 from tasks.base import Problem, Score, UserError, key_of

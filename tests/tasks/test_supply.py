@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, UserError, problem_at, problem_stream, split_of_key
-from tasks.supply import Supply, epoch_order, fixed_size, held_out
+from tasks.base import Problem, UserError, key_of, problem_at, problem_stream, split_of_key
+from tasks.supply import Supply, epoch_order, fixed_size, held_out, patience
 
 TASK = Arithmetic("product")
 seeds, indices = st.integers(0, 10**6), st.integers(0, 10**5)
@@ -92,45 +92,92 @@ def test_a_family_that_is_too_small_for_the_set():
         Supply(TASK, seed=0, kind="fixed:200").at(0, 11)  # 36 products of single digits
 
 
+def problems(*keys):
+    return [Problem("any", 1, "p", "x", str(key)) for key in keys]
+
+
+def keys_of(found):
+    return [problem.key for problem in found.problems]
+
+
 def test_seen_problems_are_passed_over_and_counted():
-    stream = [Problem("any", 1, "p", "x", str(i)) for i in range(20)]
-    problems, dropped = held_out(stream, 5, {"1", "3", "9"}, "here")
-    assert [problem.key for problem in problems] == ["0", "2", "4", "5", "6"] and dropped == 2
-    assert held_out(iter(stream), 5, set(), "here") == (stream[:5], 0)
-    endless = (Problem("any", 1, "p", "x", str(i)) for i in count())
-    assert held_out(endless, 5, set("0123"), "here")[1] == 4
+    stream = problems(*range(20))
+    found = held_out(stream, 5, {"1", "3", "9"})
+    assert keys_of(found) == ["0", "2", "4", "5", "6"]
+    assert (found.dropped, found.asked, found.error) == (2, 5, "")
+    assert held_out(iter(stream), 5).problems == stream[:5]
+    endless = (problem for n in count() for problem in problems(n))
+    assert held_out(endless, 5, set("0123")).dropped == 4
 
 
-@pytest.mark.parametrize(
-    "available, seen, line",
-    [
-        (
-            6,
-            {"0", "1", "2"},
-            "here: 3 of 6 problems were trained on, 3 are left and 5 are asked for; generate 2 more",
-        ),
-        (
-            4,
-            set(),
-            "here: 0 of 4 problems were trained on, 4 are left and 5 are asked for; generate 1 more",
-        ),
-        (
-            40,
-            set(map(str, range(40))),
-            "here: 10 of 10 problems were trained on, 0 are left and 5 are asked for; generate 5 more",
-        ),
-    ],
-)
-def test_too_few_left_says_how_many_more(available, seen, line):
-    with pytest.raises(UserError) as error:
-        held_out([Problem("any", 1, "p", "x", str(i)) for i in range(available)], 5, seen, "here")
-    assert str(error.value) == line + " that training has not seen"
+def test_a_problem_is_held_out_once_however_often_it_is_drawn():
+    found = held_out(problems(7, 7, 1, 7, 2, 1, 3, 9, 9), 3, {"1"})
+    assert keys_of(found) == ["7", "2", "3"] and found.dropped == 1
+
+
+def test_fewer_problems_than_asked_for_are_all_that_there_are():
+    assert keys_of(held_out(problems(1, 2, 1), 200)) == ["1", "2"]
+    all_seen = held_out(problems(1, 2, 1), 200, {"1", "2"})
+    assert (all_seen.problems, all_seen.dropped) == ([], 2)
+    assert all_seen.why_none == "no problem is left: all 2 that were found were trained on"
+    assert held_out([], 200).why_none == "there is no problem"
+
+
+@pytest.mark.parametrize("seen", [set(), {"0"}, {"0", "1", "2"}])
+def test_the_search_in_an_endless_stream_ends_after_fruitless_draws(seen):
+    drawn = []
+
+    def stream():
+        for n in count():
+            drawn.append(n)
+            yield from problems(n % 3)
+
+    found = held_out(stream(), 200, seen, fruitless=50)
+    assert len(found.problems) + found.dropped == 3 and found.dropped == len(seen)
+    assert len(drawn) <= 53
+
+
+def test_the_search_ends_with_the_last_problem_of_a_family_of_known_size():
+    drawn = []
+    stream = (drawn.append(n) or problem for n in count() for problem in problems(n % 3))
+    assert len(held_out(stream, 200, {"1"}, fruitless=2000, family=3).problems) == 2
+    assert len(drawn) == 3
+
+
+def test_the_search_is_as_long_as_there_can_be_problems():
+    assert patience(200) == 2000
+    assert patience(200, family=36) == 360
+    assert patience(200, family=10**6) == 2000
+    assert patience(1) == patience(200, family=1) == 100  # too few draws would miss some by chance
+
+
+def test_a_supply_that_fails_keeps_what_was_found():
+    def stream():
+        yield from problems(1, 2)
+        raise UserError("the split has no more")
+
+    found = held_out(stream(), 5, {"1"})
+    assert keys_of(found) == ["2"] and found.error == "the split has no more"
+    assert held_out(stream(), 5, {"1", "2"}).why_none == "the split has no more"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_held_out_products_of_single_digits_are_found(seed):
+    """36 products of single digits: whatever the seed, the same ones are held out."""
+    every = {"validation": set(), "test": set()}
+    for x in range(2, 10):
+        for y in range(x, 10):
+            key = key_of("arithmetic", f"{x} * {y}")
+            every.get(split_of_key(key), set()).add(key)
+
+    for split, expected in every.items():
+        stream = problem_stream(TASK, seed=seed, split=split, level=11)
+        found = held_out(stream, 200, fruitless=patience(200, family=36), family=36)
+        assert set(keys_of(found)) == expected and 0 < len(found.problems) == len(expected)
 
 
 def test_held_out_streams_of_the_arithmetic_task_never_meet_training():
     supply = Supply(TASK, seed=0)
     trained = {supply.at(i, 22).key for i in range(500)}
-    assert (
-        held_out(problem_stream(TASK, seed=1, split="validation", level=22), 50, trained, "here")[1]
-        == 0
-    )
+    stream = problem_stream(TASK, seed=1, split="validation", level=22)
+    assert held_out(stream, 50, trained).dropped == 0
