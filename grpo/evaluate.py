@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from grpo.policy import Policy
 from grpo.records import Group
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
 from tasks.supply import HeldOut, family_size, held_out, patience
 
-RESAMPLES = 10_000
 TOO_MANY_TRUNCATED = 0.5  # share of the completions from which on a warning is said
 
 
@@ -140,17 +138,24 @@ def truncation_warning(line: dict[str, Any]) -> str:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return n, mean value with its 95 % percentile-bootstrap interval (Efron 1979), and the rate of exact answers.
+    """Return n, the mean value and the rate of exact answers, each with its 95 % interval.
 
-    A problem counts once, by the mean of its samples; n and the interval are over problems.
+    A problem counts once, by the mean of its samples: n and the intervals are over problems.
     """
-    values = np.array([fmean(score.value for score in group.scores) for group in groups])
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
+    values = [fmean(score.value for score in group.scores) for group in groups]
+    exact = [fmean(score.exact for score in group.scores) for group in groups]
+    low, high = mean_interval(values)
+    is_rate = all(len(group.scores) == 1 for group in groups)
+    exact_low, exact_high = (
+        rate_interval(round(sum(exact)), len(exact)) if is_rate else mean_interval(exact)
+    )
+
     return {
         "n": len(values),
-        "mean": float(values.mean()),
-        "ci_low": float(low),
-        "ci_high": float(high),
-        "exact": fmean(fmean(score.exact for score in group.scores) for group in groups),
+        "mean": fmean(values),
+        "ci_low": low,
+        "ci_high": high,
+        "exact": fmean(exact),
+        "exact_low": exact_low,
+        "exact_high": exact_high,
     }

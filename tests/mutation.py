@@ -561,16 +561,42 @@ TABLE = {
     ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
         (
             "back to a rung without a budget",
-            "Curriculum.observe",
-            "self.collapsed >= self.collapse_steps and self.rung > 0 and (not self._is_spent(self.rung - 1))",
-            "self.collapsed >= self.collapse_steps and self.rung > 0",
+            "Curriculum._must_step_back",
+            "self.rung > 0 and self.collapsed >= self._patience(self.rung) and (not self._is_spent(self.rung - 1))",
+            "self.rung > 0 and self.collapsed >= self._patience(self.rung)",
         ),
-        ("scores of the old rung kept", "Curriculum._move", "self.values.clear()", "pass"),
+        ("scores of the old rung kept", "Curriculum._move", "self.recent.clear()", "pass"),
+        (
+            "a lucky mean promotes",
+            "is_shown",
+            "mean >= mark and low >= mark - MARGIN",
+            "mean >= mark",
+        ),
+        (
+            "steps back ask for nothing more",
+            "Curriculum._patience",
+            "self.collapse_steps * 2 ** self.backs[rung]",
+            "self.collapse_steps",
+        ),
         (
             "seed and step added",
             "level_draws",
             "f\"levels/{seed}/{step}{(f'/{drawn}' if drawn else '')}\"",
             "f\"levels/{seed + step}{(f'/{drawn}' if drawn else '')}\"",
+        ),
+    ],
+    ("grpo/servo.py", "grpo/test_curriculum.py"): [
+        (
+            "mastered levels hold the servo",
+            "Servo.is_flat",
+            "weight >= FORGOTTEN and spread < FLAT",
+            "False",
+        ),
+        (
+            "the servo stays at an impossible level",
+            "Servo._best",
+            "max(filter(self.is_mastered, reach), default=reach[0])",
+            "max(reach)",
         ),
     ],
     ("grpo/spread.py", "grpo/test_variance.py"): [
@@ -603,7 +629,16 @@ TABLE = {
         ("last problem drawn again", "Trainer.step", "problems[-1][0] + 1", "problems[-1][0]"),
     ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
-        ("interval of 90 %", "summarise", "[0.025, 0.975]", "[0.05, 0.95]"),
+        (
+            "rate of wrong answers",
+            "summarise",
+            "rate_interval(right, n)",
+            "rate_interval(n - right, n)",
+        ),
+    ],
+    ("grpo/statistics.py", "grpo/test_statistics.py"): [
+        ("interval of 90 %", "", "TAIL = 0.025", "TAIL = 0.05"),
+        ("nothing is unseen above", "mean_bounds", "means_SD + weights_DN[:, n]", "means_SD"),
     ],
     ("grpo/store/checkpoint.py", "grpo/test_checkpoint.py"): [
         ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),

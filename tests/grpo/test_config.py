@@ -144,20 +144,29 @@ def groups(values):
     ]
 
 
-def test_summary_of_a_constant_sample():
-    assert summarise(groups([0.5] * 9)) == {
-        "n": 9,
-        "mean": 0.5,
-        "ci_low": 0.5,
-        "ci_high": 0.5,
-        "exact": 0.0,
+def test_a_summary_counts_on_what_was_not_seen():
+    # 64 of 64 right: the rate p at which that has a probability of 0.025 is 0.025 ** (1 / 64)
+    low = pytest.approx(0.025 ** (1 / 64))
+    assert summarise(groups([1.0] * 64)) == {
+        "n": 64,
+        "mean": 1.0,
+        "ci_low": low,
+        "ci_high": 1.0,
+        "exact": 1.0,
+        "exact_low": low,
+        "exact_high": 1.0,
     }
+    line = summarise(groups([0.5] * 9))
+    assert line["ci_low"] < line["mean"] == 0.5 < line["ci_high"]
+    assert (line["exact"], line["exact_low"]) == (0, 0) and line["exact_high"] == pytest.approx(
+        1 - 0.025 ** (1 / 9)
+    )
 
 
-def test_bootstrap_interval_is_that_of_the_normal_approximation():
-    values = np.random.default_rng(1).beta(5, 2, size=400)
+def test_the_interval_of_many_scores_is_that_of_the_normal_approximation():
+    values = np.random.default_rng(1).beta(5, 2, size=2500)
     line = summarise(groups(values.tolist()))
-    half = 1.96 * values.std() / 20  # 400 values: the interval of the mean is nearly normal
+    half = 1.96 * values.std() / 50  # many values: what was not seen hardly counts
     assert line["mean"] == pytest.approx(values.mean())
     assert line["ci_low"] == pytest.approx(values.mean() - half, abs=0.1 * half)
     assert line["ci_high"] == pytest.approx(values.mean() + half, abs=0.1 * half)

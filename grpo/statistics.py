@@ -1,0 +1,112 @@
+"""95 % confidence intervals for held-out rates and scores; every interval of the project comes from here.
+
+Near the top of the scale the usual intervals fail, and that is where a trained policy is: 64 right
+answers of 64 have no variance, so a bootstrap reports [1, 1]. At a true rate of 0.99 its 95 %
+interval covers less than half of the time. The two methods here count what may not have been seen
+yet:
+
+- a rate: Clopper & Pearson 1934 (Biometrika 26), exact;
+- a mean of scores with known bounds: Gaffke 2005, as given by Learned-Miller & Thomas 2019
+  (arXiv:1905.06208). It is a Bayesian bootstrap in which one more score, at the bound, is weighed
+  along. On scores of 0 and 1 it equals Clopper-Pearson; the less scores vary, the narrower it is.
+  Its coverage is conjectured for every distribution and was never seen to fail.
+
+`python tests/statistics_tables.py coverage` prints the coverage and the width of these intervals.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+TAIL = 0.025  # probability that an interval misses on either side
+DRAWS = 10_000  # of weights; they move an end by about 1 % of the interval's width
+BLOCKS = 10  # that the draws are made in, to limit memory
+
+
+class Interval(NamedTuple):
+    """A 95 % confidence interval, e.g. ``Interval(0.944, 1.0)`` for 64 right answers of 64."""
+
+    low: float
+    high: float
+
+
+def rate_interval(right: int, n: int) -> Interval:
+    """Return the Clopper-Pearson interval of a rate after `right` successes in `n` trials."""
+    assert 0 <= right <= n and n > 0
+
+    return Interval(_lowest_rate(right, n), 1.0 - _lowest_rate(n - right, n))
+
+
+def mean_interval(
+    values: Sequence[float] | np.ndarray, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Interval:
+    """Return the interval of the mean of the distribution that `values` (n,) were drawn from.
+
+    `bounds` are the least and the largest value that there can be, seen or not (a value outside
+    widens them); for differences of two scores they are (-1, 1).
+    """
+    values_n = np.asarray(values, dtype=float)
+    least, largest = min(bounds[0], values_n.min()), max(bounds[1], values_n.max())
+    scaled_n = (values_n - least) / (largest - least)
+
+    if np.isin(scaled_n, (0.0, 1.0)).all():
+        low, high = rate_interval(int(scaled_n.sum()), len(scaled_n))
+    else:
+        (low,), (high,) = mean_bounds(scaled_n[None])
+
+    low, high = (float(least + (largest - least) * end) for end in (low, high))
+
+    return Interval(low, high)
+
+
+def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and the upper ends (S,) of the means of S samples of n values in [0, 1]."""
+    n = values_Sn.shape[1]
+    rng = np.random.default_rng(0)
+    sorted_Sn = np.sort(values_Sn, axis=1)  # the same values in another order are the same sample
+
+    lower, upper = [], []
+    for _ in range(BLOCKS):
+        # Weights are uniform on the simplex of n + 1 parts: n for the values, one for what was not seen.
+        weights_DN = rng.standard_exponential((DRAWS // BLOCKS, n + 1))
+        weights_DN /= weights_DN.sum(axis=1, keepdims=True)
+        means_SD = sorted_Sn @ weights_DN[:, :n].T
+
+        # What was not seen may be as low as 0, and as high as 1.
+        lower.append(means_SD)
+        upper.append(means_SD + weights_DN[:, n])
+
+    low_S = np.quantile(np.hstack(lower), TAIL, axis=1)
+    high_S = np.quantile(np.hstack(upper), 1 - TAIL, axis=1)
+
+    return low_S, high_S
+
+
+def least_n(floor: float) -> int:
+    """Return how many values it takes at least for an interval that begins at `floor` or above.
+
+    That is the case of n values that are all 1, whose interval begins at TAIL ** (1 / n).
+    """
+    assert floor < 1
+
+    return 1 if floor <= TAIL else math.ceil(math.log(TAIL) / math.log(floor))
+
+
+def _lowest_rate(right: int, n: int) -> float:
+    """Return the rate at which `right` or more successes in `n` trials have the probability TAIL."""
+    if right == 0:
+        return 0.0
+
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
+    k = np.arange(right, n + 1)
+    log_choose = log_factorial[n] - log_factorial[k] - log_factorial[n - k]
+
+    low, high = 0.0, 1.0
+    for _ in range(50):  # bisection, to 1e-15
+        rate = (low + high) / 2
+        probability = np.exp(log_choose + k * np.log(rate) + (n - k) * np.log1p(-rate)).sum()
+        low, high = (rate, high) if probability < TAIL else (low, rate)
+
+    return low
