@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from data.files import write_whole
-from grpo.curriculum import LADDER, is_auto, parse_rungs, ramp_to
+from grpo.curriculum import LADDER, is_auto, parse_rungs, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
@@ -106,12 +106,14 @@ class Config:
         0.0,
         "climb to the next level at this mean score (0: 0.97 by heldout problems, 0.9 by the running mean)",
     )
-    promote_window: int = flag(3, "steps of the running mean")
+    promote_window: int = flag(
+        3, "steps of the running mean, or more until they have enough groups for its interval"
+    )
     promote_every: int = flag(
         10,
         "steps between looks at held-out problems, which are made once the running mean comes near",
     )
-    promote_problems: int = flag(64, "problems of each such look")
+    promote_problems: int = flag(128, "problems of each such look")
     stop_when_climbed: bool = flag(
         False, "end the run when the last level of --curriculum is climbed, too"
     )
@@ -358,6 +360,13 @@ class Config:
             "give one of --shard and --optimizer adamw8bit",
         )
         yield "promote_at", 0 <= self.promote_at <= 1, "give a score from 0 to 1"
+        if self.promote_by == "heldout":
+            needed = problems_needed(min(self.promote_at, 1))
+            yield (
+                "promote_problems",
+                self.promote_problems >= needed,
+                f"give {needed} or more: fewer cannot show --promote-at {self.promote_at:g}, even if all are right",
+            )
         yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
         yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"

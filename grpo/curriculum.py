@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo.records import Decision, Outcome
+from grpo.statistics import least_n, mean_interval
 from tasks.base import UserError
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
@@ -19,10 +20,21 @@ PROMOTE_AT = {
     "running": 0.9,
     "heldout": 0.97,
 }  # the mark where none is asked for; the running mean lags behind
-# How far below the mark the lower end of a look's 95 % interval may lie. A policy whose true mean is below promote_at - MARGIN passes one
-# look in 40. Scores near 0.9 have a standard deviation of 0.1 to 0.2, so the interval of 64 of them reaches down by 0.025 to 0.05: a policy at
-# the mark is not held back by its width. Training within MARGIN of the mark is worth a look, for its mean lags and is noisy itself.
+# How far below the mark the lower end of the mean's 95 % interval may lie. Whatever the scores look
+# like, a policy whose true mean is below promote_at - MARGIN passes one test in 40 at most; the
+# probabilities at other means are tables in runs/LOG.md. Training whose mean is within MARGIN of the
+# mark is worth a look, for it lags and is noisy itself.
 MARGIN = 0.05
+
+
+def is_shown(mean: float, low: float, mark: float) -> bool:
+    """Return whether a mean score whose 95 % interval begins at `low` shows that the `mark` is reached."""
+    return mean >= mark and low >= mark - MARGIN
+
+
+def problems_needed(mark: float) -> int:
+    """Return how many problems can show that `mark` is reached, if all of them are answered right."""
+    return least_n(mark - MARGIN)
 
 
 def ramp_to(level: int) -> list[int]:
@@ -78,14 +90,19 @@ def level_draws(seed: int, step: int, drawn: int) -> random.Random:
 class Curriculum:
     """The level of each prompt of a step. One rung is a fixed level.
 
-    The next rung is reached at a mean score of `promote_at` on this one. By `promote_by` "running": that of the last `window` steps. By
-    "heldout": that of a look, which is an evaluation on held-out problems every `promote_every` steps, once the running mean is within
-    MARGIN of the mark; its 95 % interval must begin no more than MARGIN below the mark. With `stop` the last rung is climbed
-    likewise, and then the run has `ended`.
+    The next rung is reached at a mean score of `promote_at` on this one, if the mean's 95 % interval begins no more than MARGIN below.
+    By `promote_by` "running" that is the mean over the groups of the last `window` steps, or of as many more as it takes to have
+    `least_groups` of them; a group counts once, because its completions share their problem. By "heldout" it is the mean of a look, an
+    evaluation on held-out problems every `promote_every` steps, once the running mean is within MARGIN of the mark. With `stop` the last
+    rung is climbed likewise, and then the run has `ended`.
 
     A share `replay` of the prompts comes from earlier rungs, most from those whose last known score is lowest. When `collapse_at` or more of
-    the groups collapse for `collapse_steps` steps in a row, training goes one rung back, unless that rung's budget is spent. A
-    rung's budget, `rung_seconds` of steps or `rung_tokens` sampled (0: none), counts all the steps ever made on it; once it is spent, training
+    the current rung's groups collapse for `collapse_steps` steps in a row, training goes one rung back, unless that rung's budget is spent.
+    Each step back doubles the evidence that is asked for about the rung that was left: twice as many collapsed steps before
+    the next step back, and as many steps of practice below before it is climbed to again. So a rung that stays out of
+    reach is tried less and less often.
+
+    A rung's budget, `rung_seconds` of steps or `rung_tokens` sampled (0: none), counts all the steps ever made on it; once it is spent, training
     goes on to the next rung, and on the last one the run has `ended`.
     """
 
@@ -116,14 +133,17 @@ class Curriculum:
         self.rung_seconds, self.rung_tokens = rung_seconds, rung_tokens
         self.rung = 0
         self.ended = ""
-        self.values: deque[float] = deque(
-            maxlen=window
-        )  # mean scores of the last steps on this rung
+        # Twice what a perfect policy would need, so that a good one passes with some wrong answers.
+        self.least_groups = 2 * problems_needed(promote_at)
+        # Mean scores of the groups of the last steps on this rung.
+        self.recent: deque[list[float]] = deque()
         self.scores: dict[int, float] = {}  # level -> its last known mean score
         self.spent = [
             [0, 0.0, 0] for _ in self.rungs
         ]  # steps, seconds (where they are limited), tokens of each rung
         self.collapsed = 0  # steps in a row
+        self.stayed = 0  # steps since the last move
+        self.backs = [0] * len(self.rungs)  # steps back from each rung
 
     @property
     def level(self) -> int:
@@ -142,75 +162,115 @@ class Curriculum:
     def observe(self, outcome: Outcome) -> list[Decision]:
         """Take note of a step; return what was decided: one decision or none."""
         self.scores |= {level: fmean(values) for level, values in outcome.values.items()}
-        if outcome.values.get(self.level):
-            self.values.append(fmean(outcome.values[self.level]))
+        self._remember(outcome.values.get(self.level, []))
+        self._count(outcome)
+
+        share = self._collapsed_share(outcome)
+        self.collapsed = self.collapsed + 1 if share >= self.collapse_at else 0
+        if self._must_step_back():
+            return [self._step_back(outcome.step, share)]
+
+        return self._promote(outcome.step) or self._spend(outcome.step)
+
+    def _remember(self, values: list[float]):
+        """Add a step's groups to the window, and drop the steps that it can do without."""
+        if values:
+            self.recent.append(list(values))
+        while (
+            len(self.recent) > self.window
+            and sum(map(len, self.recent)) - len(self.recent[0]) >= self.least_groups
+        ):
+            self.recent.popleft()
+
+    def _count(self, outcome: Outcome):
+        """Charge a step to the budget of its rung."""
+        self.stayed += 1
         steps, seconds, tokens = self.spent[self.rung]
         self.spent[self.rung] = [
             steps + 1,
             seconds + outcome.seconds * (self.rung_seconds > 0),
             tokens + outcome.tokens,
         ]
-        self.collapsed = self.collapsed + 1 if outcome.collapsed >= self.collapse_at else 0
-        if (
-            self.collapsed >= self.collapse_steps
-            and self.rung > 0
+
+    def _collapsed_share(self, outcome: Outcome) -> float:
+        """Return the share of the current level's groups that collapsed; replayed ones say nothing about it."""
+        groups = outcome.collapsed.get(self.level)
+        return fmean(groups) if groups else 0.0
+
+    def _patience(self, rung: int) -> int:
+        """Return how many steps count as evidence about a rung: doubled by each step back from it."""
+        return self.collapse_steps * 2 ** self.backs[rung]
+
+    def _must_step_back(self) -> bool:
+        return (
+            self.rung > 0
+            and self.collapsed >= self._patience(self.rung)
             and not self._is_spent(self.rung - 1)
+        )
+
+    def _step_back(self, step: int, share: float) -> Decision:
+        steps = self.collapsed
+        self.backs[self.rung] += 1
+        why = f"{steps} steps with {self.collapse_at:.0%} of the level's groups collapsed"
+        return self._move(-1, step, "collapse", why, steps=steps, share=share)
+
+    def _may_climb(self) -> bool:
+        """Return whether something follows this rung that may be tried: it is new, or was practised for long enough below."""
+        above = self.rung + 1
+        if above == len(self.rungs):
+            return self.stop
+        return self.backs[above] == 0 or self.stayed >= self._patience(above)
+
+    def _promote(self, step: int) -> list[Decision]:
+        """Return the promotion by the running mean, if that shows the mark."""
+        values = [value for groups in self.recent for value in groups]
+        if (
+            self.promote_by != "running"
+            or len(self.recent) < self.window
+            or len(values) < self.least_groups
+            or not self._may_climb()
         ):
-            return [
-                self._move(
-                    -1,
-                    outcome.step,
-                    "collapse",
-                    f"{self.collapsed} steps with {self.collapse_at:.0%} of the groups collapsed",
-                    steps=self.collapsed,
-                    share=outcome.collapsed,
-                )
-            ]
-        mean = fmean(self.values) if len(self.values) == self.window else 0.0
-        climbed = (
-            self.promote_by == "running"
-            and len(self.values) == self.window
-            and mean >= self.promote_at
+            return []
+
+        mean = fmean(values)
+        if mean < self.promote_at:  # without the interval, which takes 10 ms
+            return []
+        low, high = mean_interval(values)
+        if not is_shown(mean, low, self.promote_at):
+            return []
+
+        steps, groups = len(self.recent), len(values)
+        why = f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {groups} groups in {steps} steps"
+        return self._climb(
+            step, why, mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps
         )
-        decisions = (
-            self._climb(
-                outcome.step,
-                f"running mean {mean:.3f} over {self.window} steps",
-                mean=mean,
-                steps=self.window,
-            )
-            if climbed
-            else []
-        )
-        return decisions or self._spend(outcome.step)
 
     def wants_look(self, step: int) -> bool:
         """Return whether the level is to be evaluated on held-out problems after `step`: a look at it is due, and not hopeless."""
         due = self.promote_by == "heldout" and step % self.promote_every == 0 and not self.ended
-        somewhere_to_go = self.rung + 1 < len(self.rungs) or self.stop
-        return (
-            bool(due and somewhere_to_go and self.values)
-            and fmean(self.values) >= self.promote_at - MARGIN
-        )
+        if not (due and self.recent and self._may_climb()):
+            return False
+
+        # The last steps alone: a longer window lags further behind a policy that learns.
+        last = [value for groups in list(self.recent)[-self.window :] for value in groups]
+        return fmean(last) >= self.promote_at - MARGIN
 
     def judge(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of a look at the current level (a line of eval.jsonl); return what was decided: going up, the end, or staying."""
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         self.scores[self.level] = line["mean"]
         said = f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of {line['n']} problems"
-        if line["mean"] >= self.promote_at and line["ci_low"] >= self.promote_at - MARGIN:
+        if is_shown(line["mean"], line["ci_low"], self.promote_at):
             return self._climb(step, said, **figures)
         asked = f"{self.promote_at:g} is asked for, and an interval from {self.promote_at - MARGIN:g} on"
+        if line["n"] < (needed := problems_needed(self.promote_at)):
+            asked += f", which takes {needed} problems or more"
         return [Decision(step, self.level, self.level, "stay", f"{said}; {asked}", figures)]
 
     def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
         if self.rung + 1 < len(self.rungs):
             return [self._move(+1, step, "promotion", why, **figures)]
-        return (
-            [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)]
-            if self.stop
-            else []
-        )
+        return [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)]
 
     def _is_spent(self, rung: int) -> bool:
         _, seconds, tokens = self.spent[rung]
@@ -242,8 +302,9 @@ class Curriculum:
     def _move(self, by: int, step: int, kind: str, why: str, **figures: float | None) -> Decision:
         before = self.level
         self.rung += by
-        self.values.clear()
+        self.recent.clear()
         self.collapsed = 0
+        self.stayed = 0
         return Decision(step, before, self.level, kind, why, figures)
 
     def _end(self, step: int, kind: str, why: str, **figures: float | None) -> Decision:
@@ -254,15 +315,18 @@ class Curriculum:
         return {
             "rung": self.rung,
             "ended": self.ended,
-            "values": list(self.values),
+            "recent": [list(values) for values in self.recent],
             "scores": list(self.scores.items()),
             "spent": [list(entry) for entry in self.spent],
             "collapsed": self.collapsed,
+            "stayed": self.stayed,
+            "backs": list(self.backs),
         }
 
     def load_state_dict(self, state: dict[str, Any]):
         self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
-        self.values = deque(state["values"], maxlen=self.window)
+        self.stayed, self.backs = state["stayed"], list(state["backs"])
+        self.recent = deque(list(values) for values in state["recent"])
         self.scores, self.spent = (
             {level: score for level, score in state["scores"]},
             [list(entry) for entry in state["spent"]],

@@ -73,16 +73,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A training step as the curriculum sees it, e.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, tokens=900)``.
+    """A training step as the curriculum sees it, e.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, {10: [False, False]}, tokens=900)``.
 
-    `values` and `spreads` have, by level, the mean score and the standard deviation of the rewards of each group (first tries); `collapsed` is
-    the share of groups that collapsed, `seconds` what the step took, `tokens` what it sampled.
+    `values`, `spreads` and `collapsed` have, by level, the mean score, the standard deviation of the rewards, and whether it collapsed, of each
+    group (first tries); `seconds` is what the step took, `tokens` what it sampled.
     """
 
     step: int
     values: dict[int, list[float]]
     spreads: dict[int, list[float]] = field(default_factory=dict)
-    collapsed: float = 0.0
+    collapsed: dict[int, list[bool]] = field(default_factory=dict)
     seconds: float = 0.0
     tokens: int = 0
 

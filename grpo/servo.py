@@ -18,6 +18,8 @@ MOST = (
 PEAK_FADE = 0.998  # what a step leaves of the largest spread: half of it after 346 steps, because a spread worth leaving for must outlast a slow fall
 EXPLORE = 0.15  # share of prompts at the next harder level
 CLEARLY = 1.1  # another level must promise so much more before training moves there
+FLAT = 0.02  # mean spread of a level that teaches nothing: one of 16 rewards lower by 0.08
+FORGOTTEN = 0.1  # weight (in groups) of what is known no more: a full one comes to that in 93 steps
 
 
 class Servo:
@@ -28,6 +30,10 @@ class Servo:
     of the next one above those that were tried. Levels beyond are not expected anything of. Most prompts are at `level`, the most
     promising one; a share `replay` is spread over easier ones that are mastered (mean score of `mastered_at` or more); a share EXPLORE
     goes to the next harder one.
+
+    A level known to have no spread (FLAT) is left for any other, so mastered levels are passed without a stop. Where every level within
+    reach is flat, training goes to the hardest mastered one: the next above it is probed at each step, and those beyond are
+    tried again once they are forgotten.
     """
 
     ended = ""
@@ -44,11 +50,7 @@ class Servo:
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state."""
         rng = level_draws(seed, step, drawn)
-        mastered = [
-            rung
-            for rung in self.rungs
-            if rung < self.level and rung in self.known and self.known[rung][2] >= self.mastered_at
-        ]
+        mastered = [rung for rung in self.rungs if rung < self.level and self.is_mastered(rung)]
         harder = [rung for rung in self.rungs if rung > self.level][:1]
         levels = []
         for _ in range(count):
@@ -83,25 +85,34 @@ class Servo:
         reach = self.rungs[
             : 1 + max((self.rungs.index(level) + 1 for level in self.known), default=0)
         ]
-        best = max(reach, key=self.expected)
+        best = self._best(reach)
         before, promised, here = self.level, self.expected(best), self.expected(self.level)
-        if promised <= CLEARLY * here:
+        is_flat = self.is_flat(before)
+        if best == before or (not is_flat and promised <= CLEARLY * here):
             return []
+
         self.level = best
-        return [
-            Decision(
-                outcome.step,
-                before,
-                best,
-                "spread",
-                f"expected spread within groups {promised:.3f}, against {here:.3f}",
-                {
-                    "expected": promised,
-                    "left": here,
-                    "known": [[level, *self.known[level]] for level in sorted(self.known)],
-                },
-            )
-        ]
+        why = f"expected spread within groups {promised:.3f}, against {here:.3f}"
+        if is_flat:
+            why = f"the groups of level {before} have no spread (mean score {self.known[before][2]:.3f})"
+        known = [[level, *self.known[level]] for level in sorted(self.known)]
+        figures = {"expected": promised, "left": here, "known": known}
+        return [Decision(outcome.step, before, best, "spread", why, figures)]
+
+    def is_flat(self, level: int) -> bool:
+        """Return whether `level` is known to teach nothing: the rewards within its groups are equal."""
+        weight, spread, _ = self.known.get(level, (0.0, 0.0, 0.0))
+        return weight >= FORGOTTEN and spread < FLAT
+
+    def is_mastered(self, level: int) -> bool:
+        return level in self.known and self.known[level][2] >= self.mastered_at
+
+    def _best(self, reach: list[int]) -> int:
+        """Return the level within `reach` to train at."""
+        promising = [level for level in reach if not self.is_flat(level)]
+        if promising:
+            return max(promising, key=self.expected)
+        return max(filter(self.is_mastered, reach), default=reach[0])
 
     def wants_look(self, step: int) -> bool:
         """Return False: nothing hangs on held-out problems."""

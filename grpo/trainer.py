@@ -513,11 +513,10 @@ class _Clock:
 def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
     """Return the step as the curriculum sees it: first tries, but the tokens of all."""
     first = [group for group in groups if group.attempt == 0]
-    values, spreads = defaultdict(list), defaultdict(list)
+    values, spreads, collapsed = defaultdict(list), defaultdict(list), defaultdict(list)
     for group in first:
         values[group.problem.level].append(fmean(score.value for score in group.scores))
         spreads[group.problem.level].append(group.spread)
-    collapsed = fmean(group.verdict in COLLAPSED for group in first)
-    return Outcome(
-        step, dict(values), dict(spreads), collapsed, seconds, sum(group.tokens for group in groups)
-    )
+        collapsed[group.problem.level].append(group.verdict in COLLAPSED)
+    tokens = sum(group.tokens for group in groups)
+    return Outcome(step, dict(values), dict(spreads), dict(collapsed), seconds, tokens)

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -13,12 +14,13 @@ from grpo.servo import EXPLORE, Servo
 from tasks.base import UserError
 
 
-def observe(curriculum, step, values, collapsed=0.0, **figures):
-    """Let it observe a step; return the lines of what it decided."""
-    return [
-        decision.line
-        for decision in curriculum.observe(Outcome(step, values, collapsed=collapsed, **figures))
-    ]
+MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
+
+
+def observe(curriculum, step, values, collapsed=(False,), **figures):
+    """Let it observe a step whose groups at the current level `collapsed` or not; return the lines of what it decided."""
+    outcome = Outcome(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
+    return [decision.line for decision in curriculum.observe(outcome)]
 
 
 def judge(curriculum, step, mean, low):
@@ -66,32 +68,51 @@ def test_bad_rungs(text):
 
 def test_promotion_by_hand():
     ladder = Curriculum([10, 25], promote_at=0.9, window=3)
-    assert (
-        observe(ladder, 1, {10: [1.0, 1.0]}) == [] and observe(ladder, 2, {10: [1.0]}) == []
-    )  # no full window yet
+    assert observe(ladder, 1, {10: [1.0] * 26}) == []
+    assert observe(ladder, 2, {10: [0.6] * 10}) == []
     assert observe(ladder, 3, {25: [0.1]}) == []  # nothing seen of this rung
-    # mean of 1.0, 1.0 and (0.6 + 0.8) / 2 = 0.7 is exactly 0.9
-    assert observe(ladder, 4, {10: [0.6, 0.8]}) == [
-        "step 4: level 10 → 25, running mean 0.900 over 3 steps"
-    ]
+    # 46 groups in 3 steps, mean 42 / 46 = 0.913; but the interval begins at 0.828, below 0.85
+    assert observe(ladder, 4, {10: [1.0] * 10}) == []
+    # 66 groups; without the first step there would be 40, fewer than are needed, so it stays
+    (said,) = observe(ladder, 5, {10: [1.0] * 20})
+    figures = r"running mean 0.939 \[0.87\d, 0.9[67]\d\] of 66 groups in 4 steps"
+    assert re.fullmatch(f"step 5: level 10 → 25, {figures}", said)
     assert ladder.level == 25
-    assert (
-        observe(ladder, 5, {25: [1.0]}) == []
-    )  # the top has nowhere to go, and the window began anew
+    assert observe(ladder, 6, {25: [1.0] * MANY}) == []  # the window began anew
     assert not ladder.wants_look(10) and not ladder.ended
+
+
+def test_the_last_rung_has_nowhere_to_go():
+    ladder = Curriculum([10], window=1)
+    assert observe(ladder, 1, {10: [1.0] * MANY}) == [] and not ladder.ended
+
+
+@pytest.mark.parametrize("prompts", [2, 4])
+def test_few_prompts_do_not_climb_by_luck(prompts):
+    # The true mean is 0.85. By the mean of three steps alone, at least 95 of 100 such runs climb within 100 steps.
+    climbed = 0
+    for seed in range(100):
+        ladder, rng = Curriculum([10, 25], promote_at=0.9, window=3), random.Random(seed)
+        for step in range(1, 101):
+            observe(ladder, step, {10: [rng.betavariate(5.1, 0.9) for _ in range(prompts)]})
+        climbed += ladder.rung
+    assert climbed <= 5
+
+
+def test_few_prompts_climb_when_the_policy_is_good():
+    ladder, rng = Curriculum([10, 25], promote_at=0.9, window=3), random.Random(0)
+    steps = iter(range(1, 100))
+    while ladder.level == 10:
+        observe(ladder, step := next(steps), {10: [rng.betavariate(9.6, 0.4) for _ in range(4)]})
+    assert step == 12  # 46 groups by four a step
 
 
 def test_scores_of_one_rung_do_not_climb_the_next():
     ladder = Curriculum([10, 25, 50], promote_at=0.9, window=2)
-    assert (
-        observe(ladder, 1, {10: [1.0]}) == []
-        and len(observe(ladder, 2, {10: [1.0]})) == 1
-        and ladder.level == 25
-    )
-    assert observe(ladder, 3, {25: [1.0]}) == []  # one step of this rung is no window yet
-    assert observe(ladder, 4, {25: [1.0]}) == [
-        "step 4: level 25 → 50, running mean 1.000 over 2 steps"
-    ]
+    assert observe(ladder, 1, {10: [1.0] * MANY}) == []
+    assert len(observe(ladder, 2, {10: [1.0]})) == 1 and ladder.level == 25
+    assert observe(ladder, 3, {25: [1.0] * MANY}) == []  # one step of this rung is no window yet
+    assert len(observe(ladder, 4, {25: [1.0]})) == 1 and ladder.level == 50
 
 
 def test_promotion_by_held_out_score_asks_for_evidence():
@@ -116,7 +137,7 @@ def test_promotion_by_held_out_score_asks_for_evidence():
 def test_the_last_rung_is_climbed_once():
     for promote_by in ("running", "heldout"):
         ladder = Curriculum([10], promote_by=promote_by, promote_every=1, window=1, stop=True)
-        said = observe(ladder, 1, {10: [0.95]})
+        said = observe(ladder, 1, {10: [0.97] * MANY})
         if promote_by == "heldout":
             assert said == [] and ladder.wants_look(1)
             said = judge(ladder, 1, 0.95, 0.9)
@@ -129,33 +150,84 @@ def test_the_last_rung_is_climbed_once():
 
 def test_step_back_on_collapse():
     ladder = Curriculum([10, 25], window=1, collapse_at=0.9, collapse_steps=2)
-    observe(ladder, 1, {10: [1.0]})
+    observe(ladder, 1, {10: [1.0] * MANY})
     assert ladder.level == 25
-    assert observe(ladder, 2, {25: [0.5]}, 0.9) == []
-    assert observe(ladder, 3, {25: [0.5]}, 0.5) == []  # broken off: the count begins anew
-    assert observe(ladder, 4, {25: [0.5]}, 1.0) == []
-    assert observe(ladder, 5, {25: [0.5]}, 0.9) == [
-        "step 5: level 25 → 10, 2 steps with 90% of the groups collapsed"
+    most, half = [True] * 9 + [False], [True, False]
+    assert observe(ladder, 2, {25: [0.5]}, most) == []
+    assert observe(ladder, 3, {25: [0.5]}, half) == []  # broken off: the count begins anew
+    assert observe(ladder, 4, {25: [0.5]}, [True]) == []
+    assert observe(ladder, 5, {25: [0.5]}, most) == [
+        "step 5: level 25 → 10, 2 steps with 90% of the level's groups collapsed"
     ]
     for number in range(6, 12):
-        observe(ladder, number, {10: [0.0]}, 1.0)
+        observe(ladder, number, {10: [0.0]}, [True])
     assert ladder.level == 10  # below the first rung there is none
+
+
+def test_replayed_groups_do_not_hide_a_collapse():
+    ladder = Curriculum([10, 25], collapse_steps=2)
+    ladder.rung = 1
+    for step in (1, 2):
+        collapsed = {10: [False] * 4, 25: [True] * 12}  # three quarters of the step's groups
+        decisions = ladder.observe(Outcome(step, {10: [1.0], 25: [0.0]}, collapsed=collapsed))
+    assert [decision.kind for decision in decisions] == ["collapse"]
+    assert decisions[0].figures == {"steps": 2, "share": 1.0}
+
+
+def test_each_step_back_doubles_the_evidence_that_is_asked_for():
+    ladder = Curriculum([10, 25], window=1, collapse_steps=2)
+
+    def steps_until_it_moves():
+        level, steps = ladder.level, 0
+        while ladder.level == level:
+            steps += 1
+            observe(ladder, steps, {10: [1.0] * MANY, 25: [0.0] * MANY}, [level == 25])
+        return steps
+
+    # up at once; then down after 2, 4, 8 collapsed steps, and up again after 4, 8, 16 steps of practice
+    assert [steps_until_it_moves() for _ in range(7)] == [1, 2, 4, 4, 8, 8, 16]
+
+
+def test_no_look_is_made_before_the_practice_below_is_over():
+    ladder = Curriculum([10, 25], promote_by="heldout", promote_every=1, collapse_steps=2)
+    ladder.rung = 1
+    for step in (1, 2):
+        observe(ladder, step, {25: [0.0]}, [True])
+    wanted = []
+    for step in range(3, 8):
+        observe(ladder, step, {10: [1.0]})
+        wanted.append(ladder.wants_look(step))
+    assert ladder.level == 10 and wanted == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("replay", [0.0, 0.25])
+def test_a_rung_out_of_reach_is_tried_less_and_less_often(replay):
+    """A policy that masters 10 words and fails at 25, 200 steps of 16 prompts, as in training."""
+    ladder, moves = Curriculum([10, 25], replay=replay), []
+    for step in range(1, 201):
+        levels = Counter(ladder.levels_for(0, step, 16))
+        values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
+        collapsed = {level: [level == 25] * n for level, n in levels.items()}
+        moves += ladder.observe(Outcome(step, values, collapsed=collapsed))
+    assert [(move.step, move.after) for move in moves] == [
+        (3, 25), (11, 10), (27, 25), (43, 10), (75, 25), (107, 10), (171, 25)
+    ]  # fmt: skip
 
 
 def test_a_budget_counts_all_steps_of_its_rung_and_then_goes_on():
     ladder = Curriculum([10, 25], window=1, collapse_steps=1, rung_tokens=250)
     assert observe(ladder, 1, {10: [0.2]}, tokens=100) == []
-    assert observe(ladder, 2, {10: [0.95]}, tokens=100) == [
-        "step 2: level 10 → 25, running mean 0.950 over 1 steps"
-    ]
-    assert observe(ladder, 3, {25: [0.3]}, 1.0, tokens=100)[0].startswith(
+    assert observe(ladder, 2, {10: [0.95] * MANY}, tokens=100)[0].startswith(
+        "step 2: level 10 → 25, running mean 0.950 ["
+    )
+    assert observe(ladder, 3, {25: [0.3]}, [True], tokens=100)[0].startswith(
         "step 3: level 25 → 10, 1 steps with"
     )
     assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
         "step 4: level 10 → 25, the budget of the rung is spent: 270 of 250 tokens, 3 steps; its last mean score is 0.600"
     ]
     assert (
-        observe(ladder, 5, {25: [0.3]}, 1.0, tokens=100) == []
+        observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
     )  # no step back to a rung whose budget is spent
     assert observe(ladder, 6, {25: [0.4]}, tokens=50) == [
         "step 6: level 25, the budget of the last rung is spent: 250 of 250 tokens, 3 steps; its last mean score is 0.400"
@@ -246,7 +318,10 @@ def through(curriculum, steps, start=0):
     said = []
     for step, (level, value, share, spread, tokens) in enumerate(steps, start=start):
         said.append(curriculum.levels_for(0, step, 6))
-        outcome = Outcome(step, {level: [value]}, {level: [spread]}, share, tokens / 100, tokens)
+        collapsed = {curriculum.level: [share > 0.5]}
+        outcome = Outcome(
+            step, {level: [value] * 9}, {level: [spread] * 9}, collapsed, tokens / 100, tokens
+        )
         said += [decision.to_json() for decision in curriculum.observe(outcome)]
         if curriculum.wants_look(step):
             said += [
@@ -281,7 +356,8 @@ def test_no_rung_takes_more_than_its_budget_and_a_step(steps):
     for step, (level, value, share, _, tokens) in enumerate(steps):
         if ladder.ended:
             break
-        ladder.observe(Outcome(step, {level: [value]}, {}, share, tokens / 100, tokens))
+        collapsed = {ladder.level: [share > 0.5]}
+        ladder.observe(Outcome(step, {level: [value]}, {}, collapsed, tokens / 100, tokens))
     # a rung can be met again once it is spent: from the rung above, whose budget went with the step that went back; then for a step
     assert all(tokens < 500 + 300 + 300 for _, _, tokens in ladder.spent)
 
@@ -318,9 +394,52 @@ def test_the_servo_climbs(seed, count, steps):
     assert max(drawn, key=drawn.get) in (200, 500) and min(drawn[level] for level in LADDER) > 0
 
 
+@pytest.mark.parametrize("count, steps", [(16, 400), (1, 4000)])
 @pytest.mark.parametrize("dead", [(25,), (50, 100)])
-def test_a_level_that_teaches_nothing_does_not_hold_the_servo_up(dead):
-    assert lessons(Servo([10, 25, 50, 100, 200]), 400, 16, dead=dead)[0] > 200
+def test_a_level_that_teaches_nothing_does_not_hold_the_servo_up(dead, count, steps):
+    assert lessons(Servo([10, 25, 50, 100, 200]), steps, count, dead=dead)[0] > 200
+
+
+def flat(count, steps, mastered, opens=None):
+    """Train a policy whose groups have no spread: score 1 up to the level `mastered`, 0 above; the level `opens` varies from
+    step 200 on. Return the servo, the moves as (step, level), and the share of prompts that each level had."""
+    servo, moves, drawn = Servo([10, 25, 50, 100]), [], Counter()
+    for step in range(1, steps + 1):
+        levels = Counter(servo.levels_for(0, step, count))
+        drawn.update(levels)
+        values = {level: [float(level <= mastered)] * n for level, n in levels.items()}
+        varied = 0.1 * (step >= 200)
+        spreads = {level: [varied * (level == opens)] * n for level, n in levels.items()}
+        moves += [(d.step, d.after) for d in servo.observe(Outcome(step, values, spreads))]
+    return servo, moves, {level: n / drawn.total() for level, n in drawn.items()}
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_the_servo_passes_mastered_levels_without_spread(count):
+    servo, moves, _ = flat(count, 10, mastered=100)
+    assert servo.level == 100 and len(moves) <= 3
+    line = f"the groups of level {servo.rungs[0]} have no spread (mean score 1.000)"
+    first = Servo([10, 25]).observe(Outcome(1, {10: [1.0]}, {10: [0.0]}))
+    assert [d.line for d in first] == [f"step 1: level 10 → 25, {line}"]
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_the_servo_does_not_stay_where_nothing_is_earned(count):
+    servo, moves, share = flat(count, 400, mastered=10)
+    assert share[10] > 0.75 and 0.1 < share[25] < 0.2  # practised, and probed
+    assert 0 < share[50] < 0.04 and 0 < share[100] < 0.04  # tried again now and then
+    assert max(step for step, level in moves if level > 25) > 300
+    assert all(
+        level == 10 for step, level in moves if (step, level) not in moves[:3] and level <= 25
+    )
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_the_servo_goes_where_rewards_begin_to_vary(count):
+    before, _, _ = flat(count, 199, mastered=25, opens=50)
+    after, moves, _ = flat(count, 260, mastered=25, opens=50)
+    assert before.level == 25 and after.level == 50
+    assert moves[-1][1] == 50 and 200 <= moves[-1][0] < 260
 
 
 def test_the_servo_by_hand():

@@ -322,7 +322,7 @@ def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
     outcome = outcome_of(1, report.groups, seconds=2.0)
     assert (
         outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
-        and outcome.collapsed == 0.5
+        and outcome.collapsed == {1: [False, True, False, True]}
         and outcome.seconds == 2
     )
     assert outcome.spreads == {
