@@ -118,6 +118,14 @@ def counted(line: Evaluation) -> str:
     return f"n = {line['n']}"
 
 
+def exact_rate(line: Evaluation) -> str:
+    """Return the rate of exact answers of an evaluation, with its 95 % interval where that was computed."""
+    rate = f"exact {line['exact']:.3g}"
+    if "exact_low" not in line:
+        return rate
+    return f"{rate} [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
+
+
 def evaluation_line(line: Evaluation) -> str:
     """Return a line of eval.jsonl as a sentence.
 
@@ -131,7 +139,7 @@ def evaluation_line(line: Evaluation) -> str:
         else f"level {line['level']}"
     )
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
-    aside = f"{counted(line)}, {sampling}, exact {line['exact']:.3g}"
+    aside = f"{counted(line)}, {sampling}, {exact_rate(line)}"
     if line.get("truncated"):
         aside += f", truncated {line['truncated']:.3g}"
     dropped = f"; {line['dropped']} trained on, dropped" if line.get("dropped") else ""

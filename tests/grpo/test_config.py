@@ -87,6 +87,17 @@ def test_bad_values_name_their_flag(bad):
         Config(**bad)
 
 
+def test_looks_that_cannot_promote_are_refused():
+    # 0.025 ** (1 / 44) = 0.9196 and 0.025 ** (1 / 45) = 0.9213; 0.97 - 0.05 = 0.92 is asked for
+    Config(promote_by="heldout", promote_at=0.97, promote_problems=45)
+    with pytest.raises(UserError) as error:
+        Config(promote_by="heldout", promote_at=0.97, promote_problems=44)
+    assert (
+        str(error.value)
+        == "--promote-problems 44: give 45 or more: fewer cannot show --promote-at 0.97, even if all are right"
+    )
+
+
 def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
     with pytest.raises(UserError) as error:
         Config(credit="alignment", loss="gspo")

@@ -187,6 +187,7 @@ def test_step_lines_stand_in_columns():
         ({"unit": ""}, "held-out score at level 25:"),
         ({"split": "train"}, "training score at 25"),
         ({"exact": 0.995}, "exact 0.995)"),
+        ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
     ],
 )
 def test_evaluation_line_says_what_was_measured(changes, words):

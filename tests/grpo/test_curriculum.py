@@ -127,6 +127,8 @@ def test_promotion_by_held_out_score_asks_for_evidence():
         "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; 0.9 is asked for, and an interval from 0.85 on"
     ]
     assert judge(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10
+    few = {"mean": 1.0, "ci_low": 0.832, "ci_high": 1.0, "n": 20}
+    assert ladder.judge(5, few)[0].line.endswith("from 0.85 on, which takes 23 problems or more")
     assert judge(ladder, 5, 0.9, 0.85) == [
         "step 5: level 10 → 25, held-out mean 0.900 [0.850, 1.000] of 64 problems"
     ]

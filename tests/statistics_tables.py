@@ -1,0 +1,318 @@
+"""The tables behind intervals, promotions and curricula, in Markdown: `python tests/statistics_tables.py coverage`.
+
+coverage   how often the 95 % intervals hold the true value, and how wide they are
+heldout    how likely a held-out look promotes, by true mean and number of problems
+running    how likely the running mean promotes, by true mean and prompts a step
+ladder     the moves of a ladder whose second rung is out of reach
+servo      where `--curriculum auto` trains a policy whose groups do not vary
+
+Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from grpo.curriculum import PROMOTE_AT, Curriculum, is_shown
+from grpo.records import Outcome
+from grpo.servo import Servo
+from grpo.statistics import mean_bounds, rate_interval
+
+Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
+Ends = tuple[np.ndarray, np.ndarray]  # lower and upper ends of intervals
+
+
+def bernoulli(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    return (rng.random(shape) < mean).astype(float)
+
+
+def slips(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    """Most scores are 1, the others are spread around 0.5: what a nearly trained policy has."""
+    return np.where(rng.random(shape) < 2 * (1 - mean), rng.beta(2, 2, shape), 1.0)
+
+
+def halves(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    """Scores of 0, 0.5 and 1, as many of 0 as of 0.5."""
+    drawn, share = rng.random(shape), (1 - mean) / 1.5
+    return np.where(drawn < share, 0.0, np.where(drawn < 2 * share, 0.5, 1.0))
+
+
+def near(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    """All scores fall a little short: a beta distribution, of standard deviation 0.09 at 0.9."""
+    return rng.beta(10 * mean, 10 * (1 - mean), shape)
+
+
+def rare_failures(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    """Half of the loss is in a few scores of 0, half in small slips of the others."""
+    lost = (1 - mean) / 2
+    slip = 2 * lost / (1 - lost) * rng.random(shape)
+    return np.where(rng.random(shape) < lost, 0.0, 1 - slip)
+
+
+def bimodal(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
+    """Means of groups of problems that the policy mostly either solves or fails, of standard deviation 0.25 at 0.85."""
+    return rng.beta(mean, 1 - mean, shape)
+
+
+SCORES: dict[str, Draw] = {
+    "1 or beta(2, 2)": slips,
+    "0, 0.5 or 1": halves,
+    "beta, all short of 1": near,
+    "small slips, rare 0": rare_failures,
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *rows)
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+# coverage
+
+
+def wilson(means: np.ndarray, n: int) -> Ends:
+    """Return Wilson's score interval (1927) of the means of n values."""
+    z = 1.959964
+    centre = (means + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(means * (1 - means) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
+
+
+def bootstrap(values_Sn: np.ndarray, draws: int = 2000) -> Ends:
+    """Return the percentile bootstrap (Efron 1979), which this project used before."""
+    n = values_Sn.shape[1]
+    counts_nD = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=draws).T
+    means_SD = values_Sn @ (counts_nD / n)
+    low_S, high_S = np.quantile(means_SD, [0.025, 0.975], axis=1)
+    return low_S, high_S
+
+
+def binomial(n: int, rate: float) -> np.ndarray:
+    """Return the probabilities of 0 ... n successes."""
+    if rate in (0.0, 1.0):
+        return np.eye(n + 1)[round(n * rate)]
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
+    k = np.arange(n + 1)
+    log_choose = log_factorial[n] - log_factorial - log_factorial[::-1]
+    return np.exp(log_choose + k * np.log(rate) + (n - k) * np.log1p(-rate))
+
+
+def bootstrap_of_rates(n: int) -> Ends:
+    """Return the ends of the bootstrap after 0 ... n successes, without simulation."""
+    sums = np.array([np.cumsum(binomial(n, right / n)) for right in range(n + 1)])
+    low, high = ((sums < level - 1e-12).sum(axis=1) / n for level in (0.025, 0.975))
+    return low, high
+
+
+def covers(ends: Ends, value: float) -> np.ndarray:
+    low, high = ends
+    return (low <= value + 1e-12) & (value <= high + 1e-12)
+
+
+def coverage_of_rates() -> str:
+    rates, sizes = (
+        (0.5, 0.7, 0.85, 0.9, 0.95, 0.97, 0.985, 0.99, 0.995),
+        (16, 32, 64, 128, 200, 500, 1000),
+    )
+    methods: dict[int, list[Ends]] = {}
+    for n in sizes:
+        exact = np.array([rate_interval(right, n) for right in range(n + 1)]).T
+        methods[n] = [(exact[0], exact[1]), wilson(np.arange(n + 1) / n, n), bootstrap_of_rates(n)]
+
+    rows = [
+        [f"{rate:g}"]
+        + [
+            " / ".join(percent(binomial(n, rate)[covers(ends, rate)].sum()) for ends in methods[n])
+            for n in sizes
+        ]
+        for rate in rates
+    ]
+    return table(["true rate", *(f"n = {n}" for n in sizes)], rows)
+
+
+def coverage_of_scores(samples: int) -> str:
+    means, sizes = (0.5, 0.7, 0.9, 0.95, 0.97, 0.985, 0.99, 0.995), (16, 64, 200, 1000)
+    rng, rows = np.random.default_rng(0), []
+    for name, draw in SCORES.items():
+        for mean in means:
+            if name == "small slips, rare 0" and mean < 0.7:
+                continue  # the slips would not be small
+            row = [name, f"{mean:g}"]
+            for n in sizes:
+                values_Sn = draw(rng, (samples, n), mean)
+                methods = (
+                    mean_bounds(values_Sn),
+                    wilson(values_Sn.mean(axis=1), n),
+                    bootstrap(values_Sn),
+                )
+                shares = " / ".join(percent(covers(ends, mean).mean()) for ends in methods)
+                widths = " / ".join(f"{np.mean(high - low):.3f}" for low, high in methods)
+                row.append(f"{shares} ({widths})")
+            rows.append(row)
+    return table(["scores", "true mean", *(f"n = {n}" for n in sizes)], rows)
+
+
+def coverage(samples: int):
+    print("Coverage of rates in %, exactly: Clopper-Pearson (ours) / Wilson / bootstrap (before)\n")
+    print(coverage_of_rates())
+    print(
+        "\nCoverage of mean scores in %, and mean width: Gaffke (ours) / Wilson / bootstrap (before)\n"
+    )
+    print(coverage_of_scores(samples))
+
+
+# promotion
+
+
+def once(draw: Draw, mean: float, n: int, mark: float, samples: int) -> float:
+    """Return the probability that n scores show that the `mark` is reached."""
+    if draw is bernoulli:
+        passing = [is_shown(right / n, rate_interval(right, n).low, mark) for right in range(n + 1)]
+        return float(binomial(n, mean)[passing].sum())
+
+    values_Sn = draw(np.random.default_rng(0), (samples, n), mean)
+    values_Sn = values_Sn[values_Sn.mean(axis=1) >= mark]
+    if not len(values_Sn):
+        return 0.0
+    low_S, _ = mean_bounds(values_Sn)
+    means_S = values_Sn.mean(axis=1)
+    return sum(is_shown(*pair, mark) for pair in zip(means_S, low_S)) / samples
+
+
+def heldout(samples: int):
+    """Print the probability that one look passes, and that one of 3 or 10 looks does.
+
+    Looks use the same problems and the same random numbers, so a policy that does not change gets the
+    same answers each time: its probability is that of one look, however often it is checked. The
+    other columns assume that looks are independent, which is the most that repetition can do.
+    """
+    mark, means = PROMOTE_AT["heldout"], (0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995)
+    for n in (64, 128, 256):
+        rows = []
+        for mean in means:
+            chances = [
+                once(draw, mean, n, mark, samples) for draw in (bernoulli, slips, halves, near)
+            ]
+            cells = [
+                " / ".join(f"{100 * (1 - (1 - chance) ** looks):.3g}" for looks in (1, 3, 10))
+                for chance in chances
+            ]
+            rows.append([f"{mean:g}", *cells])
+        print(f"\nPromotion at {mark:g} by {n} problems, %, in 1 / 3 / 10 independent looks\n")
+        print(table(["true mean", "0 or 1", "1 or beta(2, 2)", "0, 0.5 or 1", "beta"], rows))
+
+
+def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
+    """Return the step at which a ladder climbs from its second rung by the running mean, or infinity."""
+    rng = np.random.default_rng(seed)
+    ladder = Curriculum([10, 25, 50])
+    ladder.rung = 1
+    for step in range(1, steps + 1):
+        groups = ladder.levels_for(seed, step, prompts).count(25)
+        if ladder.observe(Outcome(step, {25: draw(rng, (groups,), mean).tolist()})):
+            return step
+    return float("inf")
+
+
+def running(samples: int):
+    print(
+        "Promotion by the running mean at 0.9 (2nd rung, replay 0.25): % within 50 / 100 steps; median step\n"
+    )
+    samples = max(1, samples // 5)
+    rows = []
+    for name, draw in {"beta": near, "bimodal": bimodal, "0 or 1": bernoulli}.items():
+        for mean in (0.8, 0.85, 0.88, 0.9, 0.93, 0.96, 0.98):
+            row = [name, f"{mean:g}"]
+            for prompts in (2, 4, 8, 16):
+                steps = np.array(
+                    [climbs(draw, mean, prompts, 100, seed) for seed in range(samples)]
+                )
+                shares = " / ".join(f"{100 * (steps <= limit).mean():.0f}" for limit in (50, 100))
+                middle = np.median(steps)
+                row.append(shares + (f"; {middle:.0f}" if np.isfinite(middle) else ""))
+            rows.append(row)
+    print(table(["group means", "true mean", *(f"{n} prompts" for n in (2, 4, 8, 16))], rows))
+
+
+# curricula
+
+
+def ladder(_: int):
+    print(
+        "200 steps of 16 prompts; 10 words mastered, 25 out of reach (each of its groups collapses)\n"
+    )
+    rows = []
+    for replay in (0.0, 0.25):
+        curriculum, moves = Curriculum([10, 25], replay=replay), []
+        for step in range(1, 201):
+            levels = Counter(curriculum.levels_for(0, step, 16))
+            values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
+            collapsed = {level: [level == 25] * n for level, n in levels.items()}
+            moves += curriculum.observe(Outcome(step, values, collapsed=collapsed))
+        said = ", ".join(f"{move.step} → {move.after}" for move in moves)
+        rows.append([f"{replay:g}", str(len(moves)), said])
+    print(table(["replay", "moves", "step → level"], rows))
+
+
+def servo(_: int):
+    print("400 steps, levels 10, 25, 50, 100; no reward varies within its group\n")
+    rows = []
+    for name, mastered in {
+        "all mastered": 100,
+        "10 mastered, above 0": 10,
+        "nothing earned": 0,
+    }.items():
+        for prompts in (1, 4, 16):
+            curriculum, moves, drawn = Servo([10, 25, 50, 100]), [], Counter()
+            for step in range(1, 401):
+                levels = Counter(curriculum.levels_for(0, step, prompts))
+                drawn.update(levels)
+                values = {level: [float(level <= mastered)] * n for level, n in levels.items()}
+                spreads = {level: [0.0] * n for level, n in levels.items()}
+                moves += curriculum.observe(Outcome(step, values, spreads))
+            shares = [f"{drawn[level] / drawn.total():.3f}" for level in curriculum.rungs]
+            first = ", ".join(f"{move.step} → {move.after}" for move in moves[:4])
+            rows.append([name, str(prompts), *shares, str(len(moves)), first])
+    head = [
+        "policy",
+        "prompts",
+        *(f"share at {level}" for level in (10, 25, 50, 100)),
+        "moves",
+        "first",
+    ]
+    print(table(head, rows))
+
+
+TABLES = {
+    "coverage": coverage,
+    "heldout": heldout,
+    "running": running,
+    "ladder": ladder,
+    "servo": servo,
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--samples", type=int, default=1000, help="samples of each simulated cell")
+    options = parser.parse_args(argv)
+    TABLES[options.table](options.samples)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
