@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
-from grpo.curriculum import MARGIN, PROMOTE_AT
+from grpo.curriculum import PROMOTE_AT, is_shown
 from grpo.evaluate import (
     Sampling,
     budgets,
@@ -626,9 +626,8 @@ class Run:
 
 
 def _is_solved(line: Mapping[str, Any]) -> bool:
-    """Return whether a held-out evaluation passes the check that promotion asks for."""
-    mark = PROMOTE_AT["heldout"]
-    return line["mean"] >= mark and line["ci_low"] >= mark - MARGIN
+    """Return whether a held-out evaluation passes the test that a ladder asks for."""
+    return is_shown(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
 
 
 def check_fit(trainer: Trainer, probes: int = 16):

@@ -8,10 +8,11 @@ is several times narrower than the difference of two independent means.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 from grpo.records import Group
+from grpo.statistics import mean_interval
 from grpo.variance import COLLAPSED, REMEDIES
 
 SOLVED_STEPS = 3  # in a row with every group solved, before a held-out check may end the run
@@ -79,19 +80,6 @@ class Verdict:
         return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
 
 
-def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval for the mean of paired differences, each in [-1, 1].
-
-    The normal interval after adding one difference of +1 and one of -1, the analogue for pairs of
-    Agresti and Caffo's "plus two" (Agresti and Min 2005, doi:10.1002/sim.1781). Without these two,
-    three differences of 1 would have the interval [1, 1].
-    """
-    padded = [*differences, 1.0, -1.0]
-    half = 1.96 * stdev(padded) / len(padded) ** 0.5
-    centre = fmean(padded)
-    return max(-1.0, centre - half), min(1.0, centre + half)
-
-
 def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
     """Return the mean score of each problem of `level`, by its key."""
     return {
@@ -132,7 +120,7 @@ def reach_verdict(
         nothing = dict.fromkeys(("before", "after", "difference", "low", "high"))
         return Verdict("not measured", **figures, **nothing)
 
-    low, high = paired_interval(differences)
+    low, high = mean_interval(differences, bounds=(-1.0, 1.0))
     if low > 0:
         kind = "learned"
     elif was_solved and high >= 0:

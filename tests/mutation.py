@@ -527,9 +527,27 @@ TABLE = {
         ),
         (
             "heat only above the trigger",
-            "VarianceMonitor._adjust",
-            "collapsed >= self.trigger",
-            "collapsed > self.trigger",
+            "VarianceMonitor._adjust_temperature",
+            "lost >= self.trigger",
+            "lost > self.trigger",
+        ),
+        (
+            "failing groups raise the temperature",
+            "lost_diversity",
+            "distinct <= max(1, DIVERSITY * len(group.texts))",
+            "True",
+        ),
+        (
+            "an alarm is raised once only",
+            "VarianceMonitor._is_due",
+            "periods.bit_count() == 1",
+            "periods == 1",
+        ),
+        (
+            "one alarm hides all others",
+            "VarianceMonitor._watch_classes",
+            "self._is_due(cause)",
+            "self._is_due('any')",
         ),
         (
             "kept tokens are the wasted ones",
@@ -546,8 +564,8 @@ TABLE = {
         (
             "later tries counted",
             "VarianceMonitor.observe",
-            "(group.verdict for group in groups if group.attempt == 0)",
-            "(group.verdict for group in groups)",
+            "[group for group in groups if group.attempt == 0]",
+            "list(groups)",
         ),
     ],
     ("tasks/base.py", "tasks/test_scores.py"): [
@@ -556,6 +574,16 @@ TABLE = {
             "_within",
             "abs(number - nearest) > ROUNDING * (high - low)",
             "False",
+        ),
+    ],
+    ("grpo/verdict.py", "grpo/test_verdict.py"): [
+        ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
+        ("kept groups count as trained", "Progress.observe", "group.verdict == 'varied'", "True"),
+        (
+            "different problems are compared",
+            "reach_verdict",
+            "[after[key] - before[key] for key in shared]",
+            "[x - y for x, y in zip(after.values(), before.values())]",
         ),
     ],
     ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
@@ -632,8 +660,8 @@ TABLE = {
         (
             "rate of wrong answers",
             "summarise",
-            "rate_interval(right, n)",
-            "rate_interval(n - right, n)",
+            "rate_interval(round(sum(exact)), len(exact))",
+            "rate_interval(len(exact) - round(sum(exact)), len(exact))",
         ),
     ],
     ("grpo/statistics.py", "grpo/test_statistics.py"): [
