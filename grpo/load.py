@@ -3,6 +3,8 @@
 import copy
 import re
 import socket
+import warnings
+from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -13,8 +15,8 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
@@ -22,7 +24,6 @@ from transformers.utils import logging as transformers_logging
 from grpo.learn.finite import check_loaded
 from grpo.learn.precision import has_fast_products
 from grpo.policy import Policy
-from grpo.rollout.cache import NAME, SharedPrompt
 from tasks.base import UserError, needs
 
 STRANGERS = {
@@ -35,6 +36,7 @@ QUANTISED = {
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }  # as bitsandbytes is asked for them
 LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+NAMED = 3  # tensors that an error names of each kind
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 
@@ -85,10 +87,9 @@ def load_policy(
     model = _load_model(source, device, torch_dtype, quantise)
     where = f"--model {spec}" if source != str(weights) else source
     check_loaded(dict(model.named_parameters()), where)
-    _check_head(model, spec)
     tokenizer = load_tokenizer(source)
     if has_adapter:
-        model = PeftModel.from_pretrained(model, weights, is_trainable=True, use_safetensors=True)
+        model = _load_adapter(model, weights)
         check_loaded(dict(model.named_parameters()), str(weights))
     elif lora_rank:
         torch.manual_seed(seed)  # the adapter's first matrices are random
@@ -136,39 +137,6 @@ def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
     )
 
 
-@torch.no_grad()
-def _shares_prompts(model) -> bool:
-    """Tell whether the model hands its attention arguments through to `rollout.cache.attention`."""
-    shared = SharedPrompt(torch.tensor([1], device=model.device), 1)
-    try:
-        model.base_model(
-            input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device),
-            use_cache=False,
-            shared=shared,
-        )
-    except (TypeError, AttributeError):
-        return False
-    return len(shared.prompt) > 0
-
-
-@torch.no_grad()
-def _check_head(model, spec: str):
-    """Raise UserError unless the logits are the output layer on the last hidden state, as `Policy.head` takes them to be."""
-    tokens = torch.arange(4, device=model.device)[None]
-    extra = (
-        {}
-        if model.config._attn_implementation != NAME
-        else {"shared": SharedPrompt(torch.tensor([4], device=model.device), 4)}
-    )
-    logits = model(input_ids=tokens, use_cache=False, **extra).logits
-    hidden = model.base_model(input_ids=tokens, use_cache=False, **extra).last_hidden_state
-    if not torch.allclose(model.get_output_embeddings()(hidden), logits, atol=1e-3, rtol=1e-3):
-        raise UserError(
-            f"--model {spec}: the logits of {type(model).__name__} are more than its output layer on its last hidden state "
-            "(scaled or capped); such models are not supported"
-        )
-
-
 def resolve(spec: str) -> str:
     """Return the directory that `spec` means, or the hub id that it is. Raises UserError where there is nothing to be had."""
     if spec == "builtin":
@@ -210,40 +178,93 @@ def _loading(source: str):
     """Say in one line what `transformers` says in many of a model that is absent, damaged or incomplete."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if "gated repo" in str(error):
             raise UserError(
                 f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
         raise UserError(
-            f"--model {source}: cannot be loaded ({str(error).splitlines()[0]}); give builtin, a directory "
+            f"--model {source}: cannot be loaded ({(str(error).splitlines() or [type(error).__name__])[0]}); give builtin, a directory "
             "in Hugging Face layout, or a hub id that can be reached"
         ) from error
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
-    load = partial(
-        AutoModelForCausalLM.from_pretrained,
-        source,
-        dtype=dtype,
-        device_map={"": device},
-        **STRANGERS,
-        **_quantisation(quantise, dtype),
-    )
+    """Return the model; raises UserError unless the files hold its weights, all of them and nothing else."""
     with _loading(source):
-        try:
-            model = load(attn_implementation=NAME).eval()
-            fit = _shares_prompts(model)
-        except (
-            ValueError
-        ) as error:  # how transformers refuses an attention that an architecture does not support
-            if NAME not in str(error):
-                raise
-            fit = False
-        if not fit:
-            model = load().eval()
-    return model
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else they are logged, and the exception names none
+            **STRANGERS,
+            **_quantisation(quantise, dtype),
+        )
+    # `transformers` leaves out what may be missing (tied weights) and what a class declares as superfluous.
+    _check_tensors(
+        source,
+        type(model).__name__,
+        missing=info["missing_keys"],
+        unexpected=info["unexpected_keys"],
+        mismatched=[
+            f"{name} {list(found)} instead of {list(wanted)}"
+            for name, found, wanted in info["mismatched_keys"]
+        ],
+    )
+    return model.eval()
+
+
+def _load_adapter(model, folder: Path) -> PeftModel:
+    """Return `model` with the adapter of a checkpoint, to be trained on. Raises UserError unless the file holds it whole."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing keys, which are named below
+            adapted = PeftModel.from_pretrained(
+                model, folder, is_trainable=True, use_safetensors=True
+            )
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            found = set(file.keys())
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        mismatches = [line for line in lines if line.startswith("size mismatch")]
+        raise UserError(
+            f"{folder}: its adapter does not fit {type(model).__name__} ({(mismatches or lines or ['unreadable'])[0]}); "
+            "give the base model that it was trained on, and an adapter as save_pretrained writes it"
+        ) from error
+    expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    _check_tensors(
+        str(folder), "its adapter", missing=expected - found, unexpected=found - expected
+    )
+    return adapted
+
+
+def _check_tensors(
+    source: str,
+    what: str,
+    *,
+    missing: Iterable[str],
+    unexpected: Iterable[str],
+    mismatched: Iterable[str] = (),
+):
+    """Raise UserError if the weights of `what`, as read from `source`, are not exactly those wanted."""
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": mismatched}
+    problems = []
+    for kind, names in kinds.items():
+        names = sorted(names)
+        if names:
+            others = ", ..." if len(names) > NAMED else ""
+            problems.append(f"{len(names)} {kind} ({', '.join(names[:NAMED])}{others})")
+    if problems:
+        raise UserError(
+            f"--model {source}: the tensors there are not those of {what}: {'; '.join(problems)}; "
+            "give a folder whose weights and configuration were saved together"
+        )
 
 
 def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig]:

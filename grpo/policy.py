@@ -16,11 +16,13 @@ import torch
 from peft import PeftModel
 
 from grpo.encoding import prompt_tokens, target_length
-from grpo.learn.lean import LeanModel, agrees, checkpoint_layers, lean_model, relative_difference
+from grpo.learn.lean import LeanModel, checkpoint_layers
 from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import linear
 from grpo.memory import prompts_at_once, shape_of, update_tokens
-from grpo.rollout.cache import NAME, SharedPrompt
+from grpo.model_check import Path as ModelPath
+from grpo.model_check import choose_path
+from grpo.rollout.cache import SharedPrompt
 from grpo.rollout.captured import FusedModel
 from grpo.rollout.fused import fused_model
 from grpo.rollout.plain import PlainPrompt
@@ -47,19 +49,19 @@ class Policy:
         )
         self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
-        self.is_plain = (
-            self._causal.config._attn_implementation != NAME
-        )  # cannot share prompts: see rollout.plain
-        self.lean = None if self.is_plain else _agreeing_lean_model(self._causal)
+        self.path: ModelPath = "plain"
+        self.lean: LeanModel | None = None
+        self.logit_scale = 1.0  # what the model multiplies its output layer's logits by
         self._frozen = (
             None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
         )
         self.stops = _stop_ids(model, tokenizer)
-        self.context = getattr(self._causal.config, "max_position_embeddings", 1 << 30)
+        self.context = getattr(self.causal.config, "max_position_embeddings", 1 << 30)
         self.held = self.weight_bytes = sum(
             p.numel() * p.element_size()
             for p in (*model.parameters(), *(frozen.parameters() if frozen else ()))
         )
+        choose_path(self)
 
     @cached_property
     def fused(self) -> FusedModel | None:
@@ -67,8 +69,20 @@ class Policy:
         return fused_model(self)
 
     @property
-    def _causal(self):
+    def is_plain(self) -> bool:
+        """Whether prompts cannot be shared: see `rollout.plain`."""
+        return self.path == "plain"
+
+    @property
+    def causal(self):
+        """The model without its adapters' wrapper."""
         return self.model.get_base_model() if self.is_lora else self.model
+
+    @property
+    def inner(self):
+        """The model without its output layer."""
+        base = self.causal.base_model
+        return base if base is not self.causal else self.causal.model
 
     @property
     def device(self) -> torch.device:
@@ -156,16 +170,16 @@ class Policy:
         return before_RTH[packing.mask_RT]
 
     def _hidden(self, tokens, **arguments) -> torch.Tensor:
+        """Return the last hidden states (B, T, H), scaled so that `head` gives the model's logits."""
         if self.lean:
             return self.lean(tokens, **arguments)
-        return self._causal.base_model(
-            input_ids=tokens, use_cache=False, **arguments
-        ).last_hidden_state
+        hidden = self.inner(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
+        return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
 
     @property
     def head(self) -> torch.nn.Module:
         """The output layer, from hidden states (..., H) to logits (..., V)."""
-        return self._causal.get_output_embeddings()
+        return self.causal.get_output_embeddings()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what `head` makes of hidden states, without a gradient."""
@@ -204,7 +218,7 @@ class Policy:
     @property
     def _shape(self):
         return shape_of(
-            self._causal.config, next(self.model.parameters()).element_size(), self.lean is not None
+            self.causal.config, next(self.model.parameters()).element_size(), self.lean is not None
         )
 
     @property
@@ -235,34 +249,6 @@ class Policy:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-@torch.no_grad()
-def _agreeing_lean_model(causal) -> LeanModel | None:
-    """Return the model's lean forward pass, where it has one and the two agree on a few tokens."""
-    lean = lean_model(causal)
-    if lean is None:
-        return None
-    lean.refresh()
-    tokens = torch.arange(7, device=causal.device)[None] + 5
-    found, expected = (
-        forward(
-            tokens,
-            position_ids=tokens,
-            shared=SharedPrompt(torch.tensor([7], device=causal.device), 7),
-        )
-        for forward in (
-            lean,
-            lambda tokens, **others: (
-                causal.base_model(input_ids=tokens, use_cache=False, **others).last_hidden_state
-            ),
-        )
-    )
-    return (
-        lean
-        if agrees("lean forward pass", relative_difference(found, expected), causal.dtype)
-        else None
-    )
 
 
 def _stop_ids(model, tokenizer) -> tuple[int, ...]:

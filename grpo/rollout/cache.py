@@ -12,9 +12,11 @@ Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most 
 row, T new tokens, H query heads, K key heads, Q = H / K, D head size; M = Q * T queries of a key head, X = L + S keys.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from tasks.base import UserError
 
@@ -235,6 +237,38 @@ class SharedPrompt:
         )
 
 
+# What some architectures hand to every attention function although plain causal attention does not need it. Anything else that is
+# not None would change the result, as learned sinks (`s_aux`) and soft caps do.
+HARMLESS = frozenset(
+    {
+        "position_ids",  # the rotation has been applied already
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LocalMask:
+    """In place of a mask: a layer's attention is causal and reaches back over `size` tokens at most (a window or a chunk)."""
+
+    size: int
+
+
+def mask_of(*, local_size: int | None = None, use_vmap: bool = False, **others) -> LocalMask | None:
+    """The mask function of `transformers.AttentionMaskInterface`; returns None for a causal mask, which `attention` needs none for.
+
+    Not every architecture hands its window to its attention function; each asks here for its mask. Raises UserError for one
+    that is not causal.
+    """
+    if use_vmap or "allow_is_bidirectional_skip" in others:
+        raise UserError("--model: its attention has a mask of its own, that is not causal")
+    return None if local_size is None else LocalMask(local_size)
+
+
 def attention(
     module,
     query,
@@ -242,22 +276,41 @@ def attention(
     value,
     attention_mask,
     *,
-    scaling,
     shared,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **_,
+    **others,
 ):
     """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D), None).
 
-    Raises UserError where the model has a sliding window that the tokens outgrow: it is not applied here.
+    It is plain causal attention, and nothing that changes it is ignored: raises UserError for a mask, dropout, attention
+    that is not causal, arguments that are not known to be HARMLESS, and a sliding window that the tokens outgrow.
     """
+    unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
+    if isinstance(attention_mask, LocalMask):
+        sliding_window = min(attention_mask.size, sliding_window or attention_mask.size)
+    elif attention_mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        unknown.append("is_causal=False")
+    if unknown:
+        raise UserError(
+            f"--model: {type(module).__name__} wants {', '.join(sorted(unknown))}, which attention over shared prompts does not have"
+        )
+
     length = shared.reach(query.shape[2])
     if sliding_window and length > sliding_window:
         raise UserError(
             f"--model: its attention slides over {sliding_window} tokens, and prompt and completion have {length}; "
             "give fewer --words, or a model with full attention"
         )
-    return shared.attend(module.layer_idx, query, key, value, scaling), None
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return shared.attend(module.layer_idx, query, key, value, scale), None
 
 
 AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, mask_of)

@@ -115,7 +115,7 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
         model.run(captured.bucket(rows), T, tiles, None)
 
     seconds = time_of(run)
-    weights = sum(p.numel() for p in policy._causal.parameters()) * model.own.element_size()
+    weights = sum(p.numel() for p in policy.causal.parameters()) * model.own.element_size()
     token = 2 * len(model.blocks) * model.K * model.D * model.own.element_size()
     return (
         seconds,

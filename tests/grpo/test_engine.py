@@ -10,7 +10,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BloomConfig,
-    GraniteConfig,
     MambaConfig,
     MistralConfig,
 )
@@ -357,16 +356,6 @@ def test_a_model_that_takes_no_adapter(tmp_path):
         UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
     ):
         load_policy(str(tmp_path), device="cpu", lora_rank=4)
-
-
-def test_models_whose_logits_are_more_than_their_output_layer_are_refused(tmp_path):
-    config = GraniteConfig(**SHAPE, logits_scaling=8.0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match="the logits of GraniteForCausalLM are more than its output layer"
-    ):
-        load_policy(str(tmp_path), device="cpu")
 
 
 @pytest.mark.parametrize("wanted", [True, False])

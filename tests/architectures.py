@@ -1,0 +1,294 @@
+"""Tiny random models of many architectures, and what becomes of each: `python tests/architectures.py` prints the table of TRUST.md.
+
+The test (`test_families.py`) and the table are made from one list, ARCHITECTURES.
+"""
+
+import argparse
+import datetime
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from grpo.learn.batch import micro_batches
+from grpo.learn.update import completion_logprobs
+from grpo.load import BUILTIN, load_policy
+from grpo.policy import Policy
+from grpo.records import Group
+from grpo.rollout.engine import generate
+from grpo.rollout.sampling import sample_key
+from tasks.base import Problem, UserError
+
+# Sizes under all the names that configurations have for them; each takes those that it knows.
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim"), 96),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 3
+    ),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 256),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "mamba_n_groups"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "mamba_d_head", "mamba_head_dim"), 32),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 16),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "rotary_dim"), 16),
+    **dict.fromkeys(("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"), 4),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
+    "vocab_size": 4096,
+    "word_embed_proj_dim": 64,
+    "decoder_ffn_dim": 96,
+    "decoder_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "mamba_d_ssm": 128,
+    "mamba_chunk_size": 16,
+    "attention_chunk_size": 128,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 3,
+}
+
+OWN = object()  # in place of a size: the configuration's own value
+LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": OWN}  # keys from a latent vector
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
+EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model type of `transformers`, how it is expected to run ("lean", "shared", "plain") or a part of why it is refused, and what its
+    configuration has beside SIZES."""
+
+    kind: str
+    outcome: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""
+    is_slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, {self.variant}" if self.variant else self.kind
+
+
+def _all(
+    outcome: str, kinds: str, changes: dict | None = None, is_slow=False
+) -> list[Architecture]:
+    return [Architecture(kind, outcome, changes or {}, is_slow=is_slow) for kind in kinds.split()]
+
+
+CONVOLUTIONS = ["conv", "full_attention", "conv"]
+ARCHITECTURES = [
+    *_all("lean", "llama qwen2 qwen3"),
+    Architecture("mistral", "lean", {"sliding_window": None}, "full attention"),
+    # Attention alone
+    *_all("shared", "mistral gemma gemma3_text phi phi3 gpt2 gpt_neox gpt_bigcode opt biogpt ctrl"),
+    *_all("shared", "starcoder2 persimmon olmo olmo2 olmo3 glm glm4 helium arcee smollm3 ernie4_5"),
+    *_all("shared", "exaone4 hunyuan_v1_dense seed_oss apertus bitnet ministral llama4_text"),
+    *_all("plain", "bloom mpt codegen gptj xglm stablelm nemotron diffllama openai-gpt"),
+    *_all(
+        "shared", "aria_text cwm fuyu hyperclovax jais2 ministral3 gpt-sw3 whisper", is_slow=True
+    ),
+    *_all("shared", "minimax_m3_vl_text gemma4_text", is_slow=True),
+    *_all("plain", "gpt_neox_japanese granite_swa inkling_text hrm_text mbart mvp", is_slow=True),
+    *_all("plain", "plbart trocr marian blenderbot-small moshi", is_slow=True),
+    *_all("plain", "bart blenderbot bigbird_pegasus pegasus", is_slow=True),
+    Architecture("falcon", "plain", {"head_dim": OWN}),
+    Architecture("falcon", "plain", {"head_dim": OWN, "alibi": True}, "ALiBi"),
+    Architecture("falcon", "plain", {"head_dim": OWN, "new_decoder_architecture": True}, "40B"),
+    # Logits times a constant
+    *_all("shared", "cohere cohere2 granite granitemoe granitemoeshared"),
+    # Experts
+    *_all("shared", "mixtral qwen2_moe qwen3_moe phimoe olmoe glm4_moe dots1 minimax_m2"),
+    *_all("shared", "ernie4_5_moe"),
+    *_all("plain", "jetmoe gpt_oss"),
+    *_all("shared", "exaone_moe flex_olmo hunyuan_v1_moe hy_v3 laguna mellum", is_slow=True),
+    *_all("shared", "solar_open", is_slow=True),
+    *_all("plain", "afmoe deepseek_v4 granitemoe_swa hy_v4 mimo_v2_flash", is_slow=True),
+    Architecture("zaya", "plain", {"num_experts_per_tok": 1}, is_slow=True),
+    Architecture(
+        "dbrx",
+        "shared",
+        {
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    # Windows and chunks that the sequences outgrow
+    Architecture("mistral", "plain", {"sliding_window": 16}, "window of 16"),
+    Architecture("gemma3_text", "plain", {"sliding_window": 16}, "window of 16"),
+    Architecture("llama4_text", "plain", {"attention_chunk_size": 16}, "chunks of 16"),
+    Architecture(
+        "gpt_neo",
+        "plain",
+        {"attention_types": [[["global", "local", "global"], 1]], "window_size": 16},
+    ),
+    # Keys from a latent vector
+    *_all("plain", "deepseek_v2 deepseek_v3", LATENT),
+    *_all("plain", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT, is_slow=True),
+    *_all("plain", "minicpm3 youtu", LATENT, is_slow=True),
+    # States and convolutions
+    *_all("plain", "mamba falcon_mamba falcon_h1 rwkv"),
+    *_all("plain", "qwen3_next qwen3_5_text minimax", {"layer_types": EVERY_SECOND}),
+    *_all("plain", "qwen3_5_moe_text", {"layer_types": EVERY_SECOND}, is_slow=True),
+    *_all("plain", "olmo_hybrid", is_slow=True),
+    Architecture("lfm2", "plain", {"layer_types": CONVOLUTIONS}),
+    Architecture("lfm2_moe", "plain", {"layer_types": CONVOLUTIONS}, is_slow=True),
+    Architecture("bamba", "plain", {"attn_layer_indices": [1]}),
+    Architecture("granitemoehybrid", "plain", {"layer_types": ["mamba", "attention", "mamba"]}),
+    Architecture("jamba", "plain", {"attn_layer_offset": 1, "attn_layer_period": 2}),
+    Architecture("zamba", "plain", HYBRID),
+    Architecture(
+        "mamba2", "plain", {"num_heads": 4, "head_dim": 32, "n_groups": 1, "chunk_size": 16}
+    ),
+    Architecture(
+        "nemotron_h",
+        "plain",
+        {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]},
+        is_slow=True,
+    ),
+    # Refused
+    *_all("capped", "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
+    *_all("not causal", "doge"),
+    Architecture("xlstm", "capped", {"v_head_dim": OWN}),
+    Architecture(
+        "gemma3n_text",
+        "capped",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 0,
+        },
+        is_slow=True,
+    ),
+]
+
+
+def config_of(architecture: Architecture):
+    """Return its tiny configuration."""
+    kind = CONFIG_MAPPING[architecture.kind]
+    known = kind()
+    sizes = {
+        name: value
+        for name, value in SIZES.items()
+        if name in known.to_dict() or hasattr(known, name)
+    }
+    sizes |= architecture.changes
+    return kind(**{name: value for name, value in sizes.items() if value is not OWN})
+
+
+def write(architecture: Architecture, folder: Path):
+    """Write a random model and the embedded tokenizer into `folder`."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(architecture))
+    for parameter in model.parameters():
+        if (
+            parameter.ndim == 1
+        ):  # norms, biases, sinks: 0 or 1 in a new model, which would hide them
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an architecture runs ("lean", "shared", "plain") and the largest differences to the model itself, in nats; or why it is refused."""
+
+    path: str
+    sampler: float = 0.0
+    trainer: float = 0.0
+    reason: str = ""
+
+
+def outcome_of(architecture: Architecture, folder: Path) -> Outcome:
+    """Load it as a user does, sample, and compare with a freshly loaded, unmodified model, each sequence alone."""
+    write(architecture, folder)
+    try:
+        policy = load_policy(str(folder), device="cpu", dtype="float32")
+    except UserError as error:
+        return Outcome("refused", reason=str(error))
+    policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places
+
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        tuple(torch.randint(4096, (length,), generator=generator).tolist())
+        for length in (25, 3, 14)
+    ]
+    keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(3)] for prompt in range(3)]
+    groups = generate(policy, prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
+    trained = trained_logprobs(policy, prompts, groups)
+
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sampler = trainer = 0.0
+    for prompt, completions, rows in zip(prompts, groups, trained.split(3), strict=True):
+        for completion, row in zip(completions, rows, strict=True):
+            expected = own_logprobs(plain, prompt, completion.tokens)
+            sampler = max(
+                sampler, (torch.tensor(completion.logprobs) - expected).abs().max().item()
+            )
+            trainer = max(trainer, (row[: len(expected)] - expected).abs().max().item())
+    return Outcome(policy.path, sampler, trainer)
+
+
+@torch.no_grad()
+def own_logprobs(model, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """Return the log-probabilities (T,) of `tokens` after `prompt` under a `transformers` model."""
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
+    """Return the log-probabilities (R, T) of the update, after a backward pass that must leave gradients."""
+    problem = Problem("any", 1, "", "", "")
+    groups = [
+        Group(i, problem, prompt, 1.0, answers, advantages=[1.0, -1.0, 0.5])
+        for i, (prompt, answers) in enumerate(zip(prompts, completions, strict=True))
+    ]
+    (batch,) = micro_batches(groups, "grpo", micro_tokens=0, max_length=14, device=policy.device)
+    logp_RT, _ = completion_logprobs(policy, batch)
+    logp_RT.sum().backward()
+    gradients = [parameter.grad for parameter in policy.parameters if parameter.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert sum(gradient.abs().sum() > 0 for gradient in gradients) > len(gradients) / 2
+    return logp_RT.detach()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="model types (default: all)")
+    names = parser.parse_args().names
+    transformers_logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    print(f"{datetime.date.today()}, {versions}\n")
+    print("| architecture | path | sampler | trainer | refused because |\n|---|---|---|---|---|")
+    for architecture in ARCHITECTURES:
+        if names and architecture.kind not in names:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = outcome_of(architecture, Path(folder))
+        if outcome.reason:
+            reason = outcome.reason.split(" is not supported: ")[-1].split("; give")[0]
+            print(f"| {architecture.name} | refused | | | {reason} |", flush=True)
+        else:
+            figures = f"{outcome.sampler:.1e} | {outcome.trainer:.1e}"
+            print(f"| {architecture.name} | {outcome.path} | {figures} | |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

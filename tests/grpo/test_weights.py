@@ -1,0 +1,205 @@
+"""Weights that are missing, renamed, superfluous or of another shape are refused by name; whole ones are loaded."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_tiny_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import eval as evaluation
+import train
+from grpo.load import load_policy
+from tasks.base import UserError
+
+UP = "model.layers.0.mlp.up_proj.weight"
+NORM = "model.norm.weight"
+
+
+def renamed(tensors):
+    tensors["model.layers.0.mlp.upward.weight"] = tensors.pop(UP)
+
+
+def missing(tensors):
+    for layer in range(2):
+        for name in ("gate_proj", "up_proj"):
+            del tensors[f"model.layers.{layer}.mlp.{name}.weight"]
+
+
+def extra(tensors):
+    tensors["value_head.weight"] = torch.zeros(64)
+
+
+def reshaped(tensors):
+    tensors[NORM] = torch.ones(32)
+
+
+def emptied(tensors):
+    tensors.clear()
+
+
+# What is done to the file, and what must be said of it.
+DAMAGES = [
+    (renamed, f"1 missing ({UP}); 1 unexpected (model.layers.0.mlp.upward.weight)"),
+    (
+        missing,
+        f"4 missing (model.layers.0.mlp.gate_proj.weight, {UP}, model.layers.1.mlp.gate_proj.weight, ...)",
+    ),
+    (extra, "1 unexpected (value_head.weight)"),
+    (reshaped, f"1 of another shape ({NORM} [32] instead of [64])"),
+    (
+        emptied,
+        "21 missing (lm_head.weight, model.embed_tokens.weight, model.layers.0.input_layernorm.weight, ...)",
+    ),
+]
+
+
+def change(path, damage):
+    tensors = load_file(path)
+    damage(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def one_line(error) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("damage, said", DAMAGES)
+def test_tensors_that_are_not_the_models_are_named(tiny_model, tmp_path, damage, said):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    change(folder / "model.safetensors", damage)
+    with pytest.raises(UserError) as error:
+        load_policy(str(folder), device="cpu")
+    assert one_line(error).startswith(
+        f"--model {folder}: the tensors there are not those of LlamaForCausalLM: {said}; give a folder"
+    )
+
+
+@pytest.mark.parametrize("damage, said", DAMAGES[:1])
+def test_a_checkpoint_and_the_reference_beside_it_are_looked_at_too(
+    tiny_model, tmp_path, damage, said
+):
+    load_policy(str(tiny_model), device="cpu").save(tmp_path / "saved")
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    weights = tmp_path / "saved"
+    assert load_policy(str(base), device="cpu", weights=weights, keep_reference=True)
+
+    change(base / "model.safetensors", damage)
+    assert load_policy(str(base), device="cpu", weights=weights)  # its base is not read
+    with pytest.raises(UserError, match=re.escape(f"--model {base}: ") + ".*" + re.escape(said)):
+        load_policy(str(base), device="cpu", weights=weights, keep_reference=True)
+
+    change(weights / "model.safetensors", damage)
+    with pytest.raises(UserError, match=re.escape(f"--model {weights}: ") + ".*" + re.escape(said)):
+        load_policy(str(tiny_model), device="cpu", weights=weights)
+
+
+def test_a_file_of_no_bytes_and_a_shard_that_is_absent(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be loaded") as error:
+        load_policy(str(folder), device="cpu")
+    one_line(error)
+
+    (folder / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(folder, max_shard_size="50KB")
+    assert load_policy(str(folder), device="cpu")
+    (folder / "model-00002-of-00006.safetensors").unlink()
+    with pytest.raises(UserError, match="model-00002-of-00006.safetensors") as error:
+        load_policy(str(folder), device="cpu")
+    one_line(error)
+
+
+def test_a_tied_head_may_be_missing_and_old_buffers_may_be_there(tiny_model, tmp_path):
+    assert "lm_head.weight" not in load_file(tiny_model / "model.safetensors")
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+
+    def older(tensors):
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+
+    change(folder / "model.safetensors", older)
+    assert load_policy(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("main", [train.main, evaluation.main])
+def test_programs_end_with_status_2_and_one_line(tmp_path, monkeypatch, capsys, main):
+    monkeypatch.chdir(tmp_path)
+    make_tiny_model(tmp_path / "model")
+    change(tmp_path / "model" / "model.safetensors", missing)
+    assert main(["--model", "model", "--words", "6"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and "--model model: the tensors there are not those" in lines[0]
+
+
+# Adapters
+
+
+LORA = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+
+
+def adapter_lacks(tensors):
+    del tensors[LORA]
+
+
+def adapter_renamed(tensors):
+    tensors[LORA.replace("up_proj", "upward")] = tensors.pop(LORA)
+
+
+def adapter_of_another_rank(tensors):
+    tensors[LORA] = torch.zeros(96, 8)
+
+
+def adapter_emptied(tensors):
+    tensors.clear()
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("adapter")
+    load_policy(str(tiny_model), device="cpu", lora_rank=4).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (adapter_lacks, f"1 missing ({LORA})"),
+        (
+            adapter_renamed,
+            f"1 missing ({LORA}); 1 unexpected ({LORA.replace('up_proj', 'upward')})",
+        ),
+        (
+            adapter_of_another_rank,
+            "size mismatch for base_model.model.model.layers.0.mlp.up_proj.lora_B",
+        ),
+        (
+            adapter_emptied,
+            "28 missing (base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, ",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_an_adapter_is_loaded_whole_or_refused(tiny_model, adapter, tmp_path, damage, said):
+    weights = shutil.copytree(adapter, tmp_path / "adapter")
+    assert load_policy(str(tiny_model), device="cpu", weights=weights).is_lora
+    change(weights / "adapter_model.safetensors", damage)
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        load_policy(str(tiny_model), device="cpu", weights=weights)
+    assert str(weights) in one_line(error)
+
+
+def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, adapter, tmp_path):
+    other = make_tiny_model(tmp_path / "other", layers=1)
+    with pytest.raises(UserError, match="14 unexpected .*layers.1") as error:
+        load_policy(str(other), device="cpu", weights=adapter)
+    one_line(error)
+
+    weights = shutil.copytree(adapter, tmp_path / "adapter")
+    (weights / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match="its adapter does not fit") as error:
+        load_policy(str(tiny_model), device="cpu", weights=weights)
+    one_line(error)

@@ -1,0 +1,41 @@
+"""Every architecture of `architectures.py` runs as the unmodified model does, for sampler and trainer, or is refused in one line."""
+
+import pytest
+from architectures import ARCHITECTURES, Architecture, outcome_of
+from transformers.utils import logging as transformers_logging
+
+TOLERANCE = 1e-4  # nats
+PATHS = ("lean", "shared", "plain")
+
+
+def _cases() -> list:
+    return [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.is_slow else [])
+        for each in ARCHITECTURES
+    ]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    transformers_logging.set_verbosity_error()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of some architectures' own code
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("architecture", _cases())
+def test_it_runs_as_the_unmodified_model_or_is_refused(tmp_path, architecture: Architecture):
+    outcome = outcome_of(architecture, tmp_path)
+
+    if architecture.outcome in PATHS:
+        assert outcome.path == architecture.outcome
+        assert outcome.sampler <= TOLERANCE and outcome.trainer <= TOLERANCE
+    else:
+        assert outcome.path == "refused" and architecture.outcome in outcome.reason
+        assert f"--model {tmp_path}: " in outcome.reason and "\n" not in outcome.reason
+
+
+def test_there_are_enough_of_them():
+    by_default = [each for each in ARCHITECTURES if not each.is_slow]
+    kinds = {each.kind for each in by_default}
+    running = {each.kind for each in by_default if each.outcome in PATHS}
+    assert len(kinds) >= 60 and len(running) >= 45
