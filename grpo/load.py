@@ -17,7 +17,13 @@ from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
@@ -194,6 +200,12 @@ def _loading(source: str):
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
     """Return the model; raises UserError unless the files hold its weights, all of them and nothing else."""
+    config = load_shape(source)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        raise UserError(
+            f"--model {source}: {config.model_type} is {kind}; give a decoder-only language model"
+        )
     with _loading(source):
         model, info = AutoModelForCausalLM.from_pretrained(
             source,

@@ -1,0 +1,263 @@
+"""The comparison with the unmodified model: what it lets pass, what it falls back from, and what it refuses by name."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, write
+from conftest import make_tiny_model
+from families import SHAPE, VOCABULARY, rollout
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    Gemma2Config,
+    GraniteConfig,
+    MixtralConfig,
+    PhimoeConfig,
+)
+
+from grpo import model_check
+from grpo.load import BUILTIN, load_policy
+from grpo.model_check import EXACT, ROUGH, _between, _factor, choose_path, probe_of
+from grpo.policy import Policy
+from grpo.rollout import cache
+from tasks.base import UserError
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)
+
+
+def model_of(config, dtype=torch.float32):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
+def policy_of(config, dtype=torch.float32):
+    return Policy(model_of(config, dtype), TOKENIZER, name="odd")
+
+
+def saved(kind, folder):
+    """Write the model that `architectures` has of this kind."""
+    write(next(each for each in ARCHITECTURES if each.kind == kind), folder)
+    return str(folder)
+
+
+def refused(model) -> str:
+    with pytest.raises(UserError) as error:
+        Policy(model, TOKENIZER, name="odd")
+    said = str(error.value)
+    assert said.startswith(f"--model odd: {type(model).__name__} is not supported: ")
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_embedded_model_takes_the_fastest_path(dtype, lora_rank):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=lora_rank)
+    assert policy.path == "lean" and policy.lean is not None and not policy.is_plain
+
+
+def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
+    probe = probe_of(50)
+    assert probe == probe_of(50)
+    tokens = [token for c in range(4) for token in probe.sequence(c)]
+    assert max(tokens) < 50 and len(set(tokens)) > 20
+    assert len(probe.prompts[0]) != len(probe.prompts[1])
+    assert len(set(map(len, probe.completions))) > 2
+
+
+# What the registered attention function is given
+
+
+def attend(**arguments):
+    """Call it with one token, as a layer does."""
+    shared = SimpleNamespace(reach=lambda new: 9, attend=lambda *arguments: "attended")
+    heads = torch.zeros(1, 2, 1, 4)
+    module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
+    mask = arguments.pop("mask", None)
+    return cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scaling": 1.0, "dropout": 0.0, "is_causal": True},
+        {"s_aux": None, "softcap": None, "position_bias": None},
+        {"position_ids": torch.zeros(1), "use_cache": False, "output_attentions": False},
+        {"sliding_window": 9},
+        {"mask": cache.LocalMask(9)},
+        {"module": {"is_causal": False}, "is_causal": True},
+    ],
+)
+def test_attention_takes_what_does_not_change_it(arguments):
+    assert attend(**arguments) == "attended"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"s_aux": torch.zeros(2)}, "wants s_aux"),
+        ({"softcap": 50.0, "position_bias": torch.zeros(1)}, "wants position_bias, softcap"),
+        ({"something_new": False}, "wants something_new"),
+        ({"dropout": 0.1}, "wants dropout"),
+        ({"is_causal": False}, "wants is_causal=False"),
+        ({"module": {"is_causal": False}}, "wants is_causal=False"),
+        ({"mask": torch.zeros(1)}, "wants attention_mask"),
+        ({"sliding_window": 8}, "slides over 8 tokens, and prompt and completion have 9"),
+        ({"mask": cache.LocalMask(8)}, "slides over 8 tokens"),
+        ({"mask": cache.LocalMask(8), "sliding_window": 20}, "slides over 8 tokens"),
+    ],
+)
+def test_attention_refuses_what_would_change_it(arguments, said):
+    with pytest.raises(UserError, match=said):
+        attend(**arguments)
+
+
+def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
+    policy = policy_of(PhimoeConfig(**SHAPE, num_local_experts=2, sliding_window=50))
+    assert policy.path == "shared"
+    with pytest.raises(UserError, match="slides over 50 tokens, and prompt and completion have 51"):
+        rollout(policy, budget=60)
+
+
+# What is noticed
+
+
+def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
+    def swallowing(*arguments, s_aux=None, **others):
+        return cache.attention(*arguments, **others)
+
+    AttentionInterface.register(cache.NAME, swallowing)
+    try:
+        policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
+    finally:
+        AttentionInterface.register(cache.NAME, cache.attention)
+    assert policy.path == "plain"
+    assert policy.causal.config._attn_implementation != cache.NAME
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
+def test_a_layer_with_a_state_of_its_own_is_noticed_in_each_precision(tmp_path, kind, dtype):
+    assert load_policy(saved(kind, tmp_path), device="cpu", dtype=dtype).path == "plain"
+
+
+@pytest.mark.parametrize("method", ["prefill", "extend", "predict"])
+@pytest.mark.parametrize("size", [1e-2, float("nan")])
+def test_an_error_in_each_call_of_the_policy_is_noticed(tmp_path, monkeypatch, method, size):
+    """A thousandth of a hidden state, in the last place of all; or what is not a number."""
+    right = getattr(Policy, method)
+
+    def wrong(self, *arguments):
+        result = right(self, *arguments)
+        if self.path != "plain":
+            hidden = result[0] if method == "prefill" else result
+            hidden.view(-1, hidden.shape[-1])[-1] *= 1 + size * torch.arange(64)
+        return result
+
+    folder = str(make_tiny_model(tmp_path))
+    monkeypatch.setattr(Policy, method, wrong)
+    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
+        assert load_policy(folder, device="cpu").path == "plain"
+
+
+def test_rounding_of_experts_in_bfloat16_passes():
+    """A few places differ by much, as another expert is taken there."""
+    config = MixtralConfig(
+        **(SHAPE | {"num_hidden_layers": 16, "initializer_range": 0.08}), num_local_experts=8
+    )
+    assert policy_of(config, torch.bfloat16).path == "shared"
+
+
+def test_differences_by_hand():
+    expected = torch.tensor([[0.0, 2.0], [0.0, -torch.inf], [1.0, 3.0]])
+    found = torch.tensor([[0.1, 2.0], [0.4, -torch.inf], [1.3, 3.3]])
+    assert _between(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
+    # The median is 0.2; the deviations are 1, 0 and 1, 2/3 in the mean.
+    assert _between(found, expected, True) == pytest.approx(0.2 / (2 / 3))
+    for is_rough, tolerance in ((False, EXACT), (True, ROUGH)):
+        assert not _between(found * torch.nan, expected, is_rough) <= tolerance
+    assert _between(found.nan_to_num(), expected, False) == torch.inf
+
+
+# Logits that are more than the output layer's
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_times_a_constant_are_supported(dtype):
+    policy = policy_of(GraniteConfig(**SHAPE, logits_scaling=8.0), dtype)
+    assert policy.path == "shared" and policy.logit_scale == pytest.approx(1 / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_capped_logits_are_refused(dtype):
+    config = Gemma2Config(**SHAPE, head_dim=32, final_logit_softcapping=10.0)
+    assert "(capped or transformed)" in refused(model_of(config, dtype))
+
+
+def test_a_constant_factor_is_found_and_nothing_else_is_one():
+    part = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    assert _factor(part, part, False) == 1.0
+    assert _factor(part / 16, part, False) == pytest.approx(1 / 16)
+    assert _factor(part.tanh(), part, False) is None and _factor(part + 1, part, True) is None
+    assert _factor(part[:, :4], part, False) is None
+
+
+# What no path has
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    config = BertConfig(**(SHAPE | {"num_key_value_heads": 4}), is_decoder=False)
+    assert "depend on later tokens" in refused(model_of(config))
+
+
+def test_a_model_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model.model.layers[0].mlp.register_forward_hook(lambda module, _, x: x - 0.5 * x.flip(0))
+    with pytest.warns(UserWarning, match="lean forward pass"):
+        assert "depend on the other sequences of the batch" in refused(model)
+
+
+def test_what_goes_wrong_in_the_model_itself_is_named(tmp_path, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+
+    def fails(*_, **__):
+        raise TypeError("missing 1 required argument: 'token_type_ids'\nand more")
+
+    monkeypatch.setattr(model, "forward", fails)
+    said = refused(model)
+    assert "on token ids alone (TypeError: missing 1 required argument: 'token_type_ids')" in said
+
+
+def test_an_encoder_decoder_is_refused(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=16
+    )
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=": t5 is an encoder-decoder; give a decoder-only") as error:
+        load_policy(str(tmp_path), device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_not_numbers_are_named_as_such(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(UserError, match="--model odd: its logits are not finite: the weights are"):
+        Policy(model, TOKENIZER, name="odd")
+
+
+def test_no_memory_is_not_taken_for_a_disagreement(tiny_policy, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(model_check, "_rolled_out", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_path(tiny_policy)
