@@ -6,7 +6,7 @@ import socket
 import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import getproxies
