@@ -586,6 +586,36 @@ TABLE = {
             "[x - y for x, y in zip(after.values(), before.values())]",
         ),
     ],
+    ("grpo/sources.py", "test_resume.py"): [
+        ("changed sources accepted unasked", "check", "set(found) <= set(accept)", "True"),
+    ],
+    ("grpo/sources.py", "grpo/test_sources.py"): [
+        ("one page of each tensor", "_places", "(last - start) * i // (PAGES - 1)", "0"),
+    ],
+    ("grpo/run.py", "test_resume.py"): [
+        (
+            "settings taken from config.yaml as they are",
+            "Run.check_sources",
+            "self.sources | {'config': found}",
+            "self.sources",
+        ),
+    ],
+    ("data/streams.py", "test_lost_console.py::test_a_lost_console_does_not_lose_the_run"): [
+        (
+            "what is buffered is written when the interpreter ends",
+            "Lasting._attempt",
+            "self._point_to_nothing()",
+            "pass",
+        ),
+    ],
+    ("grpo/interrupt.py", "test_lost_console.py::test_under_nohup_a_hangup_is_nothing"): [
+        (
+            "a hangup counts under nohup",
+            "Interrupt.__enter__",
+            "HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN",
+            "HANGUP",
+        ),
+    ],
     ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
         (
             "back to a rung without a budget",
