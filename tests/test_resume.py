@@ -11,7 +11,7 @@ from conftest import make_tiny_model
 import data.corpus
 import eval as evaluation
 import train
-from grpo import export
+from grpo import export, sources
 from grpo.store import checkpoint as store
 from tasks import audit
 from tasks.base import load_task, problem_at
@@ -191,6 +191,18 @@ def test_all_changes_stand_in_one_line(here, capsys):
     assert "base: model.safetensors " in line and "corpus: tale-new " in line
     assert "; config: learning_rate " in line
     assert line.endswith("--accept-changes base,corpus,config")
+
+
+def test_a_base_that_comes_from_the_hub_is_compared_once_it_is_on_disk(here, capsys, monkeypatch):
+    """Before the model is loaded nobody knows its files; after that nothing has been written yet."""
+    folder_of, answers = sources._folder_of, iter([None])
+    monkeypatch.setattr(sources, "_folder_of", lambda model: next(answers, folder_of(model)))
+    replace_weights()
+    before = everything(here)
+    (line,) = said_by(capsys, *resume("lora")).err.splitlines()
+    assert "changed since it was saved: base: model.safetensors " in line
+    changed = {path.name for path, state in everything(here).items() if state != before[path]}
+    assert changed <= {".lock"}
 
 
 def test_nothing_changed_and_what_resume_may_change(here, capsys):

@@ -162,6 +162,22 @@ def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, 
     assert trainer.done == 1
 
 
+def test_a_master_that_is_not_finite_is_named_by_its_weight(tiny_model):
+    trainer = trainer_for(load_policy(str(tiny_model), device="cpu", dtype="bfloat16"))
+    trainer.step()
+    step, masters = trainer.optimizer.inner.step, trainer.optimizer.masters
+    names = [name for name, _ in trainer.policy.model.named_parameters()]
+
+    @torch.no_grad()
+    def spoiling():
+        step()
+        masters[names.index(WEIGHT)].view(-1)[7] = math.nan
+
+    trainer.optimizer.inner.step = spoiling
+    with pytest.raises(FloatingPointError, match=f"step {WEIGHT} is not finite .1 of 6,144"):
+        trainer.step()
+
+
 def test_every_tensor_that_is_not_finite_is_counted(tiny_policy):
     trainer = trainer_for(tiny_policy)
     spoil(trainer, WEIGHT, math.nan)
