@@ -28,12 +28,12 @@ MARGIN = 0.05
 
 
 def is_shown(mean: float, low: float, mark: float) -> bool:
-    """Return whether a mean score whose 95 % interval begins at `low` shows that the `mark` is reached."""
+    """Return whether a mean whose 95 % interval begins at `low` shows that `mark` is reached."""
     return mean >= mark and low >= mark - MARGIN
 
 
 def problems_needed(mark: float) -> int:
-    """Return how many problems can show that `mark` is reached, if all of them are answered right."""
+    """Return how many problems it takes to show that `mark` is reached, if all are solved."""
     return least_n(mark - MARGIN)
 
 
@@ -90,20 +90,26 @@ def level_draws(seed: int, step: int, drawn: int) -> random.Random:
 class Curriculum:
     """The level of each prompt of a step. One rung is a fixed level.
 
-    The next rung is reached at a mean score of `promote_at` on this one, if the mean's 95 % interval begins no more than MARGIN below.
-    By `promote_by` "running" that is the mean over the groups of the last `window` steps, or of as many more as it takes to have
-    `least_groups` of them; a group counts once, because its completions share their problem. By "heldout" it is the mean of a look, an
-    evaluation on held-out problems every `promote_every` steps, once the running mean is within MARGIN of the mark. With `stop` the last
-    rung is climbed likewise, and then the run has `ended`.
+    Promotion: the next rung is reached at a mean score of `promote_at` on this one, if the mean's
+    95 % interval begins no more than MARGIN below. By `promote_by` "running" that is the mean over
+    the groups of the last `window` steps, or of as many more as it takes to have `least_groups`; a
+    group counts once, because its completions share their problem. By "heldout" it is the mean of a
+    look: an evaluation on held-out problems every `promote_every` steps, once the running mean is
+    within MARGIN of the mark. With `stop` the last rung is climbed likewise, and then the run has
+    `ended`.
 
-    A share `replay` of the prompts comes from earlier rungs, most from those whose last known score is lowest. When `collapse_at` or more of
-    the current rung's groups collapse for `collapse_steps` steps in a row, training goes one rung back, unless that rung's budget is spent.
-    Each step back doubles the evidence that is asked for about the rung that was left: twice as many collapsed steps before
-    the next step back, and as many steps of practice below before it is climbed to again. So a rung that stays out of
-    reach is tried less and less often.
+    Replay: a share `replay` of the prompts comes from earlier rungs, most from those whose last
+    known score is lowest.
 
-    A rung's budget, `rung_seconds` of steps or `rung_tokens` sampled (0: none), counts all the steps ever made on it; once it is spent, training
-    goes on to the next rung, and on the last one the run has `ended`.
+    Step back: when `collapse_at` or more of the current rung's groups collapse for `collapse_steps`
+    steps in a row, training goes one rung back, unless that rung's budget is spent. Each step back
+    from a rung doubles the evidence asked for: twice as many collapsed steps before the next step
+    back, and as many steps of practice below before the rung is tried again. So a rung that stays
+    out of reach is tried less and less often.
+
+    Budget: `rung_seconds` of steps or `rung_tokens` sampled (0: none) count all the steps ever made
+    on a rung. Once one is spent, training goes on to the next rung; on the last one the run has
+    `ended`.
     """
 
     def __init__(
@@ -193,12 +199,12 @@ class Curriculum:
         ]
 
     def _collapsed_share(self, outcome: Outcome) -> float:
-        """Return the share of the current level's groups that collapsed; replayed ones say nothing about it."""
+        """Return the share of the current level's groups that collapsed; replayed ones do not count."""
         groups = outcome.collapsed.get(self.level)
         return fmean(groups) if groups else 0.0
 
     def _patience(self, rung: int) -> int:
-        """Return how many steps count as evidence about a rung: doubled by each step back from it."""
+        """Return how many steps are evidence about a rung; each step back from it doubles them."""
         return self.collapse_steps * 2 ** self.backs[rung]
 
     def _must_step_back(self) -> bool:
@@ -215,7 +221,7 @@ class Curriculum:
         return self._move(-1, step, "collapse", why, steps=steps, share=share)
 
     def _may_climb(self) -> bool:
-        """Return whether something follows this rung that may be tried: it is new, or was practised for long enough below."""
+        """Return whether what follows may be tried: it is new, or was practised for below."""
         above = self.rung + 1
         if above == len(self.rungs):
             return self.stop

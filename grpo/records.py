@@ -73,10 +73,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A training step as the curriculum sees it, e.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, {10: [False, False]}, tokens=900)``.
+    """A training step as the curriculum sees it.
 
-    `values`, `spreads` and `collapsed` have, by level, the mean score, the standard deviation of the rewards, and whether it collapsed, of each
-    group (first tries); `seconds` is what the step took, `tokens` what it sampled.
+    E.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, {10: [False, False]}, tokens=900)``.
+
+    `values`, `spreads` and `collapsed` have for each level a list with an entry a group (first
+    tries): its mean score, the standard deviation of its rewards, and whether it collapsed.
+    `seconds` is what the step took, `tokens` what it sampled.
     """
 
     step: int

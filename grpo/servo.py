@@ -31,9 +31,10 @@ class Servo:
     promising one; a share `replay` is spread over easier ones that are mastered (mean score of `mastered_at` or more); a share EXPLORE
     goes to the next harder one.
 
-    A level known to have no spread (FLAT) is left for any other, so mastered levels are passed without a stop. Where every level within
-    reach is flat, training goes to the hardest mastered one: the next above it is probed at each step, and those beyond are
-    tried again once they are forgotten.
+    A level known to have no spread (FLAT) is left for any other, so that mastered levels do not hold
+    training up. Where every level within reach is flat, training goes to the hardest mastered one:
+    the next above it is probed by the share EXPLORE, and those beyond are tried again when what is
+    known of them is forgotten.
     """
 
     ended = ""
@@ -94,13 +95,14 @@ class Servo:
         self.level = best
         why = f"expected spread within groups {promised:.3f}, against {here:.3f}"
         if is_flat:
-            why = f"the groups of level {before} have no spread (mean score {self.known[before][2]:.3f})"
+            score = self.known[before][2]
+            why = f"the groups of level {before} have no spread (mean score {score:.3f})"
         known = [[level, *self.known[level]] for level in sorted(self.known)]
         figures = {"expected": promised, "left": here, "known": known}
         return [Decision(outcome.step, before, best, "spread", why, figures)]
 
     def is_flat(self, level: int) -> bool:
-        """Return whether `level` is known to teach nothing: the rewards within its groups are equal."""
+        """Return whether `level` is known to teach nothing: rewards within its groups are equal."""
         weight, spread, _ = self.known.get(level, (0.0, 0.0, 0.0))
         return weight >= FORGOTTEN and spread < FLAT
 

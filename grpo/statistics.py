@@ -1,4 +1,4 @@
-"""95 % confidence intervals for held-out rates and scores; every interval of the project comes from here.
+"""95 % confidence intervals of rates and mean scores; every interval of the project is from here.
 
 Near the top of the scale the usual intervals fail, and that is where a trained policy is: 64 right
 answers of 64 have no variance, so a bootstrap reports [1, 1]. At a true rate of 0.99 its 95 %
@@ -69,7 +69,7 @@ def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     lower, upper = [], []
     for _ in range(BLOCKS):
-        # Weights are uniform on the simplex of n + 1 parts: n for the values, one for what was not seen.
+        # Uniform on the simplex of n + 1 parts: n for the values, one for what was not seen.
         weights_DN = rng.standard_exponential((DRAWS // BLOCKS, n + 1))
         weights_DN /= weights_DN.sum(axis=1, keepdims=True)
         means_SD = sorted_Sn @ weights_DN[:, :n].T

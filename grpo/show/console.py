@@ -119,7 +119,7 @@ def counted(line: Evaluation) -> str:
 
 
 def exact_rate(line: Evaluation) -> str:
-    """Return the rate of exact answers of an evaluation, with its 95 % interval where that was computed."""
+    """Return the rate of exact answers of an evaluation, with its 95 % interval where known."""
     rate = f"exact {line['exact']:.3g}"
     if "exact_low" not in line:
         return rate

@@ -18,7 +18,8 @@ MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.
 
 
 def observe(curriculum, step, values, collapsed=(False,), **figures):
-    """Let it observe a step whose groups at the current level `collapsed` or not; return the lines of what it decided."""
+    """Let it observe a step whose groups at the current level `collapsed` or not; return the
+    lines of what it decided."""
     outcome = Outcome(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
     return [decision.line for decision in curriculum.observe(outcome)]
 
