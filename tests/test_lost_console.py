@@ -117,6 +117,7 @@ def environment(happens=""):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(TOP),
         "TERM": "xterm",
+        "PYTHONUNBUFFERED": "",  # as most users have it: what is printed into a pipe is buffered
         "HAPPENS": happens,
     }
 
