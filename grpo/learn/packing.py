@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+# The least that FlashAttention is told of the longest run of queries. Told 1, with fewer key heads than query heads, it takes the heads
+# of a group for queries of one sequence, and counts on exactly one query in each run; ours may have none, as a completion of one token
+# has. The number only bounds the kernel's grid, so a larger one changes no result.
+LEAST_QUERIES = 2
 TO_THE_TOP_LEFT = 1  # the name of causal masks in aten._efficient_attention_forward
 
 
@@ -218,16 +222,20 @@ def _joined(one, other, one_lse, other_lse) -> tuple[Tensor, Tensor]:
     return both.to(one.dtype), lse
 
 
+def _has_flash_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+
+
 def _attend(query, key, value, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, D) within `segments` and its log-sum-exps (N, H)."""
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    if _has_flash_kernel(query):
         output, lse, *_ = aten._flash_attention_forward(
             query,
             key,
             value,
             segments.query_bounds,
             segments.key_bounds,
-            segments.most_queries,
+            max(segments.most_queries, LEAST_QUERIES),
             segments.most_keys,
             0.0,
             segments.causal,
@@ -265,7 +273,7 @@ def _attend_backward(
     gradient, query, key, value, output, lse, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values within `segments`, given output and log-sum-exps of the whole rows."""
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    if _has_flash_kernel(query):
         seed = torch.zeros(
             2, dtype=torch.uint64, device=query.device
         )  # of a dropout that there is not
@@ -278,7 +286,7 @@ def _attend_backward(
             lse.transpose(0, 1).contiguous(),
             segments.query_bounds,
             segments.key_bounds,
-            segments.most_queries,
+            max(segments.most_queries, LEAST_QUERIES),
             segments.most_keys,
             0.0,
             segments.causal,
