@@ -200,22 +200,20 @@ def _loading(source: str):
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
     """Return the model; raises UserError unless the files hold its weights, all of them and nothing else."""
-    config = load_shape(source)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
-        raise UserError(
-            f"--model {source}: {config.model_type} is {kind}; give a decoder-only language model"
-        )
     with _loading(source):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            device_map={"": device},
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # else they are logged, and the exception names none
-            **STRANGERS,
-            **_quantisation(quantise, dtype),
-        )
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                device_map={"": device},
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else they are logged, and the exception names none
+                **STRANGERS,
+                **_quantisation(quantise, dtype),
+            )
+        except ValueError:
+            _check_kind(source)
+            raise
     # `transformers` leaves out what may be missing (tied weights) and what a class declares as superfluous.
     _check_tensors(
         source,
@@ -228,6 +226,16 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
         ],
     )
     return model.eval()
+
+
+def _check_kind(source: str):
+    """Raise UserError unless `transformers` knows the model as a causal language model."""
+    config = load_shape(source)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        raise UserError(
+            f"--model {source}: {config.model_type} is {kind}; give a decoder-only language model"
+        )
 
 
 def _load_adapter(model, folder: Path) -> PeftModel:

@@ -11,19 +11,17 @@ Shapes: P prompts, C completions, R rows of the rollout, T tokens, N tokens comp
 """
 
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from grpo.learn.lean import lean_model
+from grpo.learn.lean import LeanModel, lean_model
 from grpo.rollout.cache import NAME
 from tasks.base import UserError
-
-if TYPE_CHECKING:
-    from grpo.policy import Policy
 
 Path = Literal["lean", "shared", "plain"]
 PATHS: tuple[Path, ...] = ("lean", "shared", "plain")
@@ -40,6 +38,31 @@ ROUGH = 0.1
 CAPPED = (
     "its logits are more than its output layer on its last hidden state (capped or transformed)"
 )
+
+
+class Runner(Protocol):
+    """What runs a model: a `grpo.policy.Policy`, whose `path`, `lean` and `logit_scale` are found here."""
+
+    name: str
+    path: Path
+    lean: LeanModel | None
+    logit_scale: float
+
+    @property
+    def causal(self) -> nn.Module: ...
+    @property
+    def inner(self) -> nn.Module: ...
+    @property
+    def head(self) -> nn.Module: ...
+    @property
+    def device(self) -> torch.device: ...
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Any]: ...
+    def extend(self, tokens_RT: Tensor, shared: Any) -> Tensor: ...
+    def pack(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
+    ) -> Any: ...
+    def predict(self, packing: Any) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -71,12 +94,8 @@ ROLLOUT = (
     RolloutStep(rows=(0, 1, 2, 3), filled=(4, 3, 2, 4), length=2, accepted=(2, 2, 2, 1)),
     RolloutStep(rows=(0, 3, 1), filled=(6, 5, 5), length=1, accepted=(1, 1, 1)),
 )
-SOURCES = (
-    (0, 1),
-    (0, 0, 1, 1),
-    (0, 1, 2, 3),
-    (0, 3, 1),
-)  # which row of the step before each row was
+# Which row of the step before each row was:
+SOURCES = ((0, 1), (0, 0, 1, 1), (0, 1, 2, 3), (0, 3, 1))
 
 
 def probe_of(vocabulary: int) -> Probe:
@@ -95,7 +114,7 @@ def probe_of(vocabulary: int) -> Probe:
 
 
 @torch.no_grad()
-def choose_path(policy: "Policy"):
+def choose_path(policy: Runner):
     """Let `policy` run its model the fastest way that agrees with the model itself.
 
     Raises UserError where none does, and names what the model has that is not supported.
@@ -141,7 +160,7 @@ def _is_rough(model) -> bool:
     )
 
 
-def _take(policy: "Policy", path: Path, own: str) -> bool:
+def _take(policy: Runner, path: Path, own: str) -> bool:
     """Set `policy` to this path; return whether the model has it. `own` is the model's own attention."""
     model = policy.causal
     policy.path, policy.lean = path, None
@@ -156,7 +175,7 @@ def _take(policy: "Policy", path: Path, own: str) -> bool:
     return model.config._attn_implementation == NAME
 
 
-def _own_logprobs(policy: "Policy", probe: Probe) -> list[Tensor]:
+def _own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
     """Return the log-probabilities of the unmodified model for each completion: of its first token ... of what follows its last,
     (T + 1, V). Sets the policy's `logit_scale`.
 
@@ -217,7 +236,7 @@ def _factor(whole: Tensor, part: Tensor, is_rough: bool) -> float | None:
     return factor if abs(factor - 1) > 1e-3 else 1.0
 
 
-def _difference(policy: "Policy", probe: Probe, expected: list[Tensor]) -> float:
+def _difference(policy: Runner, probe: Probe, expected: list[Tensor]) -> float:
     """Return by how much the log-probabilities differ from `expected`, those of the rollout or those of the update, whichever differ more."""
     pairs = (_rolled_out(policy, probe, expected), _updated(policy, probe, expected))
     differences = [_between(*pair, _is_rough(policy.causal)) for pair in pairs]
@@ -237,7 +256,7 @@ def _between(found_NV: Tensor, expected_NV: Tensor, is_rough: bool) -> float:
     return (apart_N / deviation_N.mean()).median().item()
 
 
-def _rolled_out(policy: "Policy", probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _rolled_out(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (N, V) as the sampler runs the model, see ROLLOUT, and the expected ones."""
     hidden_PH, cache = policy.prefill(probe.prompts)
     cache.allot(len(probe.prompts), max(map(len, probe.completions)) + 2)
@@ -257,13 +276,13 @@ def _rolled_out(policy: "Policy", probe: Probe, expected: list[Tensor]) -> tuple
     return _logprobs(policy.logits(torch.cat(found))), torch.stack(wanted)
 
 
-def _updated(policy: "Policy", probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _updated(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (N, V) as the update runs the model, all sequences packed, and the expected ones."""
     hidden_NH = policy.predict(policy.pack(probe.prompts, probe.completions))
     return _logprobs(policy.head(hidden_NH)), torch.cat([each[:-1] for each in expected])
 
 
-def _mechanism(policy: "Policy", probe: Probe) -> str:
+def _mechanism(policy: Runner, probe: Probe) -> str:
     """Return what it is about the model that no path has, found by running it by itself; "" where none of the known reasons holds."""
     model = policy.causal
     if getattr(model.config, "is_encoder_decoder", False):
@@ -290,7 +309,7 @@ def _mechanism(policy: "Policy", probe: Probe) -> str:
     return ""
 
 
-def _refusal(policy: "Policy", reason: str) -> UserError:
+def _refusal(policy: Runner, reason: str) -> UserError:
     return UserError(
         f"--model {policy.name}: {type(policy.causal).__name__} is not supported: {reason}; give a model of another architecture"
     )

@@ -18,14 +18,16 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from grpo.learn.batch import micro_batches
-from grpo.learn.update import completion_logprobs
-from grpo.load import BUILTIN, load_policy
-from grpo.policy import Policy
-from grpo.records import Group
-from grpo.rollout.engine import generate
-from grpo.rollout.sampling import sample_key
-from tasks.base import Problem, UserError
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+
+from grpo.learn.batch import micro_batches  # noqa: E402
+from grpo.learn.update import completion_logprobs  # noqa: E402
+from grpo.load import BUILTIN, load_policy  # noqa: E402
+from grpo.policy import Policy  # noqa: E402
+from grpo.records import Group  # noqa: E402
+from grpo.rollout.engine import generate  # noqa: E402
+from grpo.rollout.sampling import sample_key  # noqa: E402
+from tasks.base import Problem, UserError  # noqa: E402
 
 # Sizes under all the names that configurations have for them; each takes those that it knows.
 SIZES: dict[str, Any] = {
