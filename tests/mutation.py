@@ -717,6 +717,20 @@ TABLE = {
         ("interval of 90 %", "", "TAIL = 0.025", "TAIL = 0.05"),
         ("nothing is unseen above", "mean_bounds", "means_SD + weights_DN[:, n]", "means_SD"),
     ],
+    ("grpo/evaluate.py", "test_eval.py"): [
+        (
+            "evaluations ignore --max-new-tokens",
+            "budgets",
+            "sampling.max_new_tokens",
+            "0",
+        ),
+        (
+            "samples of a problem are copies",
+            "_keys",
+            "sample_key('eval', seed, problem.key, i)",
+            "sample_key('eval', seed, problem.key)",
+        ),
+    ],
     ("grpo/store/checkpoint.py", "grpo/test_checkpoint.py"): [
         ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),
         ("checksums not compared", "_damage", "_sha256(file) != fact['sha256']", "False"),
@@ -738,6 +752,7 @@ TABLE = {
     ],
     ("tasks/supply.py", "tasks/test_supply.py"): [
         ("what was trained on is held out", "held_out", "problem.key in seen", "False"),
+        ("a problem is held out twice", "held_out", "problem.key not in kept", "True"),
     ],
     ("tasks/base.py", "tasks/test_base.py"): [
         (
@@ -759,6 +774,8 @@ TABLE = {
     ("tasks/answers.py", "tasks/test_answers.py"): [
         ("first marker counts", "_last", "pass", "break"),
         ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),
+        ("what was thought is read", "_after_thinking", "text[start:]", "text"),
+        ("one number is an expression", "_place", "numbers >= 2", "numbers >= 1"),
     ],
     ("tasks/interleave.py", "tasks/test_interleave.py"): [
         (
