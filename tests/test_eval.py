@@ -12,6 +12,7 @@ from data.files import read_jsonl_zst
 from grpo.evaluate import Sampling, evaluate, find_problems, summarise
 from grpo.records import Group
 from grpo.store.metrics import read_metrics
+from grpo.store.run_data import load_run
 from grpo.store.rollouts import groups_of
 from tasks.audit import audit
 from tasks.base import Problem, Score, load_task
@@ -111,7 +112,7 @@ def test_training_evaluation_and_promotion_have_one_budget(run, capsys, task, fl
     assert {longest(name) for name in ("step-000001", "eval-000000", "promotion-000001")} == {
         budget
     }
-    lines = read_metrics(Path("runs/a/eval.jsonl"))
+    lines = load_run("runs/a").evals
     assert {line["budget"] for line in lines if line["level"] == 1} == {budget}
     said = capsys.readouterr().out
     assert f"up to {flags[1] if flags else 41} new tokens" in said  # 41: declared for level 2
@@ -135,7 +136,7 @@ def test_a_wrong_declaration_is_one_line(capsys, run):
 
 def test_truncated_completions_are_counted_and_said_once(run, capsys):
     assert run("--task", "ponder.py:Ponder") == 0
-    for line in read_metrics(Path("runs/a/eval.jsonl")):
+    for line in load_run("runs/a").evals:
         groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
         cut = [c.finish == "length" for group in groups for c in group.completions]
         assert line["truncated"] == sum(cut) / len(cut) > 0.5
@@ -166,7 +167,7 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
         9,
     )
 
-    lines = read_metrics(Path("runs/a/eval.jsonl"))
+    lines = load_run("runs/a").evals
     for name in ("temperature", "top_k", "top_p"):
         assert {line[name] for line in lines} == {settings[name]}
 
@@ -209,7 +210,7 @@ def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
 def test_few_problems_are_evaluated_once_each(run, capsys):
     options = ["--task", "arithmetic", "--family", "product", "--level", "11"]
     assert run(*options, "--eval-problems", "200") == 0
-    for line in read_metrics(Path("runs/a/eval.jsonl")):
+    for line in load_run("runs/a").evals:
         groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
         keys = [group.problem.key for group in groups]
         assert len(set(keys)) == len(keys) == line["n"] < line["asked"] == 200
@@ -241,7 +242,7 @@ def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, caps
     assert said.count(f"warning: no report evaluation {nothing_left}") == 1
     assert said.count(f"warning: no promotion evaluation {nothing_left}") == 1
     assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 4
-    steps = [line["step"] for line in read_metrics(Path("runs/a/eval.jsonl"))]
+    steps = [line["step"] for line in load_run("runs/a").evals]
     stored = [path.name for path in sorted(Path("runs/a/rollouts").glob("eval-*"))]
     assert set(steps) == {0} and stored == ["eval-000000.jsonl.zst"]
 
@@ -254,7 +255,7 @@ def test_a_split_without_a_problem_ends_no_run(run, capsys):
     said = capsys.readouterr().out
     assert said.count("warning: no report evaluation at level 1: --level 1: there is no") == 1
     assert "python eval.py --model runs/a" in said
-    assert not read_metrics(Path("runs/a/eval.jsonl"))
+    assert not load_run("runs/a").evals
     assert train.main(["--resume", "runs/a", "--task", "few.py:NoValidation", "--steps", "3"]) == 0
     assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 3
 
@@ -272,7 +273,7 @@ def test_a_problem_beyond_the_budget_ends_no_run(run):
 
     flags = ["--task", "ponder.py:Ponder", "--max-new-tokens", "40", "--dataset", "set.jsonl"]
     assert run(*flags, "--eval-problems", "20") == 0
-    for line in read_metrics(Path("runs/a/eval.jsonl")):
+    for line in load_run("runs/a").evals:
         assert line["n"] == 20 and 5 < line["too_long"] < 50
     steps = [groups_of(Path(f"runs/a/rollouts/step-00000{i}.jsonl.zst")) for i in (1, 2)]
     assert {group.problem.target for groups in steps for group in groups} == {fits}

@@ -205,13 +205,19 @@ def test_a_base_that_comes_from_the_hub_is_compared_once_it_is_on_disk(here, cap
     assert changed <= {".lock"}
 
 
+def warnings_in(said):
+    """The warnings of a run, but for those of the tiny model's completions, which never end."""
+    lines = [line for line in said.splitlines() if "warning: " in line]
+    return [line for line in lines if "were truncated" not in line]
+
+
 def test_nothing_changed_and_what_resume_may_change(here, capsys):
     said = said_by(capsys, *resume("lora"), status=0).out
-    assert "warning" not in said
+    assert not warnings_in(said)
     said = said_by(
         capsys, "--resume", "runs/lora", "--steps", "3", "--eval-every", "2", status=0
     ).out
-    assert "warning" not in said and "step 3/3" in said
+    assert not warnings_in(said) and "step 3/3" in said
 
 
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
@@ -230,7 +236,7 @@ def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
     path = Path("texts/tale-flood.txt")
     path.write_text("\n".join(path.read_text().split()))
     Path("model/README.md").write_text("about it")
-    assert "warning" not in said_by(capsys, *resume("lora"), status=0).out
+    assert not warnings_in(said_by(capsys, *resume("lora"), status=0).out)
 
 
 def without_sources(checkpoint):
@@ -248,7 +254,7 @@ def test_a_checkpoint_of_an_older_version_cannot_be_checked_and_goes_on(here, ca
     edit_dataset()
     said = f"warning: {checkpoint}: was made by a version that kept no fingerprints"
     assert said in said_by(capsys, *resume("lora"), status=0).out
-    assert "warning" not in said_by(capsys, *resume("lora"), "--steps", "3", status=0).out
+    assert not warnings_in(said_by(capsys, *resume("lora"), "--steps", "3", status=0).out)
 
 
 def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):

@@ -103,7 +103,8 @@ def said(capsys, *argv, status=0):
 def test_what_a_run_holds(run):
     data = load_run(run)
     assert data.metrics == read_metrics(run / "metrics.jsonl") and len(data.metrics) == STEPS
-    assert data.evals == read_metrics(run / "eval.jsonl") and data.config["level"] == 10
+    *evals, verdict = read_metrics(run / "eval.jsonl")
+    assert data.evals == evals and data.verdict == verdict and data.config["level"] == 10
     assert (
         data.steps() == list(range(1, STEPS + 1))
         and data.steps("eval") == [0, STEPS]
