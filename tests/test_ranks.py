@@ -16,6 +16,7 @@ import train
 from data.files import read_jsonl_zst
 from grpo.store.checkpoint import checkpoints
 from grpo.store.metrics import read_metrics
+from grpo.store.run_data import load_run
 
 TRAIN = Path(train.__file__)
 ENVIRONMENT = {
@@ -151,8 +152,9 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     assert (
         max((after[name] - before[name]).abs().max() for name in before) > 1e-4
     )  # far more than what is let pass above
-    mine, other = (read_metrics(folder / "eval.jsonl") for folder in (alone, run))
+    mine, other = (load_run(folder).evals for folder in (alone, run))
     assert [line["step"] for line in mine] == [line["step"] for line in other] == [0, 2, 4]
+    assert load_run(run).verdict["step"] == 4
     assert mine[0] == other[0]  # nothing was learned yet
 
 
