@@ -12,7 +12,7 @@ Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +68,14 @@ SCORES: dict[str, Draw] = {
 }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(
-        f"| {' | '.join(cells)} |" for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *rows)
-    )
+def show(title: str, rows: Iterable[list[str]]):
+    """Print a table in Markdown, each row as soon as it is known; the first one is its head."""
+    print(f"{title}\n")
+    for i, row in enumerate(rows):
+        print(f"| {' | '.join(row)} |", flush=True)
+        if i == 0:
+            print(f"|{' ---: |' * len(row)}")
+    print()
 
 
 def percent(share: float) -> str:
@@ -120,7 +124,7 @@ def covers(ends: Ends, value: float) -> np.ndarray:
     return (low <= value + 1e-12) & (value <= high + 1e-12)
 
 
-def coverage_of_rates() -> str:
+def coverage_of_rates() -> Iterator[list[str]]:
     rates, sizes = (
         (0.5, 0.7, 0.85, 0.9, 0.95, 0.97, 0.985, 0.99, 0.995),
         (16, 32, 64, 128, 200, 500, 1000),
@@ -130,20 +134,22 @@ def coverage_of_rates() -> str:
         exact = np.array([rate_interval(right, n) for right in range(n + 1)]).T
         methods[n] = [(exact[0], exact[1]), wilson(np.arange(n + 1) / n, n), bootstrap_of_rates(n)]
 
-    rows = [
-        [f"{rate:g}"]
-        + [
-            " / ".join(percent(binomial(n, rate)[covers(ends, rate)].sum()) for ends in methods[n])
-            for n in sizes
-        ]
-        for rate in rates
-    ]
-    return table(["true rate", *(f"n = {n}" for n in sizes)], rows)
+    yield ["true rate", *(f"n = {n}" for n in sizes)]
+    for rate in rates:
+        row = [f"{rate:g}"]
+        for n in sizes:
+            chances = binomial(n, rate)
+            row.append(
+                " / ".join(percent(chances[covers(ends, rate)].sum()) for ends in methods[n])
+            )
+        yield row
 
 
-def coverage_of_scores(samples: int) -> str:
+def coverage_of_scores(samples: int) -> Iterator[list[str]]:
     means, sizes = (0.5, 0.7, 0.9, 0.95, 0.97, 0.985, 0.99, 0.995), (16, 64, 200, 1000)
-    rng, rows = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+
+    yield ["scores", "true mean", *(f"n = {n}" for n in sizes)]
     for name, draw in SCORES.items():
         for mean in means:
             if name == "small slips, rare 0" and mean < 0.7:
@@ -159,17 +165,18 @@ def coverage_of_scores(samples: int) -> str:
                 shares = " / ".join(percent(covers(ends, mean).mean()) for ends in methods)
                 widths = " / ".join(f"{np.mean(high - low):.3f}" for low, high in methods)
                 row.append(f"{shares} ({widths})")
-            rows.append(row)
-    return table(["scores", "true mean", *(f"n = {n}" for n in sizes)], rows)
+            yield row
 
 
 def coverage(samples: int):
-    print("Coverage of rates in %, exactly: Clopper-Pearson (ours) / Wilson / bootstrap (before)\n")
-    print(coverage_of_rates())
-    print(
-        "\nCoverage of mean scores in %, and mean width: Gaffke (ours) / Wilson / bootstrap (before)\n"
+    show(
+        "Coverage of rates in %, exactly: Clopper-Pearson (ours) / Wilson / bootstrap (before)",
+        coverage_of_rates(),
     )
-    print(coverage_of_scores(samples))
+    show(
+        "Coverage of mean scores in %, and mean width: Gaffke (ours) / Wilson / bootstrap (before)",
+        coverage_of_scores(samples),
+    )
 
 
 # promotion
@@ -190,27 +197,27 @@ def once(draw: Draw, mean: float, n: int, mark: float, samples: int) -> float:
     return sum(is_shown(*pair, mark) for pair in zip(means_S, low_S)) / samples
 
 
-def heldout(samples: int):
-    """Print the probability that one look passes, and that one of 3 or 10 looks does.
+def chances_of_looks(n: int, mark: float, samples: int) -> Iterator[list[str]]:
+    yield ["true mean", "0 or 1", "1 or beta(2, 2)", "0, 0.5 or 1", "beta, all short of 1"]
+    for mean in (0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995):
+        row = [f"{mean:g}"]
+        for draw in (bernoulli, slips, halves, near):
+            chance = once(draw, mean, n, mark, samples)
+            row.append(" / ".join(f"{100 * (1 - (1 - chance) ** k):.3g}" for k in (1, 3, 10)))
+        yield row
 
-    Looks use the same problems and the same random numbers, so a policy that does not change gets the
-    same answers each time: its probability is that of one look, however often it is checked. The
-    other columns assume that looks are independent, which is the most that repetition can do.
+
+def heldout(samples: int):
+    """Print the probability that one look promotes, and that one of 3 or 10 looks does.
+
+    Looks use the same problems and the same random numbers, so a policy that does not change gets
+    the same answers each time: its probability is that of one look, however often it is checked.
+    The other figures are for independent looks, the most that repetition can do.
     """
-    mark, means = PROMOTE_AT["heldout"], (0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995)
+    mark = PROMOTE_AT["heldout"]
     for n in (64, 128, 256):
-        rows = []
-        for mean in means:
-            chances = [
-                once(draw, mean, n, mark, samples) for draw in (bernoulli, slips, halves, near)
-            ]
-            cells = [
-                " / ".join(f"{100 * (1 - (1 - chance) ** looks):.3g}" for looks in (1, 3, 10))
-                for chance in chances
-            ]
-            rows.append([f"{mean:g}", *cells])
-        print(f"\nPromotion at {mark:g} by {n} problems, %, in 1 / 3 / 10 independent looks\n")
-        print(table(["true mean", "0 or 1", "1 or beta(2, 2)", "0, 0.5 or 1", "beta"], rows))
+        title = f"Promotion at {mark:g} by {n} problems, %, in 1 / 3 / 10 independent looks"
+        show(title, chances_of_looks(n, mark, samples))
 
 
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
@@ -225,34 +232,32 @@ def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> floa
     return float("inf")
 
 
-def running(samples: int):
-    print(
-        "Promotion by the running mean at 0.9 (2nd rung, replay 0.25): % within 50 / 100 steps; median step\n"
-    )
-    samples = max(1, samples // 5)
-    rows = []
+def chances_of_climbing(runs: int) -> Iterator[list[str]]:
+    sizes = (2, 4, 8, 16)
+
+    yield ["group means", "true mean", *(f"{n} prompts" for n in sizes)]
     for name, draw in {"beta": near, "bimodal": bimodal, "0 or 1": bernoulli}.items():
         for mean in (0.8, 0.85, 0.88, 0.9, 0.93, 0.96, 0.98):
             row = [name, f"{mean:g}"]
-            for prompts in (2, 4, 8, 16):
-                steps = np.array(
-                    [climbs(draw, mean, prompts, 100, seed) for seed in range(samples)]
-                )
+            for prompts in sizes:
+                steps = np.array([climbs(draw, mean, prompts, 100, seed) for seed in range(runs)])
                 shares = " / ".join(f"{100 * (steps <= limit).mean():.0f}" for limit in (50, 100))
                 middle = np.median(steps)
                 row.append(shares + (f"; {middle:.0f}" if np.isfinite(middle) else ""))
-            rows.append(row)
-    print(table(["group means", "true mean", *(f"{n} prompts" for n in (2, 4, 8, 16))], rows))
+            yield row
+
+
+def running(samples: int):
+    mark = PROMOTE_AT["running"]
+    title = f"Promotion at {mark:g} by the running mean (2nd rung, replay 0.25)"
+    show(f"{title}: % within 50 / 100 steps; median step", chances_of_climbing(samples // 5))
 
 
 # curricula
 
 
-def ladder(_: int):
-    print(
-        "200 steps of 16 prompts; 10 words mastered, 25 out of reach (each of its groups collapses)\n"
-    )
-    rows = []
+def moves_of_a_ladder() -> Iterator[list[str]]:
+    yield ["replay", "moves", "step → level"]
     for replay in (0.0, 0.25):
         curriculum, moves = Curriculum([10, 25], replay=replay), []
         for step in range(1, 201):
@@ -261,37 +266,37 @@ def ladder(_: int):
             collapsed = {level: [level == 25] * n for level, n in levels.items()}
             moves += curriculum.observe(Outcome(step, values, collapsed=collapsed))
         said = ", ".join(f"{move.step} → {move.after}" for move in moves)
-        rows.append([f"{replay:g}", str(len(moves)), said])
-    print(table(["replay", "moves", "step → level"], rows))
+        yield [f"{replay:g}", str(len(moves)), said]
 
 
-def servo(_: int):
-    print("400 steps, levels 10, 25, 50, 100; no reward varies within its group\n")
-    rows = []
-    for name, mastered in {
-        "all mastered": 100,
-        "10 mastered, above 0": 10,
-        "nothing earned": 0,
-    }.items():
+def ladder(_: int):
+    show(
+        "200 steps of 16 prompts; 10 words are mastered, each group of 25 collapses",
+        moves_of_a_ladder(),
+    )
+
+
+def shares_of_a_servo() -> Iterator[list[str]]:
+    rungs = [10, 25, 50, 100]
+    policies = {"all mastered": 100, "10 mastered, nothing above": 10, "nothing mastered": 0}
+
+    yield ["policy", "prompts", *(f"share at {level}" for level in rungs), "moves", "first moves"]
+    for name, mastered in policies.items():
         for prompts in (1, 4, 16):
-            curriculum, moves, drawn = Servo([10, 25, 50, 100]), [], Counter()
+            curriculum, moves, drawn = Servo(rungs), [], Counter()
             for step in range(1, 401):
                 levels = Counter(curriculum.levels_for(0, step, prompts))
                 drawn.update(levels)
                 values = {level: [float(level <= mastered)] * n for level, n in levels.items()}
                 spreads = {level: [0.0] * n for level, n in levels.items()}
                 moves += curriculum.observe(Outcome(step, values, spreads))
-            shares = [f"{drawn[level] / drawn.total():.3f}" for level in curriculum.rungs]
+            shares = [f"{drawn[level] / drawn.total():.3f}" for level in rungs]
             first = ", ".join(f"{move.step} → {move.after}" for move in moves[:4])
-            rows.append([name, str(prompts), *shares, str(len(moves)), first])
-    head = [
-        "policy",
-        "prompts",
-        *(f"share at {level}" for level in (10, 25, 50, 100)),
-        "moves",
-        "first",
-    ]
-    print(table(head, rows))
+            yield [name, str(prompts), *shares, str(len(moves)), first]
+
+
+def servo(_: int):
+    show("400 steps of `--curriculum auto`; no rewards vary within a group", shares_of_a_servo())
 
 
 TABLES = {

@@ -229,11 +229,11 @@ def test_a_budget_counts_all_steps_of_its_rung_and_then_goes_on():
     assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
         "step 4: level 10 → 25, the budget of the rung is spent: 270 of 250 tokens, 3 steps; its last mean score is 0.600"
     ]
-    assert (
-        observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
-    )  # no step back to a rung whose budget is spent
-    assert observe(ladder, 6, {25: [0.4]}, tokens=50) == [
-        "step 6: level 25, the budget of the last rung is spent: 250 of 250 tokens, 3 steps; its last mean score is 0.400"
+    # two collapsed steps are enough for another step back, but not to a rung whose budget is spent
+    assert observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
+    assert observe(ladder, 6, {25: [0.3]}, [True], tokens=40) == []
+    assert observe(ladder, 7, {25: [0.4]}, tokens=10) == [
+        "step 7: level 25, the budget of the last rung is spent: 250 of 250 tokens, 4 steps; its last mean score is 0.400"
     ]
     assert ladder.ended.startswith("the budget of the last rung is spent")
 
