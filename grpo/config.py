@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from data.files import write_whole
-from grpo.curriculum import LADDER, is_auto, parse_rungs, problems_needed, ramp_to
+from grpo.curriculum.ladder import LADDER, is_auto, parse_rungs, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES

@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
-from grpo.curriculum import PROMOTE_AT, is_shown
+from grpo.curriculum.ladder import PROMOTE_AT, is_shown
 from grpo.evaluate import (
     Sampling,
     budgets,

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config
-from grpo.curriculum import PROMOTE_AT, Curriculum
+from grpo.curriculum.ladder import PROMOTE_AT, Curriculum
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.optimizer import Optimizer, maker
@@ -35,7 +35,7 @@ from grpo.records import Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.servo import Servo
+from grpo.curriculum.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import (

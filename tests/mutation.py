@@ -635,7 +635,7 @@ TABLE = {
             "HANGUP",
         ),
     ],
-    ("grpo/curriculum.py", "grpo/test_curriculum.py"): [
+    ("grpo/curriculum/ladder.py", "grpo/test_curriculum.py"): [
         (
             "back to a rung without a budget",
             "Curriculum._must_step_back",
@@ -662,7 +662,7 @@ TABLE = {
             "f\"levels/{seed + step}{(f'/{drawn}' if drawn else '')}\"",
         ),
     ],
-    ("grpo/servo.py", "grpo/test_curriculum.py"): [
+    ("grpo/curriculum/servo.py", "grpo/test_curriculum.py"): [
         (
             "mastered levels hold the servo",
             "Servo.is_flat",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.curriculum import LADDER, Curriculum, is_auto, parse_rungs, ramp_to
+from grpo.curriculum.ladder import LADDER, Curriculum, is_auto, parse_rungs, ramp_to
 from grpo.records import Outcome
-from grpo.servo import EXPLORE, Servo
+from grpo.curriculum.servo import EXPLORE, Servo
 from tasks.base import UserError
 
 

@@ -8,7 +8,7 @@ standard deviation of the rewards within a group, averaged over the groups seen 
 from statistics import fmean
 from typing import Any
 
-from grpo.curriculum import level_draws
+from grpo.curriculum.ladder import level_draws
 from grpo.records import Decision, Outcome
 
 FADE = 0.95  # what a step leaves of the weight of what is known: half of it after 13 steps
@@ -23,7 +23,7 @@ FORGOTTEN = 0.1  # weight (in groups) of what is known no more: a full one comes
 
 
 class Servo:
-    """The level of each prompt of a step, by expected spread; see `grpo.curriculum` for what a curriculum is asked.
+    """The level of each prompt of a step, by expected spread; see `grpo.curriculum.ladder` for what a curriculum is asked.
 
     Of each level a weighted mean of spread and score is kept, whose weight (in groups) fades. What is expected of a level is its mean spread
     and, with the weight of one group, half the largest spread of late: so much is hoped of a level that is not known any more, and

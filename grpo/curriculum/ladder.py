@@ -1,6 +1,6 @@
 """The ladder: levels climbed one after the other, with replay, budgets, and a step back on collapse.
 
-A curriculum, this one or `grpo.servo`, has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is nothing left
+A curriculum, this one or `grpo.curriculum.servo`, has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is nothing left
 to climb; "" while there is), `levels_for` a step, `observe` what came of it, `wants_look` (at held-out problems) and a state.
 """
 
