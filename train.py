@@ -103,6 +103,8 @@ def train(
     run.restore()
     if run.ranks.first(lambda: not run.reports):
         run.evaluate()
+        if config.warm_start == "imitation" and not run.checkpoint:
+            run.warm_start()
     with loaded():
         take_steps(config, run, trainer, console, interrupt)
     if number := run.ranks.most(interrupt.wanted or 0):

@@ -185,6 +185,9 @@ class Config:
         "end the run early: with exit status 3 when no group could be trained on for so many steps, with 0 when the last level is solved "
         "in training and on held-out problems (0: make all --steps)",
     )
+    warm_start: str = flag(
+        "off", "what is done where no group earns anything: off, reveal, demonstrations, imitation"
+    )
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
     scale: str = flag(

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from grpo.encoding import prompt_tokens, target_length
+from grpo.encoding import plain_tokens, prompt_tokens, target_length
 from grpo.learn.lean import LeanModel, checkpoint_layers
 from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import linear
@@ -100,6 +100,16 @@ class Policy:
     def target_length(self, target: str) -> int:
         """Return how many tokens the answer `target` takes, its end token included."""
         return self._length(target)
+
+    def target_tokens(self, target: str) -> tuple[int, ...]:
+        """Return the token ids of the answer `target`, without the end token."""
+        return tuple(plain_tokens(self.tokenizer, [target])[0])
+
+    @property
+    def end(self) -> int:
+        """The token that ends a completion that we write ourselves: the tokenizer's own, where it has one."""
+        own = self.tokenizer.eos_token_id
+        return self.stops[0] if own is None else own
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write.

@@ -20,13 +20,15 @@ class Completion:
     `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the budget ran out);
     `logprobs` their natural-log probabilities under the distribution they were drawn from (temperature and
     truncation included), one for each token; `text` what they write (`Policy.decode`): all but
-    that end token, with any other control token by its name.
+    that end token, with any other control token by its name. `is_demonstration`: nobody sampled it, it is the right
+    answer, and its log-probabilities are 0.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     finish: str
+    is_demonstration: bool = False
 
 
 @dataclass
@@ -34,10 +36,12 @@ class Group:
     """G completions of one prompt, with all that becomes known of them on their way through a step.
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
-    the group ("keep", "skip", "resample": this try was discarded and drawn anew); `advantages` has one number for
+    the group ("keep", "skip", "resample": this try was discarded and drawn anew, "demonstrate": a copy with the right answer was
+    learned from instead); `advantages` has one number for
     each completion, or (--credit alignment) one list for each, of a number for each of its tokens, or is empty where the group was
     not learned from; `trap` is what half of its completions or more do instead of what was asked, as the task names it
-    (`Score.parts["trap"]`), None where there is no such name.
+    (`Score.parts["trap"]`), None where there is no such name; `revealed` is the beginning of the right answer that was given
+    with the prompt (`grpo.curriculum.reveal`): its tokens stand at the end of `prompt`, and nothing is learned from them.
     """
 
     index: int  # the problem's index in the training stream
@@ -51,10 +55,12 @@ class Group:
     action: str = "keep"
     advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
+    revealed: str = ""
 
     @property
     def texts(self) -> list[str]:
-        return [completion.text for completion in self.completions]
+        """The answers that are scored: what was revealed, and what each completion wrote after it."""
+        return [self.revealed + completion.text for completion in self.completions]
 
     @property
     def rewards(self) -> list[float]:
@@ -67,7 +73,9 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of the group, end tokens included."""
+        """Sampled tokens of the group, end tokens included; none where a demonstration was put in, for nothing else is new."""
+        if any(completion.is_demonstration for completion in self.completions):
+            return 0
         return sum(len(completion.tokens) for completion in self.completions)
 
 

@@ -80,6 +80,8 @@ from tasks.base import (
 )
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
+WARM_START_SEED = 3_000_017  # of the looks that end an imitation
+WARM_START_PROBLEMS = 32
 PROMOTION_SEED = (
     2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 )
@@ -403,6 +405,23 @@ class Run:
             every += self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
         if every:
             self.files.keep("eval", self.trainer.done, every)
+
+    def warm_start(self):
+        """Imitate right answers before the first step, write what came of it, and save the policy as it is then."""
+        trainer = self.trainer
+        level = trainer.curriculum.level
+
+        def look() -> float:
+            line, _ = self._evaluate(level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start")
+            return line["mean"] if line else 0.0
+
+        answers = trainer.imitate(look)
+        made = trainer.started
+        self.files.imitated(answers)
+        decision = Decision(0, level, level, "imitation", made.why, made.to_json())
+        self.files.decided([decision])
+        self.console.say(decision.line)
+        self._save(["after imitation"])
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""

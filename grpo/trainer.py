@@ -24,8 +24,10 @@ import torch
 
 from grpo.config import Config
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum
+from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
+from grpo.learn.imitate import imitate
 from grpo.learn.optimizer import Optimizer, maker
 from grpo.learn.update import update
 from grpo.memory import optimizer_bytes
@@ -35,6 +37,8 @@ from grpo.records import Group, Outcome, StepReport
 from grpo.rollout.drafting import Drafting
 from grpo.rollout.engine import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
+from grpo.curriculum.reveal import Reveal, beginning, behind, continued
 from grpo.curriculum.servo import Servo
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
@@ -88,6 +92,8 @@ class Trainer:
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.progress = Progress(config.patience if config.control == "none" else 0)
+        self.reveal = Reveal({}) if config.warm_start == "reveal" else None
+        self.started: WarmStart | None = None  # what imitation came to, where there was any
         self.solved = ""  # why the run ends early, once a held-out check has confirmed it
         self.done = 0  # steps
         self.drawn = 0  # the next index of the training stream
@@ -130,6 +136,8 @@ class Trainer:
         metrics["events"] = self.said + self.monitor.observe(groups, self.curriculum.level)
         self.said = []
         self.progress.observe(groups)
+        if self.reveal:
+            self.reveal.observe(groups)
         decisions = self.curriculum.observe(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done, self.drawn = step, problems[-1][0] + 1
@@ -182,18 +190,16 @@ class Trainer:
         for level in self.curriculum.levels_for(
             self.config.seed, step, self.config.prompts, len(earlier)
         ):
-            passed: list[Problem] = []
-            problem = next(
-                fitting(
-                    self.policy,
-                    (self.supply.at(i, level) for i in count(index)),
-                    passed,
-                    self.config.max_new_tokens,
-                )
-            )
-            problems.append((index + len(passed), problem))
-            index += len(passed) + 1
+            problems.append(self.next_problem(index, level))
+            index = problems[-1][0] + 1
         return problems[len(earlier) : self.affordable([problem for _, problem in problems])]
+
+    def next_problem(self, index: int, level: int) -> tuple[int, Problem]:
+        """Return the first problem of the training stream from `index` on that fits the context, and its own index."""
+        passed: list[Problem] = []
+        stream = (self.supply.at(i, level) for i in count(index))
+        problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens))
+        return index + len(passed), problem
 
     def affordable(self, problems: Sequence[Problem]) -> int:
         """Return how many of `problems`, from the first on, a step can take: problems x group size x the largest budget <= `step_tokens`, or 1."""
@@ -206,10 +212,11 @@ class Trainer:
                 return max(1, number - 1)
         return len(problems)
 
-    def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
-        """Return the most new tokens that a completion of `problem` may take after its `prompt` (token ids)."""
-        declared = declared_budget(self.task, problem.level)
-        return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
+    def budget(self, prompt: tuple[int, ...], problem: Problem, revealed: int = 0) -> int:
+        """Return the most new tokens that a completion of `problem` may take after its `prompt` (token ids), which ends with
+        so many `revealed` tokens of the right answer."""
+        asked, declared = self.config.max_new_tokens, declared_budget(self.task, problem.level)
+        return budget_for(self.policy, prompt, problem.target, asked, declared, revealed)
 
     def rollout(
         self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
@@ -249,6 +256,44 @@ class Trainer:
                 if group.action == "resample"
             ]
             attempt += 1
+        if self.config.warm_start == "demonstrations":
+            groups += self.demonstrate(groups)
+        return groups
+
+    def demonstrate(self, groups: Sequence[Group]) -> list[Group]:
+        """Return a copy with the right answer of each group that fails, to be learned from in its place."""
+        failed = [group for group in groups if group.action != "resample" and fails(group)]
+        for group in failed:
+            group.action = "demonstrate"
+        return [with_demonstration(self.policy, self.task, group) for group in failed]
+
+    def imitate(self, look: Callable[[], float]) -> list[Group]:
+        """Imitate right answers of the training split until the policy earns something (`grpo.curriculum.warm_start`).
+
+        `look` returns the held-out score. Returns the answers; what came of them is `started`.
+        """
+        self.started, answers = warm_start(
+            self.answers,
+            partial(
+                imitate,
+                self.policy,
+                self.optimizer,
+                micro_tokens=self.micro_tokens,
+                max_grad_norm=self.config.max_grad_norm,
+            ),
+            look,
+            most_updates(self.config.steps, self.config.prompts * self.config.group_size),
+        )
+        return answers
+
+    def answers(self, size: int) -> list[Group]:
+        """Draw the next `size` problems of the training stream at the current level, with their right answers."""
+        groups = []
+        while len(groups) < size:
+            index, problem = self.next_problem(self.drawn, self.curriculum.level)
+            groups.append(right_answer(self.policy, self.task, index, problem))
+            self.drawn = index + 1
+            self.seen[problem.key] = None
         return groups
 
     def sample(
@@ -257,7 +302,11 @@ class Trainer:
         """Return an unscored group for each (index in the stream, problem, temperature)."""
         if not problems:
             return []
-        prompts = [self.policy.encode(problem.prompt) for _, problem, _ in problems]
+        given = [self.given(step, index, problem) for index, problem, _ in problems]
+        prompts = [
+            self.policy.encode(problem.prompt) + tokens
+            for (_, problem, _), (tokens, _) in zip(problems, given)
+        ]
         keys = [
             [
                 sample_key(self.config.seed, step, index, sample, attempt)
@@ -266,7 +315,8 @@ class Trainer:
             for index, _, _ in problems
         ]
         budgets = [
-            self.budget(prompt, problem) for prompt, (_, problem, _) in zip(prompts, problems)
+            self.budget(prompt, problem, len(tokens))
+            for prompt, (_, problem, _), (tokens, _) in zip(prompts, problems, given)
         ]
         answers = generate(
             self.policy,
@@ -276,14 +326,34 @@ class Trainer:
             budgets=budgets,
             truncate=self.truncate,
             drafting=self.drafting,
-            guesses=[self.draft(problem) for _, problem, _ in problems] if self.draft else None,
+            guesses=[
+                continued(self.draft(problem), text)
+                for (_, problem, _), (_, text) in zip(problems, given)
+            ]
+            if self.draft
+            else None,
         )
         return [
-            Group(index, problem, prompt, temperature, completions, attempt)
-            for (index, problem, temperature), prompt, completions in zip(
-                problems, prompts, answers
+            Group(
+                index,
+                problem,
+                prompt,
+                temperature,
+                [behind(self.policy, tokens, text, completion) for completion in completions],
+                attempt,
+                revealed=text,
+            )
+            for (index, problem, temperature), prompt, completions, (tokens, text) in zip(
+                problems, prompts, answers, given
             )
         ]
+
+    def given(self, step: int, index: int, problem: Problem) -> tuple[tuple[int, ...], str]:
+        """Return the beginning of the right answer that the prompt of `problem` ends with: token ids and text."""
+        if self.reveal is None:
+            return (), ""
+        share = self.reveal.share(self.config.seed, step, index, problem.level)
+        return beginning(self.policy, problem.target, share)
 
     def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: a number a completion, or by --credit alignment a list of one for each token."""
@@ -305,7 +375,9 @@ class Trainer:
         if not kept:
             return {}
         config, (low, high) = self.config, self.config.clips
-        longest = max(self.budget(group.prompt, group.problem) for group in kept)
+        longest = max(
+            self.budget(self.policy.encode(group.problem.prompt), group.problem) for group in kept
+        )
         before: dict = {}
         passes = [
             self.within_memory(
@@ -384,8 +456,9 @@ class Trainer:
     ) -> dict[str, Any]:
         """Return the step's line for metrics.jsonl; figures of reward and length are over first tries."""
         first = [group for group in groups if group.attempt == 0]
-        completions = [completion for group in first for completion in group.completions]
-        scores = [score for group in first for score in group.scores]
+        alone = [group for group in first if not group.revealed] or first
+        completions = [completion for group in alone for completion in group.completions]
+        scores = [score for group in alone for score in group.scores]
         tokens = sum(group.tokens for group in groups)
         self.tokens += tokens
         new = {group.problem.key for group in first} - self.seen.keys()
@@ -402,6 +475,7 @@ class Trainer:
             "exact": fmean(score.exact for score in scores),
             **self.monitor.metrics(groups),
             **learned,
+            **(self.reveal.metrics(first) if self.reveal else {}),
             **self.drafting.metrics(),
             "problems/seen": len(self.seen) + len(new),
             "problems/repeated": 1 - len(new) / len(first),
@@ -429,6 +503,8 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "solved": self.solved,
             "drafting": self.drafting.state_dict(),
+            "reveal": self.reveal.state_dict() if self.reveal else None,
+            "started": self.started.to_json() if self.started else None,
         }
 
     def restore(self, state: dict[str, Any]):
@@ -444,6 +520,10 @@ class Trainer:
         self.progress.load_state_dict(state["progress"])
         self.solved = state["solved"]
         self.drafting.load_state_dict(state["drafting"])
+        if self.reveal:
+            self.reveal.load_state_dict(state["reveal"])
+        if state["started"]:
+            self.started = WarmStart(**state["started"])
 
 
 def curriculum_of(config: Config) -> Curriculum | Servo:
@@ -515,6 +595,8 @@ def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
     first = [group for group in groups if group.attempt == 0]
     values, spreads, collapsed = defaultdict(list), defaultdict(list), defaultdict(list)
     for group in first:
+        if group.revealed:  # it is no measure of what the policy can do alone
+            continue
         values[group.problem.level].append(fmean(score.value for score in group.scores))
         spreads[group.problem.level].append(group.spread)
         collapsed[group.problem.level].append(group.verdict in COLLAPSED)

@@ -323,4 +323,4 @@ class VarianceMonitor:
 
 
 def _wasted(groups: Sequence[Group]) -> int:
-    return sum(group.tokens for group in groups if group.action != "keep")
+    return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))

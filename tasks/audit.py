@@ -28,7 +28,7 @@ from tasks.base import (
 )
 
 PROBLEMS = ("dataset", "corpus", "task")  # kinds of sources that decide what the problems are
-_NAME = re.compile(r"(step|eval|promotion)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|imitation)-(\d+)\.jsonl\.zst")
 
 
 def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
@@ -49,7 +49,7 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
                 found.append(
                     f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}"
                 )
-            if kind == "step":
+            if kind in ("step", "imitation"):
                 trained.setdefault(key, path.name)
                 trained.setdefault(problem.prompt, path.name)
                 by_step.setdefault(step, set()).add(problem.key)
@@ -61,14 +61,17 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
     found += _wrong_lists(folder, by_step)
     found += _other_sources(config, task)
     different = set().union(*by_step.values())
+    imitated = len(by_step.pop(0, ()))
     return (
         found,
-        f"{len(by_step)} steps, {len(different)} different problems trained on, {len(evaluated)} evaluated",
+        f"{len(by_step)} steps, {len(different)} different problems trained on"
+        + (f" ({imitated} of them imitated)" if imitated else "")
+        + f", {len(evaluated)} evaluated",
     )
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return (path, "step", "eval" or "promotion", step) of the stored rollouts, in order."""
+    """Return (path, "step", "eval", "promotion" or "imitation", step) of the stored rollouts, in order."""
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
     if not files:
@@ -85,7 +88,7 @@ def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
         found += _compare(
             f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
         )
-        if (step in logged) != (step in by_step):
+        if step and (step in logged) != (step in by_step):  # imitation comes before the first step
             found.append(
                 f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only"
             )

@@ -110,6 +110,7 @@ def update(
             ref_RT=reference_RT,
             entropy_RT=entropy_RT,
             importance_RT=importance_RT,
+            demonstrated_R=batch.demonstrated_R,
         )
         with rough_gradients(policy.has_rough_gradients):
             loss.backward()
@@ -161,6 +162,8 @@ def _figures(
         for name, value in parts.items():
             sums[name] += value.item()
         difference_RT = (batch.old_RT - logp_RT) * batch.mask_RT
+        if batch.demonstrated_R is not None:  # nobody sampled those
+            difference_RT = difference_RT * ~batch.demonstrated_R[:, None]
         parity = max(parity, difference_RT.abs().max().item())
         worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
         sums["parity"] += (

@@ -136,8 +136,7 @@ class Plans:
 
     def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
         self.policy, self.guesses = policy, [copy(guess) for guess in guesses]
-        end = policy.tokenizer.eos_token_id
-        self.end = [end] if end in policy.stops else list(policy.stops[:1])
+        self.end = [policy.end]
         self.texts, self.read = (
             [""] * len(guesses),
             [0] * len(guesses),

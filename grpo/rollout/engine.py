@@ -48,14 +48,20 @@ def fitting(
 
 
 def budget_for(
-    policy: Policy, prompt: tuple[int, ...], target: str, asked: int = 0, declared: int = 0
+    policy: Policy,
+    prompt: tuple[int, ...],
+    target: str,
+    asked: int = 0,
+    declared: int = 0,
+    revealed: int = 0,
 ) -> int:
     """Return the most new tokens a completion may take; at most what the context leaves.
 
     That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less than the task has
-    `declared`. Raises UserError where `asked` is too small for the target, or the context for prompt and target.
+    `declared`. The prompt may end with the first `revealed` tokens of the target, which then need not be written.
+    Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
-    needed = policy.target_length(target)
+    needed = policy.target_length(target) - revealed
     return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
 

@@ -51,6 +51,11 @@ class RunFiles:
         self.decided(report.decisions)
         self.samples.append(report.step, report.groups)
 
+    def imitated(self, groups: list[Group]):
+        """Write the right answers that were imitated before the first step, and the keys of their problems."""
+        self.keep("imitation", 0, groups)
+        self.seen.append({"step": 0, "keys": [group.problem.key for group in groups]})
+
     def decided(self, decisions: Sequence[Decision]):
         for decision in decisions:
             self.decisions.append({**decision.to_json(), **self.mark})

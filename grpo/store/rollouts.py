@@ -17,7 +17,7 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score, UserError
 
-_NAME = re.compile(r"(step|eval|promotion|failed)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|imitation|failed)-(\d+)\.jsonl\.zst")
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:
@@ -96,9 +96,10 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "trap": group.trap,
         "problem": group.problem.to_json(),
         "prompt_tokens": list(group.prompt),
+        **({"revealed": group.revealed} if group.revealed else {}),
         "completions": [
             {
-                **asdict(completion),
+                **_completion_to_json(completion),
                 "reward": score.reward,
                 "value": score.value,
                 "exact": score.exact,
@@ -113,6 +114,13 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
     }
 
 
+def _completion_to_json(completion: Completion) -> dict[str, Any]:
+    values = asdict(completion)
+    if not completion.is_demonstration:
+        del values["is_demonstration"]
+    return values
+
+
 def _from_json(line: dict[str, Any]) -> Group:
     rows = line["completions"]
     advantages = [row["advantage"] for row in rows]
@@ -125,12 +133,19 @@ def _from_json(line: dict[str, Any]) -> Group:
         verdict=line["verdict"],
         action=line["action"],
         completions=[
-            Completion(tuple(r["tokens"]), tuple(r["logprobs"]), r["text"], r["finish"])
+            Completion(
+                tuple(r["tokens"]),
+                tuple(r["logprobs"]),
+                r["text"],
+                r["finish"],
+                r.get("is_demonstration", False),
+            )
             for r in rows
         ],
         scores=[Score(r["reward"], r["parts"], r["value"], r["exact"], _credits(r)) for r in rows],
         advantages=[] if None in advantages else advantages,
         trap=line.get("trap"),
+        revealed=line.get("revealed", ""),
     )
 
 

@@ -1,0 +1,78 @@
+"""Warm start: a short imitation of right answers, for a policy that earns nothing and so cannot learn from rewards.
+
+It ends as soon as the policy earns something: at a held-out score of ENOUGH, or at a cost of MOST of the run. What it came
+to is kept apart from what reinforcement then adds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from grpo.records import Group
+
+ANSWERS = 32  # of an update
+LOOK_EVERY = 5  # updates between looks at the held-out score
+ENOUGH = 0.4  # the score that ends it; reinforcement is to do the rest
+MOST = 0.05  # of the tokens that the run is going to learn from
+
+
+@dataclass
+class WarmStart:
+    """What an imitation came to, e.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[5, 0.1], ...], "...")``.
+
+    `losses` (nats a token) has one entry an update; `looks` pairs of (updates, held-out score), from before the first update on.
+    """
+
+    updates: int = 0
+    answers: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    looks: list[list[float]] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def score(self) -> float:
+        return self.looks[-1][1]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def most_updates(steps: int, completions: int) -> int:
+    """Return how many updates may be made before a run of `steps` with so many `completions` each: MOST of their number.
+
+    Answers count like completions: both are about as long. One look's worth is always allowed.
+    """
+    return max(LOOK_EVERY, int(MOST * steps * completions / ANSWERS))
+
+
+def warm_start(
+    draw: Callable[[int], Sequence[Group]],
+    learn: Callable[[Sequence[Group]], dict[str, float]],
+    look: Callable[[], float],
+    limit: int,
+) -> tuple[WarmStart, list[Group]]:
+    """Imitate until the policy earns something; return what it came to, and the answers that were learned from.
+
+    `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards them, `look` returns the
+    policy's held-out score; at most `limit` updates are made.
+    """
+    made, learned = WarmStart(looks=[[0, look()]]), []
+    while made.score < ENOUGH and made.updates < limit:
+        groups = draw(ANSWERS)
+        learned += groups
+        made.losses.append(learn(groups)["loss"])
+        made.updates += 1
+        made.answers += len(groups)
+        made.tokens += sum(len(group.completions[0].tokens) for group in groups)
+
+        if made.updates % LOOK_EVERY == 0 or made.updates == limit:
+            made.looks.append([made.updates, look()])
+
+    reached = (
+        "the score is enough for reinforcement"
+        if made.score >= ENOUGH
+        else "its share of the run is spent"
+    )
+    made.why = f"held-out score {made.looks[0][1]:.3f} → {made.score:.3f} after {made.updates} updates: {reached}"
+    return made, learned
