@@ -6,17 +6,16 @@ stronger model into every group; ours are the task's own right answers, and only
 """
 
 from dataclasses import replace
-from statistics import fmean
 
 from grpo.policy import Policy
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score, Task, scores_of
+from tasks.base import Problem, Task, scores_of
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
     """Return the right answer of `problem` as a completion that nobody sampled."""
     tokens = (*policy.target_tokens(problem.target), policy.end)
-    return Completion(tokens, (0.0,) * len(tokens), problem.target, "stop", True)
+    return Completion(tokens, (0.0,) * len(tokens), policy.decode(tokens), "stop", True)
 
 
 def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:

@@ -71,12 +71,13 @@ class Reveal:
 def beginning(policy: Policy, target: str, share: float) -> tuple[tuple[int, ...], str]:
     """Return the first tokens of the right answer, about `share` of them and never all, and what they write.
 
-    The text is always a beginning of the target: a token that ends inside a character is left out.
+    The text is always a beginning of what all of them write: a token that ends inside a character is left out.
     """
     tokens = policy.target_tokens(target)
+    whole = policy.decode(tokens)
     for n in range(int(share * len(tokens)), 0, -1):
         text = policy.decode(tokens[:n])
-        if target.startswith(text):
+        if whole.startswith(text):
             return tokens[:n], text
     return (), ""
 

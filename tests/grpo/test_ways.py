@@ -1,0 +1,345 @@
+"""The ways from nothing to something: reveal, demonstrations in the group, imitation."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.config import Config
+from grpo.curriculum.demonstrations import demonstration, fails, right_answer
+from grpo.curriculum.reveal import Reveal, beginning, behind, continued
+from grpo.curriculum.warm_start import ANSWERS, ENOUGH, LOOK_EVERY, most_updates, warm_start
+from grpo.learn.imitate import imitate
+from grpo.learn.loss import SHAPING, demonstration_loss, step_loss
+from grpo.load import load_policy
+from grpo.records import Completion, Group
+from grpo.store.rollouts import groups_of, write_rollouts
+from grpo.trainer import Trainer
+from grpo.variance import VarianceMonitor
+from tasks.base import Problem, Score, problem_at
+from tasks.interleave import Interleave
+
+PROBLEM = Problem("t", 2, "Say it.", "Owls see. It rains,", "k")
+
+
+@pytest.fixture(scope="module")
+def one_policy(tiny_model):
+    """A policy that is read and not trained."""
+    return load_policy(str(tiny_model), device="cpu")
+
+
+def group(exact=(), *, revealed="", level=2, verdict="varied", attempt=0):
+    """A group whose completions are right or wrong as `exact` says."""
+    return Group(
+        0,
+        replace(PROBLEM, level=level),
+        (1, 2),
+        1.0,
+        [Completion((3,), (-0.5,), f" {i}", "stop") for i in range(len(exact))],
+        attempt,
+        [Score(float(right), exact=right) for right in exact],
+        verdict=verdict,
+        revealed=revealed,
+    )
+
+
+def trainer_for(policy, way, **options):
+    config = Config(
+        **{
+            "task": "interleave",
+            "level": 2,
+            "ramp": False,
+            "learning_rate": 1e-3,
+            "prompts": 3,
+            "group_size": 4,
+            "steps": 3,
+            "warm_start": way,
+        }
+        | options
+    )
+    return Trainer(config, Interleave(), policy)
+
+
+# Reveal.
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.floats(0, 1))
+def test_a_share_lies_below_the_bound_and_depends_on_its_arguments_alone(seed, step, index, bound):
+    share = Reveal({5: bound}).share(seed, step, index, 5)
+    assert 0 <= share <= bound
+    assert share == Reveal({5: bound}).share(seed, step, index, 5)
+
+
+def test_a_quarter_of_the_groups_is_given_nothing_and_the_rest_a_uniform_share():
+    shares = [Reveal({}).share(0, 1, index, 7) for index in range(4000)]
+    given = [share for share in shares if share]
+    # binomial, standard deviation 27; uniform, 0.0053: seven and eight of them
+    assert abs(len(shares) - len(given) - 1000) < 200
+    assert sum(given) / len(given) == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize("right, moved", [(4, -0.05), (2, 0.0), (0, +0.05)])
+def test_the_bound_follows_the_success_of_revealed_groups(right, moved):
+    state = Reveal({2: 0.5})
+    revealed = group([True] * right + [False] * (4 - right), revealed="Owls")
+    # neither groups that were given nothing nor later tries count
+    state.observe([revealed, group([True] * 4), replace(revealed, attempt=1)])
+    assert state.bounds == {2: pytest.approx(0.5 + moved)}
+
+
+def test_the_bound_stays_within_0_and_1_and_ends_at_0():
+    state = Reveal({})
+    for _ in range(30):
+        state.observe([group([False] * 4, revealed="Owls")])
+    assert state.bounds == {2: 1.0}
+    for _ in range(30):
+        state.observe([group([True] * 4, revealed="Owls")])
+    assert state.bounds == {2: 0.0}
+    assert {state.share(0, step, 0, 2) for step in range(50)} == {0.0}
+
+
+def test_the_state_survives_json():
+    state, other = Reveal({2: 0.25, 10: 0.75}), Reveal({})
+    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert other == state
+
+
+@given(st.text(max_size=30), st.floats(0, 1, exclude_max=True))
+def test_what_is_revealed_is_a_beginning_of_the_answer_and_never_all_of_its_tokens(
+    one_policy, target, share
+):
+    tokens, text = beginning(one_policy, target, share)
+    every = one_policy.target_tokens(target)
+    assert one_policy.decode(every).startswith(text) and tokens == every[: len(tokens)]
+    assert len(tokens) <= share * len(every)
+    assert one_policy.decode(tokens) == text
+
+
+def test_a_completion_keeps_the_space_that_a_tokenizer_drops_where_it_stands_first():
+    class Policy:
+        def decode(self, tokens):
+            return " ".join("abc"[token] for token in tokens)
+
+    written = Completion((1, 2), (0.0, 0.0), "b c", "stop")
+    assert behind(Policy(), (0,), "a", written).text == " b c"
+    assert behind(Policy(), (), "", written) is written
+
+
+def test_a_guess_goes_on_behind_what_was_revealed_and_copies_are_independent():
+    task = Interleave()
+    problem = task.problem(["Owls", "see."], ["It", "rains,"])
+    guess = continued(task.draft(problem), "Owls It")
+    other = copy.copy(guess)
+    assert guess("") == " see. rains,"
+    assert other(" see.") == " rains," and other.guess is not guess.guess
+
+
+def test_a_step_samples_behind_the_revealed_part_and_scores_the_whole(tiny_policy):
+    """The prompt ends with the revealed tokens, the score is of the whole answer, nothing is learned from what was given."""
+    trainer = trainer_for(tiny_policy, "reveal", prompts=8)
+    report = trainer.step()
+    given = [g for g in report.groups if g.revealed]
+    assert given and len(given) < len(report.groups)
+
+    for drawn in given:
+        plain = tiny_policy.encode(drawn.problem.prompt)
+        tokens = drawn.prompt[len(plain) :]
+        assert drawn.prompt[: len(plain)] == plain and tiny_policy.decode(tokens) == drawn.revealed
+        assert all(text.startswith(drawn.revealed) for text in drawn.texts)
+        again = trainer.task.score(drawn.problem, drawn.texts)
+        assert [score.reward for score in again] == drawn.rewards
+
+    alone = [score.reward for g in report.groups if not g.revealed for score in g.scores]
+    assert report.metrics["reward"] == pytest.approx(sum(alone) / len(alone))
+    assert report.metrics["reveal/groups"] == len(given)
+
+
+def test_revealed_groups_are_no_measure_of_the_level(tiny_policy):
+    trainer = trainer_for(tiny_policy, "reveal", prompts=8)
+    seen = []
+    trainer.curriculum.observe = lambda outcome: seen.append(outcome) or []
+    report = trainer.step()
+    assert len(seen[0].values[2]) == sum(not g.revealed for g in report.groups)
+
+
+def test_what_was_revealed_is_stored_with_the_group(tmp_path, tiny_policy):
+    report = trainer_for(tiny_policy, "reveal", prompts=8).step()
+    write_rollouts(tmp_path / "r.jsonl.zst", report.groups, step=1)
+    assert groups_of(tmp_path / "r.jsonl.zst") == report.groups
+
+
+# Demonstrations in the group.
+
+
+def test_the_right_answer_is_a_completion_that_ends(one_policy):
+    shown = demonstration(one_policy, PROBLEM)
+    assert one_policy.decode(shown.tokens) == shown.text
+    assert shown.text.split() == PROBLEM.target.split()
+    assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration
+    assert len(shown.tokens) == one_policy.target_length(PROBLEM.target)
+
+
+@pytest.mark.parametrize(
+    "exact, verdict, expected",
+    [
+        ([False, False], "failed", True),
+        ([False, False], "varied", True),
+        ([False, True], "varied", False),
+        ([True, True], "solved", False),
+        ([False, False], "solved", False),
+    ],
+)
+def test_a_group_fails_where_nothing_in_it_is_right(exact, verdict, expected):
+    assert fails(group(exact, verdict=verdict)) == expected
+
+
+def test_demonstration_loss_is_that_of_the_paper():
+    """-f(p) A with f(p) = p / (p + 0.1), and its gradient f'(p) p by the log-probability."""
+    logp = torch.tensor([[-0.1, -3.0, 7.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    loss = demonstration_loss(logp, torch.tensor([2.0], dtype=torch.float64), mask)
+    expected = [-2 * math.exp(x) / (math.exp(x) + SHAPING) for x in (-0.1, -3.0)]
+    assert loss[0].tolist() == pytest.approx([*expected, 0.0])
+
+    loss.sum().backward()
+    slopes = [-2 * SHAPING * math.exp(x) / (math.exp(x) + SHAPING) ** 2 for x in (-0.1, -3.0)]
+    assert logp.grad[0].tolist() == pytest.approx([*slopes, 0.0])
+
+
+def test_only_demonstrated_rows_have_that_loss_and_they_are_never_clipped():
+    logp = torch.tensor([[-0.2, -0.4], [-2.0, -3.0]], dtype=torch.float64)
+    old = torch.zeros(2, 2, dtype=torch.float64) - 0.3
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    advantages = torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    weights = torch.tensor([0.25, 0.25], dtype=torch.float64)
+    settings = dict(clip_low=0.2, clip_high=0.2)
+    shown = torch.tensor([False, True])
+
+    plain, _ = step_loss("dapo", logp, old, advantages, mask, weights, **settings)
+    first, _ = step_loss(
+        "dapo", logp[:1], old[:1], advantages[:1], mask[:1], weights[:1], **settings
+    )
+    loss, sums = step_loss(
+        "dapo", logp, old, advantages, mask, weights, demonstrated_R=shown, **settings
+    )
+    second = 0.25 * demonstration_loss(logp[1:], advantages[1:], mask[1:]).sum()
+    assert loss.item() == pytest.approx((first + second).item()) and loss != plain
+    assert sums["clipped_low"] == 0  # the second row's ratio is far below the bound
+
+
+def test_failing_groups_get_the_right_answer_and_the_step_learns_from_it(tiny_policy):
+    """An untrained policy earns nothing: without demonstrations no group could be learned from."""
+    trainer = trainer_for(tiny_policy, "demonstrations")
+    report = trainer.step()
+    sampled = [g for g in report.groups if g.attempt == 0]
+    shown = [g for g in report.groups if g.attempt == 1]
+    assert {g.action for g in sampled} == {"demonstrate"} and len(shown) == len(sampled) == 3
+    assert all(g.completions[-1].is_demonstration and g.action == "keep" for g in shown)
+    assert all(g.scores[-1].exact and g.advantages[-1] > 0 for g in shown)
+    assert [g.completions[:-1] for g in shown] == [g.completions[:-1] for g in sampled]
+
+    # Figures are of what was sampled, once; parity knows no sampler of a demonstration.
+    assert report.metrics["num_tokens"] == sum(g.tokens for g in sampled)
+    assert report.metrics["exact"] == 0 and report.metrics["wasted_tokens"] == 0
+    assert report.metrics["parity/max_abs_logprob_diff"] < 1e-3
+    assert report.metrics["grad_norm"] > 0
+
+
+# Imitation.
+
+
+def counted(scores):
+    """A warm start whose looks return `scores` one after the other, and what it drew."""
+    drawn = []
+
+    def draw(size):
+        drawn.append(size)
+        completion = Completion((1, 2, 3), (0.0,) * 3, "x", "stop", True)
+        return [replace(group(), completions=[completion]) for _ in range(size)]
+
+    looks = iter(scores)
+    return drawn, lambda limit: warm_start(
+        draw, lambda groups: {"loss": 1.0}, lambda: next(looks), limit
+    )
+
+
+def test_imitation_ends_as_soon_as_the_policy_earns_something():
+    drawn, run = counted([0.05, 0.2, ENOUGH, 0.9])
+    made, answers = run(100)
+    assert made.updates == 2 * LOOK_EVERY and made.score == ENOUGH
+    assert made.answers == len(answers) == sum(drawn) == 2 * LOOK_EVERY * ANSWERS
+    assert made.tokens == 3 * made.answers and len(made.losses) == made.updates
+    assert made.looks == [[0, 0.05], [LOOK_EVERY, 0.2], [2 * LOOK_EVERY, ENOUGH]]
+
+
+def test_imitation_ends_at_its_share_of_the_run():
+    _, run = counted([0.0] * 9)
+    made, _ = run(LOOK_EVERY + 2)
+    assert made.updates == LOOK_EVERY + 2 and "spent" in made.why
+    assert made.looks[-1][0] == LOOK_EVERY + 2
+
+
+def test_a_policy_that_earns_something_is_not_imitating():
+    drawn, run = counted([ENOUGH])
+    made, answers = run(100)
+    assert not drawn and not answers and made.updates == 0
+
+
+def test_the_share_of_the_run_is_a_twentieth():
+    assert most_updates(400, 256) == int(0.05 * 400 * 256 / ANSWERS) == 160
+    assert most_updates(1, 4) == LOOK_EVERY
+
+
+def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
+    """Against plain `transformers`: the mean over all tokens of the answers, end tokens included."""
+    task = Interleave()
+    problems = [problem_at(task, seed=0, split="train", level=n, index=n) for n in (1, 3)]
+    groups = [right_answer(tiny_policy, task, 0, problem) for problem in problems]
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    nll, tokens = 0.0, 0
+    for one in groups:
+        answer = one.completions[0].tokens
+        ids = torch.tensor([[*one.prompt, *answer]])
+        with torch.no_grad():
+            logp = plain(ids).logits[0, :-1].log_softmax(-1)
+        nll -= sum(logp[len(one.prompt) - 1 + i, token].item() for i, token in enumerate(answer))
+        tokens += len(answer)
+
+    trainer = trainer_for(tiny_policy, "imitation")
+    step = dict(micro_tokens=4096, max_grad_norm=1.0)
+    first = imitate(tiny_policy, trainer.optimizer, groups, **step)
+    assert first["loss"] == pytest.approx(nll / tokens, rel=1e-5)
+    for _ in range(3):
+        last = imitate(tiny_policy, trainer.optimizer, groups, **step)
+    assert last["loss"] < first["loss"]
+
+
+def test_imitated_problems_count_as_trained_on(tiny_policy):
+    trainer = trainer_for(tiny_policy, "imitation", steps=1)
+    scores = iter([0.0, 1.0])
+    answers = trainer.imitate(lambda: next(scores))
+    keys = [one.problem.key for one in answers]
+    assert len(keys) == LOOK_EVERY * ANSWERS and set(keys) == trainer.seen.keys()
+    assert trainer.problems(1)[0][0] == trainer.drawn > answers[-1].index
+
+    state = json.loads(json.dumps(trainer.state()))
+    other = trainer_for(tiny_policy, "imitation", steps=1)
+    other.restore(state)
+    assert other.started == trainer.started
+
+
+def test_copies_that_were_learned_from_are_not_wasted():
+    """The original of a demonstrated group taught something: its tokens are no waste."""
+    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor.observe([group([False, False], verdict="failed")])
+    before = monitor.wasted
+    shown = group([False, False], verdict="failed")
+    shown.action = "demonstrate"
+    monitor.observe([shown])
+    assert monitor.wasted == before
