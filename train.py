@@ -89,6 +89,7 @@ def train(
     """
     with console.loading(config.model):
         policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
+    config = run.settle_rate(policy)
     supply = Supply(
         task,
         seed=config.seed,

@@ -31,6 +31,7 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }  # low, high; each paper's own; else 0.2, 0.2
+WAYS = ("auto", "off", "imitation", "reveal", "demonstrations")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
 ON_RESUME = (
     "steps",
@@ -138,7 +139,7 @@ class Config:
         "products where it has AMX; bfloat16 on a GPU under LoRA, and for a model that is saved so",
     )
     lora_rank: int = flag(
-        -1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 16 for other models"
+        -1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models"
     )
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     lora_variant: str = flag(
@@ -186,7 +187,10 @@ class Config:
         "in training and on held-out problems (0: make all --steps)",
     )
     warm_start: str = flag(
-        "off", "what is done where no group earns anything: off, reveal, demonstrations, imitation"
+        "auto",
+        "the way from nothing to something: imitation (of a few right answers, before the first step), reveal (a part of the "
+        "right answer is given), demonstrations (the right answer joins groups that fail), off; auto: imitation where the "
+        "pre-flight finds that the first level is out of reach, else off",
     )
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
@@ -202,7 +206,8 @@ class Config:
     clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
     epochs: int = flag(1, "updates on each rollout")
     learning_rate: float = flag(
-        0.0, "0: 2e-4 for full fine-tuning of builtin, 1e-5 of others, 2e-5 for LoRA"
+        0.0,
+        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they are wider than 576",
     )
     schedule: str = flag(
         "constant", "learning rate after the warm-up: constant, or cosine (falls to zero)"
@@ -234,7 +239,9 @@ class Config:
         "stop when trainer and sampler differ by more than this in a log-probability (0: never)",
     )
     # run
-    steps: int = flag(0, "training steps (0: the default of the task)")
+    steps: int = flag(
+        0, "training steps (0: the default of the task for builtin, 1,000 for other models)"
+    )
     seed: int = flag(0, "of everything: problems, samples, adapter")
     name: str | None = flag(
         None, "the run is written to runs/NAME (default: made from task, level and seed)"
@@ -315,6 +322,7 @@ class Config:
             self.on_degenerate in ("keep", "skip", "resample"),
             one_of("keep", "skip", "resample"),
         )
+        yield "warm_start", self.warm_start in WAYS, one_of(*WAYS)
         yield "on_alarm", self.on_alarm in ("say", "stop"), one_of("say", "stop")
         yield "loss", self.loss in LOSSES, one_of(*LOSSES)
         yield "scale", self.scale in SCALES, one_of(*SCALES)

@@ -37,7 +37,9 @@ from grpo.evaluate import (
     truncation_warning,
 )
 from grpo.learn.finite import check_loaded
+from grpo.learn.optimizer import default_rate
 from grpo.learn.update import named_tensors
+from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import fitting
@@ -80,6 +82,9 @@ from tasks.base import (
 )
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
+LORA_RANK = 64  # of models that are not ours
+STEPS = 1000  # of models that are not ours; a run that is solved ends sooner
+BUILTIN_RATE = 2e-4
 WARM_START_SEED = 3_000_017  # of the looks that end an imitation
 WARM_START_PROBLEMS = 32
 PROMOTION_SEED = (
@@ -157,8 +162,7 @@ class Run:
         """
         check_installed(config.track)
         builtin = config.model == "builtin"
-        rank = (0 if builtin else 16) if config.lora_rank < 0 else config.lora_rank
-        rate = config.learning_rate or (2e-5 if rank else 2e-4 if builtin else 1e-5)
+        rank = (0 if builtin else LORA_RANK) if config.lora_rank < 0 else config.lora_rank
         level = config.level or (
             config.rungs[-1]
             if config.curriculum
@@ -182,14 +186,25 @@ class Run:
             promote_at=config.promote_at or PROMOTE_AT[promote_by],
             dynamic_sampling=varied,
             lora_rank=rank,
-            learning_rate=rate,
             reward=config.reward or getattr(task, "reward", None),
-            steps=config.steps or getattr(task, "default_steps", lambda level: 100)(level),
+            steps=config.steps
+            or (getattr(task, "default_steps", lambda level: 100)(level) if builtin else STEPS),
             resume=None,
             accept_changes=None,
         )
         if levels and not mixed:
             _check_levels(self.config, levels)
+        return self.config
+
+    def settle_rate(self, policy: Policy) -> Config:
+        """Fill in the learning rate where none was asked for: it depends on the size of the model."""
+        config = self.config
+        rate = config.learning_rate or (
+            BUILTIN_RATE
+            if config.model == "builtin" and not config.lora_rank
+            else default_rate(policy.causal.config.hidden_size, is_lora=policy.is_lora)
+        )
+        self.config = dataclasses.replace(config, learning_rate=rate)
         return self.config
 
     def check_sources(self, task: Task):
@@ -421,6 +436,7 @@ class Run:
         decision = Decision(0, level, level, "imitation", made.why, made.to_json())
         self.files.decided([decision])
         self.console.say(decision.line)
+        self._evaluate(self.config.level, EVAL_SEED, self.config.eval_problems, "imitation")
         self._save(["after imitation"])
 
     def promote_if_due(self):
@@ -468,7 +484,7 @@ class Run:
             task,
             self.ranks.share(found.problems),
             sampling=sampling,
-            seed=0 if purpose == "report" else seed,
+            seed=0 if seed == EVAL_SEED else seed,
         )
         groups = self.ranks.gather(mine)
         for index, group in enumerate(groups):
@@ -567,6 +583,9 @@ class Run:
         first_step = min((line["step"] for line in run.reports), default=trainer.done)
         before = {line["level"]: line for line in run.reports if line["step"] == first_step}
         stored = run.steps("eval")
+        imitated = {
+            line["level"]: line["mean"] for line in run.evals if line["purpose"] == "imitation"
+        }
         groups = [
             run.groups(step, "eval") if step in stored else []
             for step in (first_step, trainer.done)
@@ -579,6 +598,7 @@ class Run:
                 run.metrics,
                 was_solved=level in before and _is_solved(before[level]),
                 stopped=trainer.stopped,
+                imitated=imitated.get(level),
             )
             for level in sorted({*before, self.config.level}, reverse=True)
         }

@@ -31,6 +31,8 @@ class Verdict:
     `high` bound their difference (95 %). `updated` counts the steps that changed the weights,
     `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share of
     completions that reached the token budget. `stopped` says why the run was cut short, if it was.
+    `imitated` is the score, on those problems, after right answers were imitated and before the first
+    step; None where nothing was.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class Verdict:
     untaught: float
     truncated: float
     stopped: str = ""
+    imitated: float | None = None
 
     @property
     def exit_status(self) -> int:
@@ -71,7 +74,13 @@ class Verdict:
             f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
             "completions were truncated"
         )
-        return [f"{mark}{self.kind.upper()}: {held_out}", spent]
+        lines = [f"{mark}{self.kind.upper()}: {held_out}", spent]
+        if self.imitated is not None and self.n:
+            lines.append(
+                f"imitation of right answers came to {self.imitated:.3f}; reinforcement added "
+                f"{self.after - self.imitated:+.3f}"
+            )
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a line of eval.jsonl."""
@@ -97,6 +106,7 @@ def reach_verdict(
     *,
     was_solved: bool,
     stopped: str = "",
+    imitated: float | None = None,
 ) -> Verdict:
     """Return the verdict on a run.
 
@@ -115,6 +125,7 @@ def reach_verdict(
         untaught=last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
         truncated=fmean(line["completions/clipped_ratio"] for line in metrics) if metrics else 0.0,
         stopped=stopped,
+        imitated=imitated,
     )
     if not shared:
         nothing = dict.fromkeys(("before", "after", "difference", "low", "high"))
