@@ -102,6 +102,10 @@ def train(
     run.attach(trainer, console)
     console.settings(settings(run.folder, config, trainer))
     run.restore()
+    run.preflight()
+    if config.preflight == "only":
+        run.leave_untrained()
+        return 0
     if run.ranks.first(lambda: not run.reports):
         run.evaluate()
         if config.warm_start == "imitation" and not run.checkpoint:

@@ -32,6 +32,7 @@ CLIP = {
     "cispo": (1.0, 0.28),
 }  # low, high; each paper's own; else 0.2, 0.2
 WAYS = ("auto", "off", "imitation", "reveal", "demonstrations")
+PREFLIGHTS = ("on", "off", "only")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
 ON_RESUME = (
     "steps",
@@ -97,6 +98,11 @@ class Config:
     ramp: bool = flag(
         True,
         "start with the levels of the ladder below the asked one (interleave only, and not with --dataset)",
+    )
+    preflight: str = flag(
+        "on",
+        "on: before the first step sample a few problems of each level, and start where groups vary and right answers are "
+        "within reach; only: print that table and end; off",
     )
     promote_by: str | None = flag(
         None,
@@ -296,6 +302,7 @@ class Config:
             and self.name.strip(".") != "",
             "give the plain name of a folder in runs",
         )
+        yield "preflight", self.preflight in PREFLIGHTS, one_of(*PREFLIGHTS)
         yield "level", self.level >= 0, "give a positive number of words"
         yield (
             "group_size",

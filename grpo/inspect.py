@@ -147,7 +147,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             part.add_argument(
                 "--kind",
                 default="step",
-                choices=["step", "eval", "promotion", "failed"],
+                choices=["step", "eval", "promotion", "preflight", "failed"],
                 help="what was drawn: for training, an evaluation, a look, a step that failed",
             )
         return part

@@ -102,7 +102,7 @@ class Outcome:
 class Decision:
     """What a curriculum decided after a step, a line of curriculum.jsonl.
 
-    `kind`: "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough), "spread" (the
+    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough), "spread" (the
     servo moves). `before` and `after` are levels, `why` is a sentence with the `figures`.
     """
 

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -27,6 +27,19 @@ import transformers
 
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum.ladder import PROMOTE_AT, is_shown
+from grpo.curriculum.preflight import (
+    PROBLEMS,
+    LevelSurvey,
+    Perplexity,
+    Start,
+    SurveySettings,
+    choose_mixed_start,
+    choose_start,
+    figures_of,
+    levels_to_survey,
+    measure_perplexity,
+    survey,
+)
 from grpo.evaluate import (
     Sampling,
     budgets,
@@ -69,12 +82,13 @@ from grpo.store.metrics import read_metrics
 from grpo.store.rollouts import file_of
 from grpo.store.run_data import load_run
 from grpo.store.trackers import check_installed
-from grpo.trainer import Trainer
+from grpo.trainer import Trainer, curriculum_of
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
 from tasks.base import (
     REGISTRY,
     Task,
     UserError,
+    plain_texts_of,
     problem_stream,
     rescaled,
     summary_of,
@@ -323,6 +337,7 @@ class Run:
             named_tensors(self.trainer.policy, self.trainer.optimizer), str(self.checkpoint)
         )
         load_rng(self.checkpoint)
+        self._record_rungs()
         done = self.trainer.done
         self.files.rewind(done)
         ended = self.trainer.ended
@@ -404,6 +419,100 @@ class Run:
         }
         (folder / NAME).write_text(json.dumps(sources, indent=1) + "\n")
 
+    def preflight(self) -> Start | None:
+        """Sample a few problems of each level, show what came of it, and let the run start where it can learn.
+
+        See `grpo.curriculum.preflight`. None, and nothing done, without a pre-flight and for a run that goes on, whose
+        state holds what was decided.
+        """
+        config, trainer = self.config, self.trainer
+        if self.checkpoint or config.preflight == "off":
+            return None
+
+        rungs = list(trainer.curriculum.rungs)
+        rows, groups, perplexity = self._survey(rungs)
+
+        # Without the ramp no easier level than those asked for may be the start.
+        eligible = [row for row in rows if config.ramp or row.level in rungs]
+        start = (choose_mixed_start if config.mixed else choose_start)(eligible, rungs)
+        if start.rungs != rungs:
+            trainer.curriculum = curriculum_of(config, start.rungs)
+            check_fit(trainer)
+
+        level = trainer.curriculum.level
+        figures = figures_of(rows, perplexity, start)
+        decision = Decision(0, rungs[0], level, "preflight", start.why, figures)
+        self.files.keep("preflight", 0, groups)
+        self.files.decided([decision])
+        self._record_rungs()
+        self._show_preflight(decision, rows, perplexity)
+        return start
+
+    def _survey(
+        self, rungs: Sequence[int]
+    ) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
+        """Return a row for each level up to the last of the `rungs`, the groups sampled, and the model's perplexity."""
+        config, trainer = self.config, self.trainer
+        mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
+        self.console.say(
+            f"{mark}pre-flight: {PROBLEMS} problems a level, {config.group_size} completions each"
+        )
+        rows, groups = survey(
+            trainer.policy,
+            trainer.supply,
+            levels_to_survey(trainer.supply, rungs),
+            SurveySettings(self._sampling, config.group_size, config.variance_threshold),
+            rungs=rungs,
+            ranks=self.ranks,
+        )
+        texts = plain_texts_of(trainer.task, "validation")
+        return (
+            rows,
+            groups,
+            self.ranks.first(lambda: measure_perplexity(trainer.policy, texts)),
+        )
+
+    def _show_preflight(
+        self, decision: Decision, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
+    ):
+        """Print the table, the perplexity, the decision, and the warnings."""
+        self.console.survey(decision.figures["levels"])
+        if perplexity:
+            self.console.say(perplexity.line())
+            if warning := perplexity.warning(rows):
+                self.warn(warning)
+
+        level, rungs = decision.after, decision.figures["rungs"]
+        if decision.figures["start"] is None:
+            self.warn(
+                f"{decision.why}: training starts at level {level}, as asked, and may well learn nothing; give a --model "
+                "that solves some of these problems, or an easier task"
+            )
+            return
+        by_way = f" (by way of {' → '.join(map(str, rungs))})" if len(rungs) > 1 else ""
+        self.console.say(f"the run starts at level {level}{by_way}: {decision.why}")
+
+    def _record_rungs(self):
+        """Keep in config.yaml the levels that the run climbs, which the pre-flight may have changed."""
+        if not self.ranks.is_first:
+            return
+        self.about["rungs"] = list(self.trainer.curriculum.rungs)
+        self.config.save(self.folder / "config.yaml", **self.about)
+
+    def leave_untrained(self):
+        """End a run that was to make its pre-flight only: say where it is and what comes next."""
+        self.console.say(
+            f"--preflight only: nothing was trained; the pre-flight is in {self.folder / 'curriculum.jsonl'}. To train, give "
+            "the same command without --preflight only (and another --name, if any)"
+        )
+        self.files.finish()
+
+    @property
+    def _sampling(self) -> Sampling:
+        """How training and evaluations alike sample."""
+        config = self.config
+        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens)
+
     def evaluate(self, is_final: bool = False):
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
@@ -463,7 +572,7 @@ class Run:
         Where there is no such problem the evaluation is skipped, which is said, and (None, []) returned: training goes on.
         """
         trainer, config, task = self.trainer, self.config, self.trainer.task
-        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens)
+        sampling = self._sampling
         found = find_problems(
             trainer.policy,
             task,

@@ -526,14 +526,15 @@ class Trainer:
             self.started = WarmStart(**state["started"])
 
 
-def curriculum_of(config: Config) -> Curriculum | Servo:
-    """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung."""
+def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum | Servo:
+    """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung; of other `rungs` where given."""
+    rungs = list(rungs) or config.rungs
     promote_by = config.promote_by or "running"
     promote_at = config.promote_at or PROMOTE_AT[promote_by]
     if config.auto:
-        return Servo(config.rungs, replay=config.replay, mastered_at=promote_at)
+        return Servo(rungs, replay=config.replay, mastered_at=promote_at)
     return Curriculum(
-        config.rungs,
+        rungs,
         promote_by=promote_by,
         promote_at=promote_at,
         window=config.promote_window,

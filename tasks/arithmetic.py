@@ -107,6 +107,17 @@ class Arithmetic:
     def default_steps(level: int) -> int:
         return 300
 
+    def levels(self, level: int) -> list[int]:
+        """Return the easier levels and `level`: for products all of no more digits, the longer factor in the same place.
+
+        For 32 these are 11, 21, 22, 31 and 32. Chains are a scale of 1, 2, 3 ..., of which nothing need be said.
+        """
+        if self.family == "chain":
+            return []
+        first, second = divmod(level, 10)
+        pairs = [(x, y) for x in range(1, first + 1) for y in range(1, second + 1)]
+        return [10 * x + y for x, y in pairs if (x >= y) == (first >= second) or x == y]
+
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem of `level` operations (chain) or digits (product: 32 is three by two) that belongs to `split`.
 

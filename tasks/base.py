@@ -36,6 +36,8 @@ __all__ = [
     "range_of",
     "rescaled",
     "declared_budget",
+    "levels_of",
+    "plain_texts_of",
     "scores_of",
     "sources_of",
     "summary_of",
@@ -112,7 +114,8 @@ class Task(Protocol):
     keyword of the constructor, which gets a string; `key(problem)`, the canonical key made anew from `problem.data`;
     `family_size(level)`, how many different problems there are, or None; `max_new_tokens(level)`, how many tokens a
     completion may take where it needs more than the target does, see `declared_budget`; `draft(problem)`, see `draft_of`;
-    `credits(problem, completions)` and `credited`, see `credits_of`; `sources()`, see `sources_of`.
+    `credits(problem, completions)` and `credited`, see `credits_of`; `sources()`, see `sources_of`; `levels(level)`, see
+    `levels_of`; `plain_texts(split)`, see `plain_texts_of`.
     """
 
     name: str
@@ -220,6 +223,22 @@ def declared_budget(task: Task, level: int) -> int:
             f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number of tokens"
         )
     return int(declared)
+
+
+def levels_of(task: Task, level: int) -> list[int]:
+    """Return the levels on the way to `level`, rising from the easiest, as the task names them; [] where it names none.
+
+    A task whose levels are no scale of 1, 2, 3 ... names them, because only it knows which are easier.
+    """
+    return list(getattr(task, "levels", lambda level: ())(level))
+
+
+def plain_texts_of(task: Task, split: str) -> list[str]:
+    """Return running texts of `split` in plain language that the task draws on; [] where it has none.
+
+    A language model should find them likely: by that the pre-flight tells one that was converted wrongly.
+    """
+    return list(getattr(task, "plain_texts", lambda split: ())(split))
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -62,15 +62,12 @@ class Interleave:
 
         Raises UserError when the split has fewer than two documents of that many words.
         """
-        if split not in self._by_split:
-            self._by_split[split] = documents_of(split, self._documents)
-        long_enough = [
-            document for document in self._by_split[split] if len(document.words) >= level
-        ]
+        documents = self._documents_of(split)
+        long_enough = [document for document in documents if len(document.words) >= level]
         if len(long_enough) < 2:
-            longest = sorted(
-                (len(document.words) for document in self._by_split[split]), reverse=True
-            )[1:2] or [0]
+            longest = sorted((len(document.words) for document in documents), reverse=True)[
+                1:2
+            ] or [0]
             raise UserError(
                 f"--words {level}: the {split} split of the corpus has {len(long_enough)} documents of "
                 f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
@@ -79,6 +76,15 @@ class Interleave:
         first, second = rng.sample(long_enough, 2)
         a, b = _window(first, level, rng), _window(second, level, rng)
         return self.problem(a, b)
+
+    def _documents_of(self, split: str) -> list[Document]:
+        if split not in self._by_split:
+            self._by_split[split] = documents_of(split, self._documents)
+        return self._by_split[split]
+
+    def plain_texts(self, split: str) -> list[str]:
+        """Return the documents of `split` as they were written (see `tasks.base.plain_texts_of`)."""
+        return [document.text for document in self._documents_of(split)]
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
         """Return the problem of interleaving the words `a` with the words `b`."""

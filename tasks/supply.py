@@ -45,6 +45,18 @@ class Supply:
         epoch, place = divmod(index, len(problems))
         return problems[self._epoch(len(problems), epoch)[place]]
 
+    @property
+    def levels(self) -> list[int]:
+        """The levels that the data set has, rising; [] without one."""
+        return sorted({problem.level for part in self.dataset.values() for problem in part})
+
+    def sample(self, level: int, seed: int) -> Iterable[Problem]:
+        """Return problems of `level` that training may draw, in an order of their own that `seed` decides."""
+        if not self.dataset:
+            return problem_stream(self.task, seed=seed, split="train", level=level)
+        problems = [each for part in self.dataset.values() for each in part if each.level == level]
+        return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
+
     def family_size(self, level: int) -> int | None:
         """Return how many different problems there are at `level`, where the task knows it."""
         return family_size(self.task, level)

@@ -20,9 +20,18 @@ def timeless(lines):
     ]
 
 
+def unhurried(decisions):
+    """Return a run's decisions without the seconds that its pre-flight took."""
+    for decision in decisions:
+        for level in decision["figures"].get("levels", ()):
+            level.pop("seconds", None)
+    return decisions
+
+
 def written(run: Path):
     """Return what a run wrote, but for what a clock said: logs, rollouts, and the last checkpoint's weights, moments and state, by name."""
     files = {log: read_metrics(run / log) for log in LOGS}
+    files["curriculum.jsonl"] = unhurried(files["curriculum.jsonl"])
     files["metrics.jsonl"], files["samples.log"] = (
         timeless(read_metrics(run / "metrics.jsonl")),
         DATE.sub(r"\1", (run / "samples.log").read_text()),

@@ -33,6 +33,8 @@ def clean(tmp_path_factory):
                     "2",
                     "--steps",
                     "3",
+                    "--preflight",
+                    "off",
                     "--eval-problems",
                     "5",
                     "--save-every",

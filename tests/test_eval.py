@@ -69,7 +69,9 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture()
 def run(tiny_model):
     """Return a function that trains the tiny model for two steps in runs/a."""
-    small = "--name a --lora-rank 0 --device cpu --prompts 2 --group-size 2 --steps 2"
+    small = (
+        "--name a --preflight off --lora-rank 0 --device cpu --prompts 2 --group-size 2 --steps 2"
+    )
     evaluations = "--eval-problems 3 --eval-every 1"
 
     def start(*arguments):

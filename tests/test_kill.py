@@ -25,6 +25,8 @@ SMALL = [
     "4",
     "--steps",
     "4",
+    "--preflight",
+    "off",
     "--eval-problems",
     "3",
     "--eval-every",

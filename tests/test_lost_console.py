@@ -42,6 +42,8 @@ FLAGS = [
     "8",
     "--steps",
     "3",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--save-every",

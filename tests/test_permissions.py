@@ -22,6 +22,8 @@ SMALL = [
     "4",
     "--steps",
     "4",
+    "--preflight",
+    "off",
     "--eval-problems",
     "3",
     "--eval-every",

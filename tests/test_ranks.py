@@ -35,6 +35,8 @@ FLAGS = [
     "4",
     "--steps",
     "4",
+    "--preflight",
+    "off",
     "--eval-problems",
     "5",
     "--eval-every",

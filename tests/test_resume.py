@@ -22,6 +22,8 @@ SMALL = [
     "2",
     "--group-size",
     "4",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--save-every",

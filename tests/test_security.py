@@ -27,6 +27,8 @@ SMALL = [
     "4",
     "--steps",
     "2",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--save-every",

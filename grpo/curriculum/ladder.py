@@ -319,6 +319,7 @@ class Curriculum:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "rungs": list(self.rungs),
             "rung": self.rung,
             "ended": self.ended,
             "recent": [list(values) for values in self.recent],
@@ -330,6 +331,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]):
+        self.rungs = list(state["rungs"])
         self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
         self.stayed, self.backs = state["stayed"], list(state["backs"])
         self.recent = deque(list(values) for values in state["recent"])

@@ -122,11 +122,13 @@ class Servo:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "rungs": list(self.rungs),
             "level": self.level,
             "peak": self.peak,
             "known": [[level, *entry] for level, entry in self.known.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]):
+        self.rungs = list(state["rungs"])
         self.level, self.peak = state["level"], state["peak"]
         self.known = {level: tuple(entry) for level, *entry in state["known"]}

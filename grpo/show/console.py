@@ -24,7 +24,7 @@ from rich.text import Text
 
 from grpo.records import StepReport
 from grpo.show.alignment import aligned, rendered
-from grpo.show.tables import classes_of
+from grpo.show.tables import SURVEY, classes_of, show_table
 from grpo.text import visible
 
 # Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is the score's name.
@@ -346,6 +346,10 @@ class Console:
         width = max(map(len, settings))
         for name, value in settings.items():
             self._row(visible(name).ljust(width), value)
+
+    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print the table of a pre-flight, a row for each level (the fields of a `LevelSurvey`)."""
+        show_table(self._rich, rows, SURVEY, {})
 
     def step(self, report: StepReport) -> None:
         """Show a finished step (numbered from 1) and say its events."""

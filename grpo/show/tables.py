@@ -19,6 +19,16 @@ CLASS_STYLES = {
     "identical": "bold red",
     "tied": "yellow",
 }
+SURVEY = {  # of a pre-flight: what a column is called, its figure, and how that reads
+    "level": ("level", "g"),
+    "score": ("value", ".3f"),
+    "exact": ("exact", ".3f"),
+    "reward\nstd": ("reward_std", ".3f"),
+    "groups\nthat vary": ("varied", ".0%"),
+    "any\nexact": ("any_exact", ".0%"),
+    "truncated": ("truncated", ".0%"),
+    "distinct\ntexts": ("distinct", ".1f"),
+}
 WHY = {
     "identical": "every completion the same",
     "solved": "all right",

@@ -1,5 +1,5 @@
 """Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst for evaluations,
-promotion-000020.jsonl.zst for the looks that promotion hangs on.
+promotion-000020.jsonl.zst for the looks that promotion hangs on, preflight-000000.jsonl.zst for the pre-flight.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
 so that they read back exactly), rewards and their parts, advantages (a number a completion, or a list with one for each
@@ -17,11 +17,11 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score, UserError
 
-_NAME = re.compile(r"(step|eval|promotion|imitation|failed)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|preflight|imitation|failed)-(\d+)\.jsonl\.zst")
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:
-    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion" or "failed"."""
+    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion", "preflight" or "failed"."""
     return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
 
 

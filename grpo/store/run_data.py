@@ -96,7 +96,7 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion" (looks), "failed"."""
+        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion" (looks), "preflight", "failed"."""
         return steps_of(self.path, kind)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:

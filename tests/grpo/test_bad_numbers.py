@@ -32,6 +32,8 @@ SMALL = [
     "4",
     "--steps",
     "2",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--device",

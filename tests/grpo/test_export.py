@@ -23,6 +23,8 @@ FLAGS = [
     "2",
     "--group-size",
     "4",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--device",

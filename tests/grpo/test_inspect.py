@@ -42,6 +42,8 @@ def run(tmp_path_factory):
                     "1",
                     "--save-threshold",
                     "1",
+                    "--preflight",
+                    "off",
                     "--eval-problems",
                     "4",
                     "--device",

@@ -19,6 +19,8 @@ FLAGS = [
     "2",
     "--group-size",
     "2",
+    "--preflight",
+    "off",
     "--eval-problems",
     "2",
     "--device",

@@ -1,0 +1,309 @@
+"""The pre-flight: what it finds of each level, where it lets a run start, and when it takes a model for broken."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+import train
+from grpo import inspect, report
+from grpo.curriculum.preflight import (
+    NO_LEVEL,
+    PROBLEMS,
+    LevelSurvey,
+    Perplexity,
+    SurveySettings,
+    choose_mixed_start,
+    choose_start,
+    levels_to_survey,
+    measure_perplexity,
+    summarise_level,
+    survey,
+)
+from grpo.evaluate import Sampling
+from grpo.records import Completion, Group
+from grpo.store.metrics import read_metrics
+from grpo.store.run_data import load_run
+from tasks.base import Problem, Score, load_task, split_of_key
+from tasks.interleave import Interleave
+from tasks.supply import Supply
+
+ROW = LevelSurvey(1, 4, 0.5, 0.5, 0.3, 0.0, 0.0, 0.0, 0.0, 8.0, 99, 0.1)
+BROKEN = Perplexity(token=300.0, word=800.0, unigram=220.0, texts=3, tokens=900)
+
+
+def rows(**kinds):
+    """Return rows by level: rows(l1="solved", l2="reach", l3="varied", l5="none")."""
+    figures = {
+        "solved": {"exact": 1.0, "any_exact": 1.0},
+        "reach": {"varied": 0.5, "any_exact": 0.25, "exact": 0.1},
+        "varied": {"varied": 1.0},
+        "lucky": {"varied": 0.25, "any_exact": 0.25},
+        "none": {},
+    }
+    return [replace(ROW, level=int(name[1:]), **figures[kind]) for name, kind in kinds.items()]
+
+
+@pytest.mark.parametrize(
+    ("found", "rungs", "level", "chosen"),
+    [
+        # As asked, even where a harder level is within reach, too.
+        (rows(l5="reach", l10="reach"), [10], 10, [10]),
+        (rows(l1="solved", l10="reach", l25="none"), [10, 25], 10, [10, 25]),
+        (rows(l10="reach", l25="reach"), [10, 25], 10, [10, 25]),
+        # An easier start, the hardest one, with what lies between.
+        (rows(l1="reach", l2="reach", l3="none", l10="none"), [10, 25], 2, [2, 3, 10, 25]),
+        (rows(l1="reach", l2="varied", l3="lucky", l5="none"), [5], 1, [1, 2, 3, 5]),
+        # Groups that vary without a right answer are no start, nor is a level that is solved.
+        (rows(l1="varied", l2="varied", l10="varied"), [10], None, [10]),
+        (rows(l1="solved", l2="none", l10="none"), [10], None, [10]),
+        (rows(l10="lucky"), [10, 25], None, [10, 25]),
+        ([], [10], None, [10]),
+        # Solved rungs are left out, unless what follows is out of reach.
+        (rows(l10="solved", l25="reach"), [10, 25, 50], 25, [25, 50]),
+        (rows(l10="solved", l25="solved", l50="none"), [10, 25, 50], 25, [25, 50]),
+        (rows(l10="solved", l25="solved"), [10, 25], 25, [25]),
+    ],
+)
+def test_where_a_run_starts(found, rungs, level, chosen):
+    start = choose_start(found, rungs)
+    assert (start.level, start.rungs) == (level, chosen)
+    assert (start.why == NO_LEVEL) == (level is None)
+
+
+def test_why_says_what_decided():
+    eased = choose_start(rows(l2="reach", l10="none"), [10])
+    assert eased.why == (
+        "50% of its groups vary and 25% hold a right answer; level 10 is out of reach (0% and 0%)"
+    )
+    passed = choose_start(rows(l10="solved", l25="reach"), [10, 25])
+    assert passed.why.endswith("hold a right answer; the easier ones are solved (10)")
+
+
+def test_a_mixed_dataset_has_no_level_to_start_at():
+    start = choose_mixed_start(rows(l2="reach", l3="none", l5="none"), [5])
+    assert start.rungs == [5] and start.why.endswith("within reach: 2")
+    assert choose_mixed_start(rows(l5="varied"), [5]).level is None
+
+
+def group(*answers, level=3):
+    """Return a group of (text, reward, exact) answers, classified."""
+    problem = Problem("toy", level, "p", "t", key="k")
+    completions = [
+        Completion((1, 2), (0.0, 0.0), text, "length" if text == "long" else "stop")
+        for text, _, _ in answers
+    ]
+    scores = [Score(reward, exact=exact) for _, reward, exact in answers]
+    varied = len({reward for _, reward, _ in answers}) > 1
+    verdict = "varied" if varied else "tied"
+    return Group(0, problem, (1,), 1.0, completions, scores=scores, verdict=verdict)
+
+
+def test_figures_of_a_level():
+    groups = [
+        group(("a", 0.0, False), ("b", 0.5, True)),
+        group(("long", 0.2, False), ("long", 0.2, False)),
+        group(("c", 1.0, False), ("c", 1.0, False)),  # the highest score is right without a word
+        group(("d", 0.2, False), ("e", 0.4, False)),
+    ]
+    found = summarise_level(3, groups, seconds=2.0)
+    assert found == LevelSurvey(
+        level=3,
+        groups=4,
+        value=pytest.approx(3.5 / 8),
+        reward=pytest.approx(3.5 / 8),
+        reward_std=pytest.approx((0.25 + 0.1) / 4),
+        varied=0.5,
+        any_exact=0.5,
+        exact=3 / 8,
+        truncated=0.25,
+        distinct=1.5,
+        tokens=16,
+        seconds=2.0,
+    )
+
+
+TOYS = Path(__file__).parents[1] / "examples" / "by_chance.py"
+SETTINGS = SurveySettings(Sampling(), group_size=4, threshold=1e-6)
+
+
+def test_levels_below_the_asked_one():
+    arithmetic = load_task("arithmetic", options={"family": "product"})
+    assert levels_to_survey(Supply(Interleave(documents=[]), seed=0), [10, 25]) == [
+        *(1, 2, 3, 5, 10, 25)
+    ]
+    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0), [4]) == [1, 2, 3, 4]
+    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0), [1]) == [1]
+    assert levels_to_survey(Supply(arithmetic, seed=0), [32]) == [11, 21, 22, 31, 32]
+    assert levels_to_survey(Supply(load_task("arithmetic"), seed=0), [4]) == [1, 2, 3, 4]
+    problems = [Problem("toy", level, "p", "t", f"{level}") for level in (4, 7, 30)]
+    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0, dataset=problems), [7]) == [
+        4,
+        7,
+    ]
+    assert levels_to_survey(
+        Supply(load_task(f"{TOYS}:Toy"), seed=0, dataset=problems, mixed=True), [30]
+    ) == [4, 7, 30]
+
+
+def test_survey_of_a_model(tiny_policy):
+    levels, rungs = [1, 2, 3, 5, 10, 25], [5, 10, 25]
+    found, groups = survey(
+        tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), levels, SETTINGS, rungs=rungs
+    )
+    # Levels that the task cannot make are passed over; beyond the first rung it ends without a right answer.
+    assert [row.level for row in found] == [3, 5]
+    assert [group.problem.level for group in groups] == [3] * PROBLEMS + [5] * PROBLEMS
+    assert [group.index for group in groups] == list(range(2 * PROBLEMS))
+    assert len({group.problem.key for group in groups}) == 2 * PROBLEMS
+    assert {len(group.completions) for group in groups} == {4}
+    assert found[0].is_within_reach and not found[1].any_exact
+    assert found[0].tokens == sum(group.tokens for group in groups[:PROBLEMS])
+    assert {group.action for group in groups} == {"skip"}
+
+    # The seed of the run changes nothing, so that the tables of two runs can be compared.
+    again, _ = survey(
+        tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=9), levels, SETTINGS, rungs=rungs
+    )
+    assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in found]
+
+    # A rung that the task cannot make is the user's to know.
+    with pytest.raises(ZeroDivisionError):
+        survey(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), [1], SETTINGS, rungs=[1])
+
+
+def test_problems_are_those_of_training():
+    supply = Supply(load_task("arithmetic"), seed=0)
+    drawn = supply.sample(2, seed=5)
+    assert {split_of_key(next(drawn).key) for _ in range(20)} == {"train"}
+    problems = [Problem("toy", 1 + i % 2, "p", "t", f"{i}") for i in range(20)]
+    for mixed in (False, True):
+        supply = Supply(load_task(f"{TOYS}:Toy"), seed=0, dataset=problems, mixed=mixed)
+        keys = [problem.key for problem in supply.sample(2, seed=5)]
+        assert sorted(keys) == sorted(problem.key for problem in problems if problem.level == 2)
+        assert keys != [problem.key for problem in problems if problem.level == 2]
+
+
+def test_perplexity_is_that_of_the_plain_model(tiny_model, tiny_policy):
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    texts = ["The furnace is never switched off.\n\nIt roars,  and then hear all", "", "And so on."]
+    found = measure_perplexity(tiny_policy, texts)
+    total, count, tokens = 0.0, 0, []
+    for text in (texts[0], texts[2]):
+        ids = torch.tensor([tiny_policy.tokenizer(text).input_ids])
+        with torch.no_grad():
+            total += plain(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+        tokens += ids[0, 1:].tolist()
+    assert found.texts == 2 and found.tokens == count
+    assert found.token == pytest.approx(math.exp(total / count), rel=1e-4)
+    assert found.word == pytest.approx(math.exp(total / 15), rel=1e-4)
+    shares = [tokens.count(token) / count for token in tokens]
+    assert found.unigram == pytest.approx(math.prod(share ** (-1 / count) for share in shares))
+    assert measure_perplexity(tiny_policy, []) is None
+
+
+def test_what_is_no_language_model_is_warned_of():
+    good = replace(BROKEN, token=60.0)
+    assert not good.warning(rows(l1="none")) and "no general" not in good.line()
+    assert "300 per token" in BROKEN.warning(rows(l1="none")) and "no general" in BROKEN.line()
+    assert not BROKEN.warning(rows(l1="reach", l2="none"))  # it solves problems, so it works
+
+
+def test_a_model_of_nonsense_has_a_finite_perplexity(tiny_policy):
+    tiny_policy.head.weight.data.fill_(math.nan)
+    found = measure_perplexity(tiny_policy, ["a b c d"])
+    assert math.isfinite(found.token) and not found.is_language
+
+
+FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2 --save-threshold 9 --best-margin 9"
+FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --patience 0"
+
+
+@pytest.fixture()
+def start(tiny_model, tmp_path, monkeypatch):
+    """Return a function that trains the tiny model on the toy task in runs/NAME."""
+    monkeypatch.chdir(tmp_path)
+
+    def train_on(name, *flags, task="Toy"):
+        asked = ["--model", str(tiny_model), "--task", f"{TOYS}:{task}", "--name", name]
+        return train.main([*FLAGS.split(), *asked, *flags])
+
+    return train_on
+
+
+def test_a_run_starts_at_an_easier_level_and_keeps_it_when_it_goes_on(start, capsys):
+    assert start("a", "--level", "10") == 0
+    said = capsys.readouterr().out
+    assert "the run starts at level 3 (by way of 3 → 5 → 10): 100% of its groups vary" in said
+    assert "groups" in said and "that vary" in said and "distinct" in said
+
+    (decision,) = read_metrics("runs/a/curriculum.jsonl")
+    assert (decision["kind"], decision["step"], decision["from"], decision["to"]) == (
+        *("preflight", 0, 10, 3),
+    )
+    figures = decision["figures"]
+    assert figures["start"] == 3 and figures["rungs"] == [3, 5, 10]
+    assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
+    assert figures["perplexity"] is None  # the task has no plain texts
+    assert len(load_run("runs/a").groups(0, "preflight")) == 3 * PROBLEMS
+    assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
+
+    config = yaml.safe_load(Path("runs/a/config.yaml").read_text())
+    assert config["level"] == 10 and config["facts"]["rungs"] == [3, 5, 10]
+
+    assert train.main(["--resume", "runs/a", "--task", f"{TOYS}:Toy", "--steps", "5"]) == 0
+    assert "pre-flight" not in capsys.readouterr().out
+    assert len(read_metrics("runs/a/curriculum.jsonl")) == 1
+    assert [line["level"] for line in read_metrics("runs/a/metrics.jsonl")] == [3] * 5
+    facts = yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]
+    assert facts["rungs"] == [3, 5, 10]
+
+
+def test_only_the_pre_flight(start, capsys):
+    assert start("a", "--level", "10", "--preflight", "only") == 0
+    said = capsys.readouterr().out
+    assert "nothing was trained" in said and "step" not in said.split("clock")[1]
+    run = load_run("runs/a")
+    assert run.decisions[0]["kind"] == "preflight" and run.config["preflight"] == "only"
+    assert not run.metrics and not run.evals and not run.steps()
+    assert inspect.main(["runs/a", "group", "0", "1", "--kind", "preflight"]) == 0
+    assert report.main(["runs/a"]) == 0
+
+
+def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
+    assert start("a", "--level", "3", "--control", "shuffled-rewards", task="Hard") == 0
+    said = capsys.readouterr().out
+    assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
+    assert "CONTROL shuffled-rewards  pre-flight" in said
+    (decision,) = read_metrics("runs/a/curriculum.jsonl")
+    assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
+    assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
+
+
+@pytest.mark.parametrize(
+    ("flags", "rungs"),
+    [
+        (["--level", "10", "--no-ramp"], [10]),
+        (["--curriculum", "auto:5-10"], [3, 5, 10]),
+        (["--level", "3"], [3]),
+    ],
+)
+def test_the_levels_of_other_curricula(start, flags, rungs):
+    assert start("a", *flags, "--preflight", "only") == 0
+    assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]["rungs"] == rungs
+
+
+def test_without_a_pre_flight_nothing_is_sampled(start, capsys):
+    assert start("a", "--level", "10", "--preflight", "off", "--steps", "1") == 0
+    assert "pre-flight" not in capsys.readouterr().out
+    assert not read_metrics("runs/a/curriculum.jsonl")
+
+
+def test_an_unknown_kind_of_pre_flight_is_refused(start, capsys):
+    assert start("a", "--preflight", "yes") == 2
+    assert "--preflight yes: give one of on, off, only" in capsys.readouterr().err
