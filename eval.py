@@ -2,8 +2,8 @@
 
 Problems come from the test split, of documents that nothing was trained or chosen on. They are distinct: where fewer
 exist than were asked for, all of them are evaluated and the output says so. Those that the run trained on are dropped
-and counted. A run is evaluated as it was trained: task, level, temperature, top-k, top-p and completion budget are the
-run's own unless a flag says otherwise.
+and counted. A run is evaluated as it was trained: task, level, wording, system turn, examples, chat template's variables,
+temperature, top-k, top-p and completion budget are the run's own unless a flag says otherwise.
 """
 
 import argparse
@@ -31,13 +31,34 @@ from grpo.evaluate import (
 )
 from grpo.load import load_policy
 from grpo.policy import Policy
+from grpo.prompts import (
+    format_of,
+    middle_left_out,
+    sent_lines,
+    system_text,
+    template_arguments,
+    wording_text,
+)
 from grpo.records import Group
 from grpo.sources import accepted_kinds, check_base
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
-from tasks.base import Parser, Task, UserError, exit_status, load_task, split_options, trust
+from tasks.base import (
+    Parser,
+    Task,
+    UserError,
+    check_wording,
+    exit_status,
+    load_task,
+    split_options,
+    trust,
+    worded,
+)
 from tasks.dataset import read_problems
 from tasks.supply import HeldOut
+
+PROMPT = ("system", "shots", "chat_template_kwargs", "wording")  # flags that a run has, too
+SHOWN = ("groups", "sent")  # of a level's result: for the screen, not for --json
 
 
 def main(argv: list[str]) -> int:
@@ -57,10 +78,20 @@ def report(argv: list[str]) -> int:
             checkpoint, config, arguments.device, accepted_kinds(arguments.accept_changes)
         )
 
+    policy.use(
+        format_of(
+            task,
+            system=arguments.system,
+            shots=arguments.shots,
+            chat_template_kwargs=arguments.chat_template_kwargs,
+            seed=arguments.seed,
+        )
+    )
+
     results = [evaluate_level(policy, task, level, seen, arguments) for level in arguments.levels]
     if arguments.json:  # first, for whoever reads the table may leave before its end
         lines = [
-            {key: value for key, value in result.items() if key != "groups"} for result in results
+            {key: value for key, value in result.items() if key not in SHOWN} for result in results
         ]
         write_whole(arguments.json, (json.dumps(lines, indent=1) + "\n").encode())
     show(results, task)
@@ -120,7 +151,29 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=int,
         help="completion budget (default: the run's, else a quarter more than the target takes)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the problems and the samples")
+    parser.add_argument(
+        "--system",
+        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
+    )
+    parser.add_argument(
+        "--shots",
+        type=int,
+        metavar="K",
+        help="solved problems of the training split before each question (default: the run's, else 0)",
+    )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the model's chat template (default: the run's, else {})",
+    )
+    parser.add_argument(
+        "--wording",
+        metavar="FILE",
+        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; default: the run's)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the problems, their examples and the samples"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--worst",
@@ -143,7 +196,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for a value that no evaluation can have; None was not given."""
-    at_least = {"problems": 1, "samples": 1, "temperature": 0, "top_k": 0, "max_new_tokens": 0}
+    at_least = {
+        "problems": 1,
+        "samples": 1,
+        "temperature": 0,
+        "top_k": 0,
+        "max_new_tokens": 0,
+        "shots": 0,
+    }
     for name, least in at_least.items():
         value = getattr(arguments, name)
         if value is not None and not value >= least:
@@ -153,6 +213,11 @@ def check(arguments: argparse.Namespace) -> None:
     top_p = arguments.top_p
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"--top-p {top_p}: give a number above 0 and up to 1")
+
+    if arguments.chat_template_kwargs is not None:
+        template_arguments(arguments.chat_template_kwargs)
+    if arguments.system is not None:
+        arguments.system = system_text(arguments.system)
 
 
 def trained_run(model: str) -> tuple[Path | None, Config]:
@@ -170,7 +235,7 @@ def trained_run(model: str) -> tuple[Path | None, Config]:
 
 
 def resolve(arguments: argparse.Namespace, others: list[str], config: Config) -> Task:
-    """Return the task; fill in `arguments` what was left to the run: its task, options, levels, sampling and mark."""
+    """Return the task; fill in `arguments` what was left to the run: its task, options, prompt, levels, sampling and mark."""
     if arguments.task is None:
         trust(config.task, None, Path(arguments.model))
         arguments.task = config.task
@@ -182,7 +247,8 @@ def resolve(arguments: argparse.Namespace, others: list[str], config: Config) ->
         )
     is_runs_task = arguments.task == config.task
     arguments.options = {**(config.task_options if is_runs_task else {}), **given}
-    task = load_task(arguments.task, options=arguments.options)
+    _resolve_prompt(arguments, config, is_runs_task)
+    task = load_task(arguments.task, options=arguments.options, wording=arguments.wording)
 
     is_runs_level = is_runs_task and arguments.options == config.task_options
     own_level = config.level if is_runs_level else 0
@@ -197,6 +263,19 @@ def resolve(arguments: argparse.Namespace, others: list[str], config: Config) ->
     arguments.sampling = Sampling(**values)
     arguments.mark = config.mark
     return task
+
+
+def _resolve_prompt(arguments: argparse.Namespace, config: Config, is_runs_task: bool) -> None:
+    """Fill in the flags of PROMPT; the run's wording holds for its own task alone, whose placeholders it has."""
+    if arguments.wording:
+        file, arguments.wording = arguments.wording, wording_text(arguments.wording)
+        check_wording(arguments.task, arguments.wording, file)
+    elif arguments.wording is None and not is_runs_task:
+        arguments.wording = ""
+
+    for name in PROMPT:
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, getattr(config, name))
 
 
 def levels_of(text: str, task: Task, default: int) -> list[int]:
@@ -238,7 +317,11 @@ def problems_of(
     """Return the problems of a level. Raises UserError where there is not one."""
     size, sampling = arguments.problems, arguments.sampling
     if arguments.dataset:
-        source = [problem for problem in read_problems(arguments.dataset) if problem.level == level]
+        source = [
+            worded(task, problem)
+            for problem in read_problems(arguments.dataset)
+            if problem.level == level
+        ]
         found = select(policy, source, size, seen, sampling)
         where = f"{arguments.dataset}, level {level}"
     else:
@@ -261,7 +344,7 @@ def problems_of(
 def evaluate_level(
     policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the figures of a level, and under "groups" the completions that are shown: the worst."""
+    """Return the figures of a level, and for the screen (SHOWN) the worst completions and the first problem's prompt as it was sent."""
     found = problems_of(policy, task, level, seen, arguments)
     groups = evaluate(
         policy,
@@ -271,6 +354,7 @@ def evaluate_level(
         seed=arguments.seed,
         samples=arguments.samples,
     )
+    sent = sent_lines(policy, found.problems[0])
     return {
         "model": arguments.model,
         **arguments.mark,
@@ -280,6 +364,8 @@ def evaluate_level(
         "split": arguments.split,
         "dataset": arguments.dataset,
         "seed": arguments.seed,
+        **{name: getattr(arguments, name) for name in PROMPT},
+        "prompt": "\n".join(sent),
         **asdict(arguments.sampling),
         "budget": max(budgets(policy, task, found.problems, arguments.sampling)),
         "asked": found.asked,
@@ -289,6 +375,7 @@ def evaluate_level(
         **summarise(groups),
         "truncated": truncated_share(groups),
         "groups": sorted(groups, key=lowest)[: arguments.worst],
+        "sent": middle_left_out(sent),
     }
 
 
@@ -333,6 +420,9 @@ def show(results: list[dict], task: Task):
     console.print(table)
     for line in remarks(results):
         console.print(line, soft_wrap=True)
+    console.print("\nthe first prompt as the model was sent it", style="bold")
+    for line in results[0]["sent"]:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
     for result in results:
         for group in result["groups"]:
             show_worst(console, result["level"], group)

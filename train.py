@@ -20,7 +20,7 @@ from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
-from tasks.base import Problem, Task, exit_status, load_task, range_of
+from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
 from tasks.dataset import read_problems
 from tasks.supply import Supply
 
@@ -49,8 +49,9 @@ def start(argv: list[str], losses: list[str]) -> int:
 def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> int:
     run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     run.losses = losses
-    task = load_task(config.task, config.reward, config.task_options)
-    problems = read_problems(Path(config.dataset)) if config.dataset else []
+    task = load_task(config.task, config.reward, config.task_options, config.wording)
+    dataset = read_problems(Path(config.dataset)) if config.dataset else []
+    problems = [worded(task, problem) for problem in dataset]
     config = run.settle(config, task, {problem.level for problem in problems})
     if run.checkpoint:
         run.check_sources(task)
@@ -101,6 +102,7 @@ def train(
     check_fit(trainer)
     run.attach(trainer, console)
     console.settings(settings(run.folder, config, trainer))
+    run.show_prompt()
     run.restore()
     run.preflight()
     if config.preflight == "only":

@@ -19,11 +19,12 @@ from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.learn.optimizer import OPTIMIZERS
 from grpo.load import LORA_VARIANTS, QUANTISED
+from grpo.prompts import PromptFormat, format_of, system_text, template_arguments, wording_text
 from grpo.rollout.drafting import parse_mode
 from grpo.sources import KINDS, accepted_kinds
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
-from tasks.base import REGISTRY, Parser, UserError, options_of, split_options
+from tasks.base import REGISTRY, Parser, Task, UserError, check_wording, options_of, split_options
 from tasks.supply import fixed_size
 
 CLIP = {
@@ -156,6 +157,20 @@ class Config:
     quantise: str = flag(
         "none",
         "the base under LoRA in fewer bits: nf4 (4 bits), int8, or none (needs bitsandbytes: the extra bits; slower)",
+    )
+    # prompt
+    system: str = flag("", "text of a system turn before the user's, or @FILE")
+    shots: int = flag(
+        0,
+        "solved problems of the training split and the same level that are shown before each question",
+    )
+    chat_template_kwargs: str = flag(
+        "{}", "variables of the model's chat template as JSON, e.g. '{\"enable_thinking\": false}'"
+    )
+    wording: str = flag(
+        "",
+        "a text file that replaces the task's prompt, with its placeholders: {a} and {b} for interleave, {expression} "
+        "for arithmetic",
     )
     # rollout
     prompts: int = flag(16, "prompts a step")
@@ -304,6 +319,7 @@ class Config:
         )
         yield "preflight", self.preflight in PREFLIGHTS, one_of(*PREFLIGHTS)
         yield "level", self.level >= 0, "give a positive number of words"
+        yield "shots", self.shots >= 0, "give 0 or more"
         yield (
             "group_size",
             self.group_size >= 2,
@@ -427,6 +443,7 @@ class Config:
         accepted = accepted_kinds(self.accept_changes)
         yield "accept_changes", set(accepted) <= set(KINDS), one_of(*KINDS)
         parse_mode(self.draft)
+        template_arguments(self.chat_template_kwargs)
         if self.curriculum:
             parse_rungs(self.curriculum)
         fixed_size(self.problems)
@@ -450,6 +467,16 @@ class Config:
             "seed": self.seed,
             "keep_reference": self.beta > 0,
         }
+
+    def prompt_format(self, task: Task) -> PromptFormat:
+        """What stands around the prompts of the `task`."""
+        return format_of(
+            task,
+            system=self.system,
+            shots=self.shots,
+            chat_template_kwargs=self.chat_template_kwargs,
+            seed=self.seed,
+        )
 
     @property
     def mark(self) -> dict[str, str]:
@@ -545,7 +572,18 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
         )
     if options:
         given["task_options"] = options
-    return Config(**given), given
+    return Config(**_with_files(given)), given
+
+
+def _with_files(given: dict[str, Any]) -> dict[str, Any]:
+    """Put the texts of files that flags name into `given`, so that the run holds them whatever becomes of the files."""
+    if "system" in given:
+        given["system"] = system_text(given["system"])
+    if file := given.get("wording"):
+        given["wording"] = wording_text(file)
+        if "resume" not in given:  # else the task is the run's, which is not read yet
+            check_wording(given.get("task", Config.task), given["wording"], file)
+    return given
 
 
 def _remove(parser: HfArgumentParser, name: str):

@@ -1,17 +1,22 @@
 """From texts to tokens: prompts by the chat template, targets and drafts.
 
 Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat template alone. What stands
-in a problem is text, "<|end|>" too: it is encoded as the characters that it consists of, as the policy would have to write it.
+in a turn is text, "<|end|>" too: it is encoded as the characters that it consists of, as the policy would have to write it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tasks.base import UserError
 
+Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
+TemplateArguments = Mapping[
+    str, Any
+]  # the chat template's own variables, e.g. {"enable_thinking": False}
 ANCHORS = ("", "\n", "a", ".")  # what a run may stand behind, see `_plain_run`
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))  # of private use, so in no text that means anything
 
@@ -42,19 +47,30 @@ def target_length(tokenizer, target: str) -> int:
     return len(plain_tokens(tokenizer, [target])[0]) + 1
 
 
-def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ...]:
-    """Return the token ids of `prompt` as the user's turn of the chat `template`, up to where the answer begins.
+def prompt_tokens(
+    tokenizer,
+    turns: Sequence[Turn],
+    template: str | None,
+    arguments: TemplateArguments = MappingProxyType({}),
+) -> tuple[int, ...]:
+    """Return the token ids of `turns` by the chat `template`, called with its `arguments`, up to where the answer begins.
 
-    Without a template the prompt is a line of text. Raises UserError where the prompt holds the text of a control token, and
+    Without a template each turn is a line of text. Raises UserError where a turn holds the text of a control token, and
     the tokenizer cannot tell where its tokens stand.
     """
     if template is None:
-        return tuple(tokenizer(prompt + "\n", split_special_tokens=True).input_ids)
+        text = "".join(f"{said}\n" for _, said in turns)
+        return tuple(tokenizer(text, split_special_tokens=True).input_ids)
 
     controls = controls_of(tokenizer)
-    found = set(controls.pattern.findall(prompt)) if controls.pattern else set()
+    texts = [said for _, said in turns] + _strings_in(arguments)
+    found = (
+        {one for said in texts for one in controls.pattern.findall(said)}
+        if controls.pattern
+        else set()
+    )
     if not found:
-        text = _render(tokenizer, prompt, template)
+        text = render(tokenizer, turns, template, arguments)
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
     # The template sees a stand-in for each text of a control token, so that the control tokens of the rendered text are the
@@ -63,11 +79,19 @@ def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ..
         raise UserError(
             f"the prompt holds {sorted(found)[0]!r}, a control token of this model, whose tokenizer cannot encode it as text"
         )
-    mark = next(mark for mark in MARKS if mark not in prompt)
+    mark = next(mark for mark in MARKS if not any(mark in said for said in texts))
     stand_ins = {text: f"{mark}{i}{mark}" for i, text in enumerate(sorted(found))}
     meant = {stand_in: text for text, stand_in in stand_ins.items()}
-    escaped = controls.pattern.sub(lambda match: stand_ins[match[0]], prompt)
-    text = _render(tokenizer, escaped, template)
+
+    def escaped(said: str) -> str:
+        return controls.pattern.sub(lambda match: stand_ins[match[0]], said)
+
+    text = render(
+        tokenizer,
+        [(role, escaped(said)) for role, said in turns],
+        template,
+        _with_strings(arguments, escaped),
+    )
 
     tokens: list[int] = []
     for ids, run in _runs(tokenizer, text, controls.ids):
@@ -78,13 +102,33 @@ def prompt_tokens(tokenizer, prompt: str, template: str | None) -> tuple[int, ..
     return tuple(tokens)
 
 
-def _render(tokenizer, prompt: str, template: str) -> str:
+def render(tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments) -> str:
+    """Return what the chat `template` makes of `turns`, up to where the answer begins."""
     return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
+        [{"role": role, "content": said} for role, said in turns],
         chat_template=template,
         tokenize=False,
         add_generation_prompt=True,
+        **arguments,
     )
+
+
+def _strings_in(value: Any) -> list[str]:
+    """Return the strings of a JSON value, those inside lists and objects too."""
+    found: list[str] = []
+    _with_strings(value, lambda text: found.append(text) or text)
+    return found
+
+
+def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with each of its strings changed; the names in objects stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _with_strings(inner, change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_strings(inner, change) for inner in value]
+    return value
 
 
 def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int], str]]:

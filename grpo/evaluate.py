@@ -75,7 +75,7 @@ def evaluate(
     groups, draft, drafting = [], draft_of(task), Drafting()
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
-        prompts = [policy.encode(problem.prompt) for problem in part]
+        prompts = [policy.encode(problem) for problem in part]
         answers = generate(
             policy,
             prompts,
@@ -94,6 +94,7 @@ def evaluate(
                 sampling.temperature,
                 completions,
                 scores=scores_of(task, problem, [completion.text for completion in completions]),
+                shots=policy.shots(problem),
             )
             for i, (problem, prompt, completions) in enumerate(zip(part, prompts, answers))
         ]
@@ -113,7 +114,7 @@ def budgets(
     return [
         budget_for(
             policy,
-            policy.encode(problem.prompt),
+            policy.encode(problem),
             problem.target,
             sampling.max_new_tokens,
             declared_budget(task, problem.level),

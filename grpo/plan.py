@@ -29,6 +29,7 @@ from grpo.encoding import prompt_tokens, target_length
 from grpo.learn.lean import FAMILIES
 from grpo.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
 from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
+from grpo.prompts import check_format
 from grpo.rollout.captured import bucket
 from grpo.rollout.engine import budget
 from grpo.run import Run
@@ -134,14 +135,20 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     """Return a step at the run's own level; completions take as many tokens as the right answers, or `tokens`."""
     tokenizer, task = (
         load_tokenizer(config.model),
-        load_task(config.task, config.reward, config.task_options),
+        load_task(config.task, config.reward, config.task_options, config.wording),
     )
+    format = config.prompt_format(task)
+    check_format(tokenizer, format)
     problems = [
         problem_at(task, seed=config.seed, split="train", level=config.level, index=i)
         for i in range(PROBES)
     ]
     prompts = [
-        len(prompt_tokens(tokenizer, problem.prompt, tokenizer.chat_template))
+        len(
+            prompt_tokens(
+                tokenizer, format.turns(problem), tokenizer.chat_template, format.arguments
+            )
+        )
         for problem in problems
     ]
     targets = [target_length(tokenizer, problem.target) for problem in problems]

@@ -22,11 +22,12 @@ from grpo.learn.precision import linear
 from grpo.memory import prompts_at_once, shape_of, update_tokens
 from grpo.model_check import Path as ModelPath
 from grpo.model_check import choose_path
+from grpo.prompts import PromptFormat, check_format
 from grpo.rollout.cache import SharedPrompt
 from grpo.rollout.captured import FusedModel
 from grpo.rollout.fused import fused_model
 from grpo.rollout.plain import PlainPrompt
-from tasks.base import UserError
+from tasks.base import Problem, UserError
 
 REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
 
@@ -43,10 +44,8 @@ class Policy:
         self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False
     ):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        self._encoded, self._length = (
-            lru_cache(REMEMBERED)(partial(tokens, tokenizer))
-            for tokens in (prompt_tokens, target_length)
-        )
+        self._length = lru_cache(REMEMBERED)(partial(target_length, tokenizer))
+        self.use(PromptFormat())
         self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
         self.path: ModelPath = "plain"
@@ -93,9 +92,24 @@ class Policy:
         """What is trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """Return the token ids of `prompt` as the user's turn, up to where the answer begins."""
-        return self._encoded(prompt, self.tokenizer.chat_template)
+    def use(self, format: PromptFormat):
+        """Put problems to the model in this `format` from now on. Raises UserError where its chat template cannot express it."""
+        check_format(self.tokenizer, format)
+        self.format = format
+        self._encoded = lru_cache(REMEMBERED)(
+            partial(prompt_tokens, self.tokenizer, arguments=format.arguments)
+        )
+
+    def encode(self, problem: Problem | str) -> tuple[int, ...]:
+        """Return the token ids of all that the model is sent of `problem` (see `PromptFormat`), up to where the answer begins.
+
+        A string is a prompt without a problem, for which no examples can be drawn.
+        """
+        return self._encoded(self.format.turns(problem), self.tokenizer.chat_template)
+
+    def shots(self, problem: Problem) -> tuple[str, ...]:
+        """Return the keys of the examples that the prompt of `problem` shows."""
+        return tuple(example.key for example in self.format.shots(problem))
 
     def target_length(self, target: str) -> int:
         """Return how many tokens the answer `target` takes, its end token included."""

@@ -56,6 +56,7 @@ class Group:
     advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
     revealed: str = ""
+    shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
 
     @property
     def texts(self) -> list[str]:

@@ -92,7 +92,8 @@ def _trainer(config: Config, run: RunData, checkpoint) -> Trainer:
             run.config.get("facts", {}).get("threads", torch.get_num_threads())
         )  # another number adds in another order
     policy = load_policy(config.model, **config.loading, weights=checkpoint)
-    trainer = Trainer(config, load_task(config.task, config.reward, config.task_options), policy)
+    task = load_task(config.task, config.reward, config.task_options, config.wording)
+    trainer = Trainer(config, task, policy)
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)
     return trainer

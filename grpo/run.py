@@ -53,6 +53,7 @@ from grpo.learn.finite import check_loaded
 from grpo.learn.optimizer import default_rate
 from grpo.learn.update import named_tensors
 from grpo.policy import Policy
+from grpo.prompts import middle_left_out, sent_lines
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.engine import fitting
@@ -82,6 +83,7 @@ from grpo.store.metrics import read_metrics
 from grpo.store.rollouts import file_of
 from grpo.store.run_data import load_run
 from grpo.store.trackers import check_installed
+from grpo.text import shortened
 from grpo.trainer import Trainer, curriculum_of
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
 from tasks.base import (
@@ -130,7 +132,8 @@ def open_run(
     for name in changed:
         if name not in ON_RESUME:
             raise UserError(
-                f"--{name.replace('_', '-')} {changed[name]}: the run in {folder} has {saved[name]}; with "
+                f"--{name.replace('_', '-')} {shortened(str(changed[name]))}: the run in {folder} has "
+                f"{shortened(str(saved[name])) or 'none'}; with "
                 f"--resume only {', '.join(ON_RESUME)} can be changed"
             )
     run = Run(folder, checkpoint, warnings, ranks)
@@ -277,6 +280,17 @@ class Run:
         config.save(self.folder / "config.yaml", **self.about)
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
         self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, self.warn)
+
+    def show_prompt(self):
+        """Show what the model is sent for the run's first problem, and keep it in prompt.txt. Called before `restore`."""
+        _, problem = self.trainer.problems(1)[0]
+        lines = sent_lines(self.trainer.policy, problem)
+        self.files.prompted(lines)
+
+        number = len(self.trainer.policy.encode(problem))
+        self.console.prompt(
+            f"the first prompt as the model is sent it, {number:,} tokens", middle_left_out(lines)
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return versions, device, commit and fingerprints, for the record."""
@@ -783,7 +797,7 @@ def check_fit(trainer: Trainer, probes: int = 16):
     for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
-            trainer.budget(trainer.policy.encode(problem.prompt), problem)
+            trainer.budget(trainer.policy.encode(problem), problem)
 
 
 def _check_levels(config: Config, levels: Collection[int]):

@@ -22,6 +22,7 @@ from huggingface_hub import snapshot_download
 
 from data.files import read_json
 from grpo import load
+from grpo.text import shortened
 from tasks.base import Task, UserError, sources_of, task_file
 
 KINDS = ("base", "dataset", "corpus", "config", "task")
@@ -215,7 +216,7 @@ def _folder_of(model: str) -> Path | None:
 def _shown(values: Mapping[str, Any], name: str, is_config: bool) -> str:
     if name not in values:
         return "absent"
-    return str(values[name]) if is_config else str(values[name])[:8]
+    return shortened(str(values[name])) if is_config else str(values[name])[:8]
 
 
 def _some(lines: list[str]) -> list[str]:

@@ -10,3 +10,16 @@ def visible(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return `text` made `visible`, and where it has more than `most` characters without its middle.
+
+    >>> shortened("one two three four five", 11)
+    'one t … five'
+    """
+    shown = visible(text)
+    if len(shown) <= most:
+        return shown
+    half = most // 2
+    return f"{shown[:half]} … {shown[-half:]}"

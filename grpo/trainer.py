@@ -69,6 +69,7 @@ class Trainer:
         ranks: Ranks = ALONE,
     ):
         self.config, self.task, self.policy, self.ranks = config, task, policy, ranks
+        policy.use(config.prompt_format(task))
         self.supply = supply or Supply(task, seed=config.seed, kind=config.problems)
         self.truncate = truncation(config.top_k, config.top_p)
         if policy.device.type == "cpu":
@@ -207,7 +208,7 @@ class Trainer:
             return len(problems)
         largest = 0
         for number, problem in enumerate(problems, start=1):
-            largest = max(largest, self.budget(self.policy.encode(problem.prompt), problem))
+            largest = max(largest, self.budget(self.policy.encode(problem), problem))
             if number * self.config.group_size * largest > self.config.step_tokens:
                 return max(1, number - 1)
         return len(problems)
@@ -304,7 +305,7 @@ class Trainer:
             return []
         given = [self.given(step, index, problem) for index, problem, _ in problems]
         prompts = [
-            self.policy.encode(problem.prompt) + tokens
+            self.policy.encode(problem) + tokens
             for (_, problem, _), (tokens, _) in zip(problems, given)
         ]
         keys = [
@@ -342,6 +343,7 @@ class Trainer:
                 [behind(self.policy, tokens, text, completion) for completion in completions],
                 attempt,
                 revealed=text,
+                shots=self.policy.shots(problem),
             )
             for (index, problem, temperature), prompt, completions, (tokens, text) in zip(
                 problems, prompts, answers, given
@@ -376,7 +378,7 @@ class Trainer:
             return {}
         config, (low, high) = self.config, self.config.clips
         longest = max(
-            self.budget(self.policy.encode(group.problem.prompt), group.problem) for group in kept
+            self.budget(self.policy.encode(group.problem), group.problem) for group in kept
         )
         before: dict = {}
         passes = [

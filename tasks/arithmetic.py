@@ -79,6 +79,7 @@ class Arithmetic:
     rewards = ()
     metric = "exact match"
     level_unit = ""
+    placeholders = {"expression": lambda data: data["expression"]}
     options = {
         "family": "chain or product (default: chain)",
         "operands": "of sums and differences in chains, e.g. 1-50 (the default)",

@@ -41,6 +41,7 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
     trained: dict[str, str] = {}  # canonical key or prompt -> file
     evaluated: dict[tuple[str, str], str] = {}  # (canonical key, prompt) -> file
     by_step: dict[int, set[str]] = {}  # stored keys of what was trained on
+    shown: dict[str, str] = {}  # key of an example in a prompt -> file
     for path, kind, step in _files(folder):
         for line in read_jsonl_zst(path):
             problem = Problem(**line["problem"])
@@ -49,6 +50,8 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
                 found.append(
                     f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}"
                 )
+            for example in line.get("shots", ()):
+                shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
                 trained.setdefault(key, path.name)
                 trained.setdefault(problem.prompt, path.name)
@@ -58,6 +61,8 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
     for (key, prompt), name in evaluated.items():
         if where := trained.get(key) or trained.get(prompt):
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
+        if where := shown.get(key):
+            found.append(f"{name}: {_short(prompt)} ({key}) was shown with its answer, in {where}")
     found += _wrong_lists(folder, by_step)
     found += _other_sources(config, task)
     different = set().union(*by_step.values())

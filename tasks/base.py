@@ -10,6 +10,7 @@ import importlib.util
 import math
 import numbers
 import random
+import string
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ __all__ = [
     "declared_budget",
     "levels_of",
     "plain_texts_of",
+    "check_wording",
+    "worded",
     "scores_of",
     "sources_of",
     "summary_of",
@@ -115,7 +118,10 @@ class Task(Protocol):
     `family_size(level)`, how many different problems there are, or None; `max_new_tokens(level)`, how many tokens a
     completion may take where it needs more than the target does, see `declared_budget`; `draft(problem)`, see `draft_of`;
     `credits(problem, completions)` and `credited`, see `credits_of`; `sources()`, see `sources_of`; `levels(level)`, see
-    `levels_of`; `plain_texts(split)`, see `plain_texts_of`.
+    `levels_of`; `plain_texts(split)`, see `plain_texts_of`; `placeholders`, what a
+    wording of the user's own may hold: a mapping of name to a function that makes the text from a problem's `data`, e.g.
+    ``{"words": lambda data: " ".join(data["words"])}``. `load_task` keeps such a wording as the task's attribute `wording`, and
+    `worded` applies it.
     """
 
     name: str
@@ -138,12 +144,24 @@ REGISTRY = {
 
 
 def load_task(
-    spec: str, reward: str | None = None, options: Mapping[str, str] = MappingProxyType({})
+    spec: str,
+    reward: str | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+    wording: str = "",
 ) -> Task:
     """Return the task named `spec` (of `REGISTRY`, or ``path/to/file.py:ClassName``), paid by `reward`, with its `options`.
 
-    Raises UserError when there is no such task, file, class, reward or option.
+    A `wording` replaces the prompt of all its problems (see `worded`). Raises UserError when there is no such task, file,
+    class, reward or option, and for a wording that does not suit the task.
     """
+    task = _make_task(spec, reward, options)
+    if wording:
+        check_wording(spec, wording, "--wording")
+        task.wording = wording  # type: ignore[attr-defined]
+    return task
+
+
+def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Task:
     kind, known = _load_class(spec), options_of(spec)
     rewards = tuple(getattr(kind, "rewards", ()))
     for name in options:
@@ -173,6 +191,62 @@ def trust(spec: str, given: str | None, where: Path):
 def options_of(spec: str) -> Mapping[str, str]:
     """Return the flags of task `spec` and what they mean."""
     return getattr(_load_class(spec), "options", {})
+
+
+def check_wording(spec: str, wording: str, where: str):
+    """Raise UserError, which names `where` the `wording` stands, unless it has all placeholders of task `spec` and no others."""
+    placeholders = getattr(_load_class(spec), "placeholders", {})
+    if not placeholders:
+        raise UserError(
+            f"{where}: task {spec} has no placeholders, so its wording cannot be replaced"
+        )
+
+    known = ", ".join(f"{{{name}}}" for name in placeholders)
+    try:
+        found = _fields_of(wording)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: {error}; task {spec} has the placeholders {known}, and a brace that is text is written twice"
+        ) from error
+
+    for name in found:
+        if name not in placeholders:
+            raise UserError(
+                f"{where}: no placeholder of task {spec} is called {name!r}; it has {known}, and a brace that is text is "
+                "written twice"
+            )
+    for name in placeholders:
+        if name not in found:
+            raise UserError(f"{where}: lacks {{{name}}}; task {spec} has the placeholders {known}")
+
+
+def _fields_of(wording: str) -> list[str]:
+    """Return what stands between braces: ["a", "b"] of "A: {a}, B: {b}". Raises ValueError where braces do not match."""
+    fields = []
+    for _, name, form, conversion in string.Formatter().parse(wording):
+        if name is not None:
+            fields.append(name + (f"!{conversion}" if conversion else "") + (form and f":{form}"))
+    return fields
+
+
+def worded(task: Task, problem: Problem) -> Problem:
+    """Return the `problem` in the wording that `load_task` gave the task, or as it is where it gave none.
+
+    Only the prompt changes. Raises UserError where the problem's data lacks what a placeholder stands for.
+    """
+    wording = getattr(task, "wording", "")
+    placeholders = getattr(task, "placeholders", {})
+    if not (wording and placeholders):
+        return problem
+
+    try:
+        texts = {name: text_of(problem.data) for name, text_of in placeholders.items()}
+    except (LookupError, TypeError) as error:
+        raise UserError(
+            f"task {task.name}, problem {problem.key}: its data lacks what the placeholders of --wording stand for "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    return replace(problem, prompt=wording.format(**texts))
 
 
 def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
@@ -305,7 +379,8 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     """
     assert split in SPLITS, split
     text = f"{task.name}/{seed}/{split}/{level}/{index}"
-    return task.make(level, split, random.Random(hashlib.sha256(text.encode()).digest()))
+    rng = random.Random(hashlib.sha256(text.encode()).digest())
+    return worded(task, task.make(level, split, rng))
 
 
 def range_of(task: Task) -> Range | None:

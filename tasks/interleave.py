@@ -46,6 +46,10 @@ class Interleave:
     default_level = 25
     metric = "similarity"
     level_unit = "words"
+    placeholders = {
+        "a": lambda data: " ".join(data["a"]),
+        "b": lambda data: " ".join(data["b"]),
+    }
 
     @staticmethod
     def default_steps(level: int) -> int:

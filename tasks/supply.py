@@ -10,8 +10,9 @@ import hashlib
 import random
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from tasks.base import Problem, Task, UserError, problem_at, problem_stream
+from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_stream
 
 
 class Supply:
@@ -184,3 +185,45 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
             f"and {size} are asked for; ask for {len(found.problems)} or less"
         )
     return found.problems
+
+
+class Examples:
+    """Solved problems that a prompt shows before the question: `count` of its level, e.g. ``Examples(task, seed=0, count=3)``.
+
+    They come from the training split, so none of them is a held-out problem. Which ones a problem gets is a pure function of
+    seed, level and the problem's key; the problem itself is never among them, and no example comes twice.
+    """
+
+    REMEMBERED = 512  # problems whose examples are kept: a step asks for them several times
+
+    def __init__(self, task: Task, *, seed: int, count: int):
+        self.task, self.seed, self.count = task, seed, count
+        self._drawn = lru_cache(self.REMEMBERED)(self._draw)
+
+    def of(self, problem: Problem) -> tuple[Problem, ...]:
+        """Return the examples of `problem`. Raises UserError where the level has too few problems in the training split."""
+        return self._drawn(problem.level, problem.key)
+
+    def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
+        family = family_size(self.task, level)
+        found = held_out(
+            problem_stream(
+                self.task,
+                seed=int(key_of("examples", self.seed, key), 16),
+                split="train",
+                level=level,
+            ),
+            self.count,
+            {key},
+            fruitless=patience(self.count, family),
+            family=family,
+        )
+
+        if found.error:
+            raise UserError(f"--shots {self.count}: {found.error}")
+        if len(found.problems) < self.count:
+            raise UserError(
+                f"--shots {self.count}: level {level} of task {self.task.name} has only {len(found.problems)} other problems "
+                f"in the training split; give {len(found.problems)} or less"
+            )
+        return tuple(found.problems)

@@ -493,14 +493,48 @@ TABLE = {
         (
             "texts of control tokens not looked for",
             "prompt_tokens",
-            "set(controls.pattern.findall(prompt)) if controls.pattern else set()",
+            "{one for said in texts for one in controls.pattern.findall(said)} if controls.pattern else set()",
             "set()",
+        ),
+        (
+            "control tokens in the chat template's variables",
+            "prompt_tokens",
+            "[said for _, said in turns] + _strings_in(arguments)",
+            "[said for _, said in turns]",
         ),
         (
             "control tokens in targets",
             "plain_tokens",
             "tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)",
             "tokenizer(list(texts), add_special_tokens=False)",
+        ),
+    ],
+    ("grpo/prompts.py", "grpo/test_prompts.py"): [
+        (
+            "a turn that is left out passes",
+            "_try",
+            "said not in text",
+            "False",
+        ),
+        (
+            "examples after the question",
+            "PromptFormat.turns",
+            "(*system, *shown, ('user', prompt))",
+            "(*system, ('user', prompt), *shown)",
+        ),
+    ],
+    ("tasks/supply.py", "tasks/test_supply.py"): [
+        (
+            "a problem is its own example",
+            "Examples._draw",
+            "{key}",
+            "set()",
+        ),
+        (
+            "examples of the test split",
+            "Examples._draw",
+            "problem_stream(self.task, seed=int(key_of('examples', self.seed, key), 16), split='train', level=level)",
+            "problem_stream(self.task, seed=int(key_of('examples', self.seed, key), 16), split='test', level=level)",
         ),
     ],
     ("grpo/model_check.py", "grpo/test_model_check.py"): [

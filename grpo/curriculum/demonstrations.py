@@ -24,12 +24,13 @@ def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Gr
     return Group(
         index,
         problem,
-        policy.encode(problem.prompt),
+        policy.encode(problem),
         1.0,
         [completion],
         scores=scores_of(task, problem, [completion.text]),
         action="imitate",
         advantages=[1.0],
+        shots=policy.shots(problem),
     )
 
 

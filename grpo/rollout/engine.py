@@ -35,7 +35,7 @@ def fitting(
     """
     in_a_row = 0
     for problem in problems:
-        prompt = policy.encode(problem.prompt)
+        prompt = policy.encode(problem)
         needed = policy.target_length(problem.target)
         if len(prompt) + needed <= policy.context and (not asked or needed <= asked):
             in_a_row = 0
@@ -76,7 +76,7 @@ def budget(needed: int, prompt: int, context: int, asked: int, name: str, declar
     if room < needed:
         raise UserError(
             f"--model {name}: its context of {context} tokens is too short for this level: "
-            f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words"
+            f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words or --shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 

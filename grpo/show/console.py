@@ -351,6 +351,12 @@ class Console:
         """Print the table of a pre-flight, a row for each level (the fields of a `LevelSurvey`)."""
         show_table(self._rich, rows, SURVEY, {})
 
+    def prompt(self, title: str, lines: Sequence[str]) -> None:
+        """Print a prompt under its title."""
+        self._write(title, "dim")
+        for line in lines:
+            self._write(f"  {line}")
+
     def step(self, report: StepReport) -> None:
         """Show a finished step (numbered from 1) and say its events."""
         if (step_time := report.metrics.get("step_time")) is not None:

@@ -1,10 +1,12 @@
 """What a run does, defaults included, in words: for the head of the console."""
 
+import json
 from pathlib import Path
 
 import torch
 
 from grpo.config import Config
+from grpo.prompts import template_arguments
 from grpo.trainer import Trainer
 from tasks.base import declared_budget
 
@@ -23,6 +25,7 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         "task": f"{config.task}, level {config.level}{_climb(config, trainer)}"
         + "".join(f", {name} {value}" for name, value in config.task_options.items()),
         "problems": _problems(config),
+        "prompt": _prompt(config),
         "reward": config.reward or "the task's own",
         "model": _model(config, trainer),
         "tuning": _tuning(config, trainer),
@@ -38,6 +41,20 @@ def _problems(config: Config) -> str:
     if not config.dataset:
         return config.problems
     return f"{config.dataset}, {'all levels as they come' if config.mixed else 'of these levels'}"
+
+
+def _prompt(config: Config) -> str:
+    """Return how a problem is put to the model."""
+    said = [
+        "the user's own wording" if config.wording else "the task's own wording",
+        f"a system turn of {len(config.system):,} characters" if config.system else "",
+        f"{config.shots} examples" if config.shots else "",
+        *(
+            f"{name} = {json.dumps(value)}"
+            for name, value in template_arguments(config.chat_template_kwargs).items()
+        ),
+    ]
+    return ", ".join(part for part in said if part)
 
 
 def _climb(config: Config, trainer: Trainer) -> str:

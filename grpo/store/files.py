@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from data.files import write_whole
 from grpo.records import Decision, Group, StepReport
 from grpo.store import checkpoint as checkpoints
 from grpo.store.metrics import MetricsLog, SamplesLog, append
@@ -15,8 +16,8 @@ from tasks.base import UserError
 
 
 class RunFiles:
-    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log, warnings.log and rollouts/ of the run in `folder`, and
-    its trackers.
+    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log, prompt.txt, warnings.log and rollouts/ of the run in
+    `folder`, and its trackers.
 
     `config` has the run's settings by name, of which "track" and "samples_every" count here; `mark` stands in each line that could be taken for a real
     run's; the run has `done` so many steps; `warn` says a line.
@@ -82,6 +83,10 @@ class RunFiles:
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
+
+    def prompted(self, lines: Sequence[str]):
+        """Write what the model is sent for the run's first problem to prompt.txt."""
+        write_whole(self.folder / "prompt.txt", "".join(f"{line}\n" for line in lines).encode())
 
     def warned(self, line: str):
         """Keep a warning in warnings.log, for a console may be closed, or lost."""

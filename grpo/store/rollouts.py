@@ -2,7 +2,7 @@
 promotion-000020.jsonl.zst for the looks that promotion hangs on, preflight-000000.jsonl.zst for the pre-flight.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
-so that they read back exactly), rewards and their parts, advantages (a number a completion, or a list with one for each
+so that they read back exactly), the keys of the examples that the prompt shows, rewards and their parts, advantages (a number a completion, or a list with one for each
 token, and then the credits that they come from), temperature, verdict, action and trap.
 """
 
@@ -97,6 +97,7 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "problem": group.problem.to_json(),
         "prompt_tokens": list(group.prompt),
         **({"revealed": group.revealed} if group.revealed else {}),
+        **({"shots": list(group.shots)} if group.shots else {}),
         "completions": [
             {
                 **_completion_to_json(completion),
@@ -146,6 +147,7 @@ def _from_json(line: dict[str, Any]) -> Group:
         advantages=[] if None in advantages else advantages,
         trap=line.get("trap"),
         revealed=line.get("revealed", ""),
+        shots=tuple(line.get("shots", ())),
     )
 
 

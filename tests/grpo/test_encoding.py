@@ -104,7 +104,7 @@ def tokenizer_of(kind: str):
 
 
 def encode(tokenizer, prompt):
-    return prompt_tokens(tokenizer, prompt, tokenizer.chat_template)
+    return prompt_tokens(tokenizer, [("user", prompt)], tokenizer.chat_template)
 
 
 def encoded_by_transformers(tokenizer, prompt):
@@ -136,32 +136,80 @@ def test_a_text_without_control_tokens_is_encoded_as_ever(kind):
         assert target_length(tokenizer, text) == len(ids) + 1
 
 
+ROLES = ["system", "user", "assistant", "user"]
+VARIED = (  # a template that writes one of its variables
+    "<s>{{ note if note is string else note.of.it if note is mapping else note[0] }}</s>"
+)
+
+
+def conversation(texts):
+    return list(zip(ROLES, texts, strict=True))
+
+
 @kinds
 @given(
     before=st.text(alphabet="a \n.é", max_size=6),
     after=st.text(alphabet="a \n.é", max_size=6),
     which=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     glue=st.sampled_from(["", " ", " owl "]),
+    others=st.lists(st.integers(0, 9), min_size=3, max_size=3),
 )
-@example("the owl ", " saw", [0], "")
-@example("", "", [0, 1], "")
-def test_control_tokens_come_from_the_template_alone(kind, before, after, which, glue):
+@example("the owl ", " saw", [0], "", [0, 0, 0])
+@example("", "", [0, 1], "", [1, 0, 2])
+def test_control_tokens_come_from_the_template_alone(kind, before, after, which, glue, others):
+    """In the question, and in the system turn and the examples before it."""
     tokenizer = tokenizer_of(kind)
     texts = control_texts(tokenizer)
     prompt = before + glue.join(texts[i % len(texts)] for i in which) + after
-    ids, controls = encode(tokenizer, prompt), controls_of(tokenizer).ids
+    turns = conversation([f"x{texts[i % len(texts)]}y" for i in others] + [prompt])
+    controls = controls_of(tokenizer).ids
 
-    template = encoded_by_transformers(tokenizer, "a")
-    assert [i for i in ids if i in controls] == [i for i in template if i in controls]
+    for said in (turns, turns[-1:]):
+        ids = prompt_tokens(tokenizer, said, tokenizer.chat_template)
+        plain_turns = [(role, "a") for role, _ in said]
+        frame_ids = prompt_tokens(tokenizer, plain_turns, tokenizer.chat_template)
+        assert [i for i in ids if i in controls] == [i for i in frame_ids if i in controls]
 
-    # Nothing of the text is lost: it is what the tokens say, as far as the template leaves blanks alone.
-    said = tokenizer.decode([i for i in ids if i not in controls], skip_special_tokens=False)
-    plain = [i for i in template if i not in controls]
-    frame = tokenizer.decode(plain, skip_special_tokens=False)
-    assert "".join(prompt.split()) in "".join(said.split())
-    assert len("".join(said.split())) == len("".join(frame.split())) - 1 + len(
-        "".join(prompt.split())
-    )
+        # Nothing of the texts is lost: they are what the tokens say, as far as the template leaves blanks alone.
+        written = "".join(squeezed(tokenizer, ids))
+        frame = "".join(squeezed(tokenizer, frame_ids))
+        wanted = ["".join(text.split()) for _, text in said]
+        assert all(text in written for text in wanted)
+        assert len(written) == len(frame) - len(said) + len("".join(wanted))
+
+
+def squeezed(tokenizer, ids):
+    """What the tokens but the control tokens say, without blanks."""
+    controls = controls_of(tokenizer).ids
+    plain = [i for i in ids if i not in controls]
+    return tokenizer.decode(plain, skip_special_tokens=False).split()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_control_tokens_do_not_come_from_the_templates_variables(which):
+    tokenizer = tokenizer_of("sentencepiece")
+    texts = control_texts(tokenizer)
+    note = "on " + "".join(texts[i % len(texts)] for i in which)
+    for value in (note, [note], {"of": {"it": note}}):
+        ids = prompt_tokens(tokenizer, [("user", "a")], VARIED, {"note": value})
+        found = [i for i in ids if i in controls_of(tokenizer).ids]
+        assert found == tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+        assert "".join(note.split()) in "".join(squeezed(tokenizer, ids))
+
+
+@kinds
+def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
+    tokenizer = tokenizer_of(kind)
+    turns = conversation(["Be brief.", "A: a\nB: b", "a b", "A: the owl\nB: it saw"])
+    ids = prompt_tokens(tokenizer, turns, tokenizer.chat_template)
+    if tokenizer.chat_template is None:
+        wanted = tokenizer("Be brief.\nA: a\nB: b\na b\nA: the owl\nB: it saw\n").input_ids
+    else:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        wanted = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        ).input_ids
+    assert ids == tuple(wanted)
 
 
 @kinds
@@ -186,7 +234,7 @@ def test_a_tokenizer_that_does_not_know_places_refuses_in_one_line():
     with pytest.raises(
         UserError, match=r"^the prompt holds '<\|end\|>', a control token"
     ) as caught:
-        prompt_tokens(Slow(), "a <|end|> b", tokenizer_of("builtin").chat_template)
+        prompt_tokens(Slow(), [("user", "a <|end|> b")], tokenizer_of("builtin").chat_template)
     assert "\n" not in str(caught.value)
 
 

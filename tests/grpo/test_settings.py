@@ -48,9 +48,10 @@ def test_sampling_and_the_step(tiny_model):
     assert (
         said(tiny_model)["sampling"] == "temperature 1, drafts verified where that is faster (auto)"
     )
-    assert (
-        said(tiny_model, draft="off", temperature=0.7)["sampling"] == "temperature 0.7, no drafts"
-    )
+    around = dict(system="Be brief.", shots=2, wording="{b} {a}")
+    other = said(tiny_model, draft="off", temperature=0.7, **around)
+    assert other["sampling"] == "temperature 0.7, no drafts"
+    assert other["prompt"] == "the user's own wording, a system turn of 9 characters, 2 examples"
     assert (
         said(tiny_model, prompts=3, step_tokens=5000)["batch"]
         == "3 prompts × 16 completions, at most 5,000 tokens a step"

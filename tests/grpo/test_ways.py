@@ -148,7 +148,7 @@ def test_a_step_samples_behind_the_revealed_part_and_scores_the_whole(tiny_polic
     assert given and len(given) < len(report.groups)
 
     for drawn in given:
-        plain = tiny_policy.encode(drawn.problem.prompt)
+        plain = tiny_policy.encode(drawn.problem)
         tokens = drawn.prompt[len(plain) :]
         assert drawn.prompt[: len(plain)] == plain and tiny_policy.decode(tokens) == drawn.revealed
         assert all(text.startswith(drawn.revealed) for text in drawn.texts)

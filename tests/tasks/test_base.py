@@ -1,5 +1,5 @@
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,11 +12,13 @@ from tasks.base import (
     SPLITS,
     Problem,
     UserError,
+    check_wording,
     key_of,
     load_task,
     problem_at,
     problem_stream,
     split_options,
+    worded,
 )
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
@@ -204,3 +206,70 @@ def test_a_users_task_may_have_flags(tmp_path):
         load_task(spec, options={"colour": "blue"}).colour == "blue"
         and load_task(spec).colour == "red"
     )
+
+
+WORDINGS = {
+    "interleave": "Mix {{these}}:\n{b}\n{a}\n{a}",
+    "arithmetic": "Compute {expression}, please.",
+}
+
+
+PLAIN = {name: load_task(name) for name in WORDINGS}
+WORDED = {name: load_task(name, wording=wording) for name, wording in WORDINGS.items()}
+
+
+@pytest.mark.parametrize("name", WORDINGS)
+@given(seed=st.integers(0, 10**6), split=st.sampled_from(SPLITS), index=st.integers(0, 10**4))
+def test_a_wording_changes_the_prompt_alone(name, seed, split, index):
+    plain, own = PLAIN[name], WORDED[name]
+    one, other = (
+        problem_at(task, seed=seed, split=split, level=3, index=index) for task in (plain, own)
+    )
+    assert worded(own, one) == other and worded(plain, one) == one
+    assert replace(other, prompt=one.prompt) == one and own.key(other) == one.key
+
+    if name == "interleave":
+        a, b = (" ".join(one.data[side]) for side in "ab")
+        assert other.prompt == f"Mix {{these}}:\n{b}\n{a}\n{a}"
+    else:
+        assert other.prompt == f"Compute {one.data['expression']}, please."
+
+
+def test_braces_in_the_texts_are_no_placeholders():
+    task = load_task("interleave", wording="{b} / {a}")
+    problem = worded(task, task.problem(["{b}", "}"], ["{a.__class__}", "{"]))
+    assert problem.prompt == "{a.__class__} { / {b} }"
+
+
+@pytest.mark.parametrize(
+    ("wording", "fault"),
+    [
+        ("A: {a}", "lacks {b}; task interleave has the placeholders {a}, {b}"),
+        ("", "lacks {a}"),
+        ("{a} {b} {c}", "no placeholder of task interleave is called 'c'"),
+        ("{a} {b} {}", "is called ''"),
+        ("{a} {b} {a.__class__}", "is called 'a.__class__'"),
+        ("{a:>99999999999} {b}", "is called 'a:>99999999999'"),
+        ("{a!r} {b}", "is called 'a!r'"),
+        ("{a} {b} {x\ny}", r"is called 'x\ny'"),
+        ("{a} {b} {", "a brace that is text is written twice"),
+        ("{a} {b} }", "a brace that is text is written twice"),
+    ],
+)
+def test_a_wording_that_does_not_suit_the_task_is_one_line(wording, fault):
+    with pytest.raises(UserError) as caught:
+        check_wording("interleave", wording, "my.txt")
+    line = str(caught.value)
+    assert line.startswith("my.txt: ") and fault in line and "\n" not in line
+
+
+def test_a_task_without_placeholders_has_no_other_wording():
+    spec = f"{EXAMPLE}:Reverse"
+    with pytest.raises(UserError, match="^--wording: task .*:Reverse has no placeholders"):
+        load_task(spec, wording="{words}")
+
+
+def test_a_problem_whose_data_lacks_a_placeholder_is_named():
+    task = load_task("interleave", wording="{a} {b}")
+    with pytest.raises(UserError, match=r"problem k: its data lacks what .*KeyError: 'b'"):
+        worded(task, Problem("interleave", 1, "p", "t", "k", {"a": ["x"]}))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, UserError, key_of, problem_at, problem_stream, split_of_key
-from tasks.supply import Supply, epoch_order, fixed_size, held_out, patience
+from tasks.supply import Examples, Supply, epoch_order, fixed_size, held_out, patience
 
 TASK = Arithmetic("product")
 seeds, indices = st.integers(0, 10**6), st.integers(0, 10**5)
@@ -181,3 +181,52 @@ def test_held_out_streams_of_the_arithmetic_task_never_meet_training():
     trained = {supply.at(i, 22).key for i in range(500)}
     stream = problem_stream(TASK, seed=1, split="validation", level=22)
     assert held_out(stream, 50, trained).dropped == 0
+
+
+@given(seeds, indices, st.sampled_from(["train", "validation", "test"]), st.integers(1, 5))
+def test_examples_are_a_pure_function_of_seed_and_key(seed, index, split, size):
+    problem = problem_at(TASK, seed=7, split=split, level=22, index=index)
+    other = problem_at(TASK, seed=7, split=split, level=22, index=index + 1)
+    once, again = (Examples(TASK, seed=seed, count=size) for _ in range(2))
+    again.of(other)
+    found = once.of(problem)
+    assert found == again.of(problem) == once.of(problem)
+
+    keys = [example.key for example in found]
+    assert len(set(keys)) == size and problem.key not in keys
+    assert {split_of_key(key) for key in keys} == {"train"}
+    assert {example.level for example in found} == {22}
+
+
+def test_neighbouring_problems_and_seeds_have_examples_of_their_own():
+    problems = [problem_at(TASK, seed=7, split="test", level=33, index=i) for i in range(50)]
+    shown = [
+        {example.key for example in Examples(TASK, seed=seed, count=4).of(problem)}
+        for seed in range(4)
+        for problem in problems
+    ]
+    distinct = set().union(*shown)
+    assert len(distinct) > 0.99 * 4 * len(
+        shown
+    )  # of 320,000 products: 800 share 1 pair in the mean
+
+
+def test_a_problem_is_never_its_own_example():
+    """Of a family of 36 some 28 are of the training split: with 10 examples the problem itself would come by chance."""
+    for index in range(40):
+        problem = problem_at(TASK, seed=7, split="train", level=11, index=index)
+        keys = [example.key for example in Examples(TASK, seed=0, count=10).of(problem)]
+        assert problem.key not in keys and len(set(keys)) == 10
+
+
+def test_too_few_examples_are_one_line():
+    problem = problem_at(TASK, seed=7, split="test", level=11, index=0)
+    there = {problem_at(TASK, seed=0, split="train", level=11, index=i).key for i in range(500)}
+    with pytest.raises(UserError) as caught:
+        Examples(TASK, seed=0, count=50).of(problem)
+    assert str(caught.value) == (
+        f"--shots 50: level 11 of task arithmetic has only {len(there)} other problems in the training split; "
+        f"give {len(there)} or less"
+    )
+    with pytest.raises(UserError, match="^--shots 2: --level 7: products need digits"):
+        Examples(TASK, seed=0, count=2).of(Problem("arithmetic", 7, "p", "t", "k"))

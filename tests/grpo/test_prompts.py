@@ -1,0 +1,251 @@
+"""How a problem is put to the model: what the template cannot express is refused, and what is sent is shown."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from grpo.config import Config, parse
+from grpo.encoding import controls_of
+from grpo.load import BUILTIN
+from grpo.policy import Policy
+from grpo.prompts import (
+    MOST_CHARACTERS,
+    MOST_LINES,
+    PromptFormat,
+    check_format,
+    middle_left_out,
+    sent_lines,
+    system_text,
+    template_arguments,
+    wording_text,
+)
+from grpo.rollout.engine import budget_for, fitting
+from tasks.arithmetic import Arithmetic
+from tasks.base import UserError, problem_at
+from tasks.supply import Examples
+
+TASK = Arithmetic()
+PROBLEM = problem_at(TASK, seed=0, split="test", level=2, index=0)
+TWO = Examples(TASK, seed=0, count=2)
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+RAISING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + CHAT
+)
+IGNORING = CHAT.replace("in messages", "in messages if m.role != 'system'")
+MERGING = (
+    "{% if messages[0].role == 'system' %}<|user|>{{ messages[0].content }}\n{% endif %}" + IGNORING
+)
+LAST_ONLY = "<|user|>{{ messages[-1].content }}<|end|><|assistant|>"
+THINKING = CHAT + "{% if enable_thinking is defined and not enable_thinking %}<|pad|>{% endif %}"
+
+
+def tokenizer_with(template):
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def policy_with(template, format=PromptFormat()):
+    """As much of a policy as encodes."""
+    tokenizer = tokenizer_with(template)
+    policy = SimpleNamespace(
+        tokenizer=tokenizer, context=4096, name="a model", target_length=lambda target: 4
+    )
+    policy.encode = lambda problem: Policy.encode(policy, problem)
+    Policy.use(policy, format)
+    return policy
+
+
+def fault(template, **format):
+    with pytest.raises(UserError) as caught:
+        check_format(tokenizer_with(template), PromptFormat(**format))
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_the_turns_of_a_problem_in_their_order():
+    first, second = TWO.of(PROBLEM)
+    assert PromptFormat().turns(PROBLEM) == PromptFormat().turns(PROBLEM.prompt)
+    assert PromptFormat("Be brief.", TWO).turns(PROBLEM) == (
+        ("system", "Be brief."),
+        ("user", first.prompt),
+        ("assistant", first.target),
+        ("user", second.prompt),
+        ("assistant", second.target),
+        ("user", PROBLEM.prompt),
+    )
+    with pytest.raises(AssertionError, match="depend on the problem"):
+        PromptFormat("", TWO).turns(PROBLEM.prompt)
+
+
+def test_a_policy_sends_what_its_format_says():
+    policy = policy_with(CHAT)
+    plain = policy.encode(PROBLEM)
+    assert plain == policy.encode(PROBLEM.prompt)
+
+    Policy.use(policy, PromptFormat("Be brief.", TWO))
+    first, second = TWO.of(PROBLEM)
+    turns = [first.prompt, first.target, second.prompt, second.target]
+    roles = ["<|user|>", "<|assistant|>"] * 2
+    before = "".join(f"{role}{turn}<|end|>" for role, turn in zip(roles, turns, strict=True))
+    text = f"<|system|>Be brief.<|end|>{before}<|user|>{PROBLEM.prompt}<|end|><|assistant|>"
+    assert policy.encode(PROBLEM) == tuple(policy.tokenizer(text).input_ids)
+
+    Policy.use(policy, PromptFormat())
+    assert policy.encode(PROBLEM) == plain
+
+
+def test_without_a_template_each_turn_is_a_line():
+    policy = policy_with(None, PromptFormat("Be brief.", TWO))
+    said = policy.tokenizer.decode(policy.encode(PROBLEM)).strip()
+    assert said.split("\n") == [text for _, text in policy.format.turns(PROBLEM)]
+
+
+def test_the_variables_of_the_template_reach_it():
+    pad = tokenizer_with(CHAT).convert_tokens_to_ids("<|pad|>")
+    for value, last in ((False, True), (True, False)):
+        policy = policy_with(THINKING, PromptFormat(arguments={"enable_thinking": value}))
+        assert (policy.encode(PROBLEM)[-1] == pad) == last
+    assert policy_with(THINKING).encode(PROBLEM)[-1] != pad
+
+
+@pytest.mark.parametrize("template", [CHAT, MERGING, THINKING, None])
+def test_formats_that_a_template_can_express(template):
+    check_format(tokenizer_with(template), PromptFormat("Be brief."))
+    if template != MERGING:
+        check_format(tokenizer_with(template), PromptFormat("Be brief.", TWO))
+
+
+def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
+    said = fault(RAISING, system="Be brief.")
+    assert said.startswith("--system: the model's chat template refuses it (")
+    assert "System role not supported" in said
+    assert fault(IGNORING, system="Be brief.").startswith(
+        "--system: the model's chat template leaves out the system turn without a word"
+    )
+    assert fault(LAST_ONLY, examples=TWO).startswith(
+        "--shots: the model's chat template leaves out the user turn without a word"
+    )
+    for template in (RAISING, IGNORING):
+        check_format(tokenizer_with(template), PromptFormat("", TWO))
+    check_format(tokenizer_with(LAST_ONLY), PromptFormat())
+
+
+def test_variables_that_a_template_does_not_have_are_one_line():
+    assert fault(THINKING, arguments={"enable_thinkin": False}) == (
+        "--chat-template-kwargs: enable_thinkin: the model's chat template has no such variable; leave it out"
+    )
+    assert "no such variable" in fault(THINKING, arguments={"role": "x"})  # an attribute there
+    assert "no such variable" in fault(RAISING, arguments={"system": "x"})  # a text there
+    assert "has no chat template" in fault(None, arguments={"enable_thinking": False})
+    failing = "{{ 1 // depth }}" + CHAT
+    assert "refuses it (ZeroDivisionError" in fault(failing, arguments={"depth": 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("enable_thinking=false", "is not JSON"),
+        ("[1]", "is a list"),
+        ("null", "is null"),
+        ('"a"', "is a string"),
+        ("{'a': 1}", "is not JSON"),
+        ("{\n", "is not JSON"),
+        ('{"messages": []}', "messages is not the user's to set"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_bad_variables_are_one_line(text, said):
+    with pytest.raises(UserError) as caught:
+        Config(chat_template_kwargs=text)
+    line = str(caught.value)
+    assert line.startswith("--chat-template-kwargs ") and said in line
+    assert "\n" not in line and len(line) < 300
+
+
+def test_good_variables():
+    assert template_arguments('{"enable_thinking": false, "a": [1]}') == {
+        "enable_thinking": False,
+        "a": [1],
+    }
+
+
+def test_texts_and_files(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes("Be brief, \u732b.\n".encode())
+    assert system_text("Be brief.") == "Be brief." and system_text("") == wording_text("") == ""
+    assert system_text(f"@{file}") == wording_text(str(file)) == "Be brief, \u732b."
+    file.write_bytes(b"\xff")
+    for read in (lambda: system_text(f"@{file}"), lambda: wording_text(str(file))):
+        with pytest.raises(UserError, match="is not UTF-8 text"):
+            read()
+    with pytest.raises(UserError, match=r"^absent.txt: cannot be read: No such file"):
+        wording_text("absent.txt")
+    with pytest.raises(UserError, match="--system .*: is not UTF-8 text"):
+        system_text(os.fsdecode(b"\xff"))
+
+
+def test_flags_become_settings_that_need_no_file(tmp_path):
+    words, brief, bad = (tmp_path / name for name in ("w.txt", "b.txt", "bad.txt"))
+    words.write_text("{a} with\n{b}\n")
+    brief.write_text("Be brief.\n")
+    bad.write_text("{a} with {c}")
+    config, given = parse(["--wording", str(words), "--system", f"@{brief}", "--shots", "2"])
+    assert (config.wording, config.system, config.shots) == ("{a} with\n{b}", "Be brief.", 2)
+    assert given["wording"] == config.wording and given["system"] == config.system
+
+    with pytest.raises(UserError, match=f"^{bad}: no placeholder of task interleave"):
+        parse(["--wording", str(bad)])
+    with pytest.raises(UserError, match=f"^{words}: no placeholder of task arithmetic"):
+        parse(["--wording", str(words), "--task", "arithmetic"])
+    with pytest.raises(UserError, match="^--shots -1: give 0 or more"):
+        parse(["--shots", "-1"])
+
+
+def test_examples_count_against_the_context():
+    policy = policy_with(CHAT)
+    alone = len(policy.encode(PROBLEM))
+    policy.context = alone + 10
+    assert next(fitting(policy, [PROBLEM], [])) == PROBLEM
+    assert budget_for(policy, policy.encode(PROBLEM), PROBLEM.target) == 5
+
+    Policy.use(policy, PromptFormat("", TWO))
+    passed = []
+    assert list(fitting(policy, [PROBLEM], passed)) == [] and passed == [PROBLEM]
+    with pytest.raises(UserError, match="give fewer --words or --shots"):
+        budget_for(policy, policy.encode(PROBLEM), PROBLEM.target)
+
+
+@given(st.lists(st.text(max_size=400), max_size=60))
+def test_a_long_prompt_is_shown_without_its_middle(texts):
+    shown = middle_left_out(texts)
+    assert len(shown) <= MOST_LINES + 1
+    assert all(len(line) <= MOST_CHARACTERS + 3 and line.isprintable() for line in shown)
+    if len(texts) > MOST_LINES:
+        assert f"{len(texts) - MOST_LINES} lines" in shown[MOST_LINES // 2]
+    if texts and len(texts[-1]) < MOST_CHARACTERS and texts[-1].isprintable():
+        assert shown[-1] == texts[-1]
+
+
+def test_what_is_sent_is_shown_with_its_control_tokens_and_harmless():
+    policy = policy_with(CHAT, PromptFormat("Write\x1b[31m\nred <|end|>."))
+    shown = sent_lines(policy, PROBLEM)
+    assert shown == [
+        r" <|system|>Write\x1b[31m",
+        rf"red \<|end|>.<|end|><|user|> {PROBLEM.prompt}<|end|><|assistant|>",
+    ]
+    ids = policy.encode(PROBLEM)
+    controls = [i for i in ids if i in controls_of(policy.tokenizer).ids]
+    assert len(controls) == 4  # the system turn's end, the user's turn, its end, the assistant's
+
+    policy = policy_with(CHAT)
+    assert sent_lines(policy, PROBLEM) == [policy.tokenizer.decode(policy.encode(PROBLEM))]
+    assert json.loads(json.dumps(sent_lines(policy, PROBLEM))) == sent_lines(policy, PROBLEM)
