@@ -40,6 +40,7 @@ def written(run: Path):
         f"rollouts/{path.name}": read_jsonl_zst(path)
         for path in sorted((run / "rollouts").iterdir())
     }
+    files["prompt.txt"] = (run / "prompt.txt").read_text()
     last = checkpoints(run)[0][-1]
     names = [
         name

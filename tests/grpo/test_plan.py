@@ -158,3 +158,15 @@ def test_a_mistake_is_one_line(flags, said, capsys):
     assert plan.main(flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_examples_and_a_system_turn_are_counted(llama):
+    def prompt_of(*flags):
+        config, _ = plan.parse(["--model", llama, "--words", "10", *flags])
+        return plan.work_of(config, plan.model_of(config)).prompt
+
+    alone = prompt_of()
+    assert prompt_of("--shots", "3") > 4 * alone
+    assert prompt_of("--system", "word " * 50) > alone + 50
+    with pytest.raises(UserError, match="--chat-template-kwargs: a: .* has no such variable"):
+        prompt_of("--chat-template-kwargs", '{"a": 1}')
