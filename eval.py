@@ -4,12 +4,16 @@ Problems come from the test split, of documents that nothing was trained or chos
 exist than were asked for, all of them are evaluated and the output says so. Those that the run trained on are dropped
 and counted. A run is evaluated as it was trained: task, level, wording, system turn, examples, chat template's variables,
 temperature, top-k, top-p and completion budget are the run's own unless a flag says otherwise.
+
+With --texts every text of the folder is held out, but for those that the run's own training drew from. --foreign adds
+texts of kinds that nothing is trained on (`data/foreign.py`), and reports each kind.
 """
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,7 @@ from grpo.prompts import (
     wording_text,
 )
 from grpo.records import Group
-from grpo.sources import accepted_kinds, check_base
+from grpo.sources import accepted_kinds, check_base, read_sources
 from grpo.store.checkpoint import find_resume
 from grpo.text import visible
 from tasks.base import (
@@ -49,9 +53,12 @@ from tasks.base import (
     UserError,
     check_wording,
     exit_status,
+    foreign_of,
     load_task,
+    sources_of,
     split_options,
     trust,
+    unseen_texts,
     worded,
 )
 from tasks.dataset import read_problems
@@ -59,6 +66,11 @@ from tasks.supply import HeldOut
 
 PROMPT = ("system", "shots", "chat_template_kwargs", "wording")  # flags that a run has, too
 SHOWN = ("groups", "sent")  # of a level's result: for the screen, not for --json
+ALL_KINDS = "all"  # the row of all foreign kinds of text together
+HELD_OUT = {
+    "split": "test",
+    "dataset": "",
+}  # where foreign problems come from, whatever the flags say of the others
 
 
 def main(argv: list[str]) -> int:
@@ -70,6 +82,9 @@ def report(argv: list[str]) -> int:
     arguments, others = parse(argv)
     checkpoint, config = trained_run(arguments.model)
     task = resolve(arguments, others, config)
+    if "texts" in arguments.options and arguments.split == "test":
+        task = held_out_texts(task, checkpoint, config)
+    kinds = {level: foreign_of(task, level) for level in arguments.levels if arguments.foreign}
 
     if checkpoint is None:
         policy, seen = load_policy(arguments.model, device=arguments.device), set()
@@ -89,6 +104,8 @@ def report(argv: list[str]) -> int:
     )
 
     results = [evaluate_level(policy, task, level, seen, arguments) for level in arguments.levels]
+    for level, tasks in kinds.items():
+        results += evaluate_foreign(policy, tasks, level, seen, arguments)
     if arguments.json:  # first, for whoever reads the table may leave before its end
         lines = [
             {key: value for key, value in result.items() if key not in SHOWN} for result in results
@@ -130,6 +147,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         default="",
         metavar="FILE",
         help="take them from this JSONL file (tasks.generate)",
+    )
+    parser.add_argument(
+        "--foreign",
+        action="store_true",
+        help="and as many problems of foreign kinds of text in all: tables, code, lists, numbers, other alphabets ...",
     )
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
     parser.add_argument("--temperature", type=float, help="default: the run's, else 1")
@@ -250,7 +272,12 @@ def resolve(arguments: argparse.Namespace, others: list[str], config: Config) ->
     _resolve_prompt(arguments, config, is_runs_task)
     task = load_task(arguments.task, options=arguments.options, wording=arguments.wording)
 
-    is_runs_level = is_runs_task and arguments.options == config.task_options
+    differing = {
+        name
+        for name in {*arguments.options, *config.task_options}
+        if arguments.options.get(name) != config.task_options.get(name)
+    }
+    is_runs_level = is_runs_task and differing <= {"texts"}  # whose level means the same
     own_level = config.level if is_runs_level else 0
     arguments.levels = levels_of(arguments.words, task, own_level)
 
@@ -276,6 +303,25 @@ def _resolve_prompt(arguments: argparse.Namespace, config: Config, is_runs_task:
     for name in PROMPT:
         if getattr(arguments, name) is None:
             setattr(arguments, name, getattr(config, name))
+
+
+def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
+    """Return `task` with all texts held out that neither the run nor one that it began from has drawn from."""
+    known: set[str] = set()
+    while checkpoint is not None:
+        saved = read_sources(checkpoint) or {}
+        known |= set((saved.get("corpus") or {}).values())
+        if "corpus" not in saved or any(one["kind"] == "corpus" for one in saved["accepted"]):
+            print(
+                f"eval.py: {checkpoint}: not all texts that the run was trained on are known; some may be evaluated on",
+                file=sys.stderr,
+            )
+        checkpoint, config = trained_run(config.model)
+
+    unseen = unseen_texts(task, known)
+    if left_out := len(sources_of(task)) - len(sources_of(unseen)):
+        print(f"eval.py: {left_out} texts are left out: the model was trained or chosen on them")
+    return unseen
 
 
 def levels_of(text: str, task: Task, default: int) -> list[int]:
@@ -346,7 +392,64 @@ def evaluate_level(
 ) -> dict[str, Any]:
     """Return the figures of a level, and for the screen (SHOWN) the worst completions and the first problem's prompt as it was sent."""
     found = problems_of(policy, task, level, seen, arguments)
-    groups = evaluate(
+    groups = answers_of(policy, task, found, arguments)
+    result = figures_of(policy, task, level, found, groups, arguments)
+    return {**result, "groups": sorted(groups, key=lowest)[: arguments.worst]}
+
+
+def evaluate_foreign(
+    policy: Policy,
+    tasks: Mapping[str, Task],
+    level: int,
+    seen: set[str],
+    arguments: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Return the figures of each foreign kind of text at a level, as `evaluate_level` does, and last those of all kinds.
+
+    The problems are shared out evenly among the kinds. Of a kind none of whose problems fits the model there is no line.
+    """
+    size = math.ceil(arguments.problems / len(tasks))
+    results, every, asked = [], [], []
+    for kind, task in tasks.items():
+        found = find_problems(
+            policy,
+            task,
+            level=level,
+            split="test",
+            seed=arguments.seed,
+            size=size,
+            seen=seen,
+            sampling=arguments.sampling,
+        )
+        asked.append(found)
+        if not found.problems:
+            continue
+
+        groups = answers_of(policy, task, found, arguments)
+        every += groups
+        result = figures_of(policy, task, level, found, groups, arguments)
+        worst = sorted(groups, key=lowest)[: arguments.worst]
+        results.append({**result, **HELD_OUT, "foreign": kind, "groups": worst})
+
+    if not every:
+        raise UserError(
+            f"--foreign: no problem of level {level} fits the model; give fewer --words"
+        )
+    found = HeldOut(
+        [group.problem for group in every],
+        sum(one.asked for one in asked),
+        sum(one.dropped for one in asked),
+        sum(one.too_long for one in asked),
+    )
+    overall = figures_of(policy, task, level, found, every, arguments)
+    return [*results, {**overall, **HELD_OUT, "foreign": ALL_KINDS, "groups": []}]
+
+
+def answers_of(
+    policy: Policy, task: Task, found: HeldOut, arguments: argparse.Namespace
+) -> list[Group]:
+    """Return a group of scored completions for each problem."""
+    return evaluate(
         policy,
         task,
         found.problems,
@@ -354,6 +457,17 @@ def evaluate_level(
         seed=arguments.seed,
         samples=arguments.samples,
     )
+
+
+def figures_of(
+    policy: Policy,
+    task: Task,
+    level: int,
+    found: HeldOut,
+    groups: Sequence[Group],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the line of an evaluation, as --json has it, and "sent", the first problem's prompt for the screen."""
     sent = sent_lines(policy, found.problems[0])
     return {
         "model": arguments.model,
@@ -374,7 +488,6 @@ def evaluate_level(
         "too_long": found.too_long,
         **summarise(groups),
         "truncated": truncated_share(groups),
-        "groups": sorted(groups, key=lowest)[: arguments.worst],
         "sent": middle_left_out(sent),
     }
 
@@ -385,39 +498,19 @@ def lowest(group: Group) -> float:
 
 
 def show(results: list[dict], task: Task):
+    """Print the held-out results, those on foreign kinds of text below, and the worst completions of all of them."""
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     control = f"CONTROL {results[0]['control']}: " if "control" in results[0] else ""
-    source = results[0]["dataset"] or f"the {results[0]['split']} split"
-    table = Table(
-        title=f"{control}{results[0]['model']}: {getattr(task, 'metric', 'score')} on {source}",
-        title_justify="left",
-    )
-    for name in (
-        "level",
-        "n",
-        "sampling",
-        "budget",
-        "mean",
-        "95 % interval",
-        "exact",
-        "truncated",
-        "trained on",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        samples = f" × {result['samples']}" if result["samples"] > 1 else ""
-        table.add_row(
-            str(result["level"]),
-            f"{result['n']}{samples}",
-            sampling_text(result),
-            str(result["budget"]),
-            f"{result['mean']:.4f}",
-            f"{result['ci_low']:.4f} … {result['ci_high']:.4f}",
-            f"{result['exact']:.3f}",
-            f"{result['truncated']:.3f}",
-            str(result["dropped"]),
+    metric = getattr(task, "metric", "score")
+    source = results[0]["dataset"] or held_out_name(results[0])
+    own = [result for result in results if "foreign" not in result]
+    foreign = [result for result in results if "foreign" in result]
+
+    console.print(table_of(own, f"{control}{results[0]['model']}: {metric} on {source}"))
+    if foreign:
+        console.print(
+            table_of(foreign, f"{control}{results[0]['model']}: {metric} on foreign kinds of text")
         )
-    console.print(table)
     for line in remarks(results):
         console.print(line, soft_wrap=True)
     console.print("\nthe first prompt as the model was sent it", style="bold")
@@ -425,7 +518,50 @@ def show(results: list[dict], task: Task):
         console.print(f"  {line}", markup=False, soft_wrap=True)
     for result in results:
         for group in result["groups"]:
-            show_worst(console, result["level"], group)
+            show_worst(console, name_of(result), group)
+
+
+def table_of(results: list[dict], title: str) -> Table:
+    """Return a table with a row for each result."""
+    rows = [cells_of(result) for result in results]
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, result in zip(rows, results):
+        table.add_row(*row.values(), end_section=result.get("foreign") == ALL_KINDS)
+    return table
+
+
+def cells_of(result: dict[str, Any]) -> dict[str, str]:
+    """Return a row of the table, by the names of its columns."""
+    if "foreign" in result:
+        about = {"kind": result["foreign"]}
+    else:
+        about = {"sampling": sampling_text(result), "budget": str(result["budget"])}
+
+    samples = f" × {result['samples']}" if result["samples"] > 1 else ""
+    return {
+        "level": str(result["level"]),
+        "n": f"{result['n']}{samples}",
+        **about,
+        "mean": f"{result['mean']:.4f}",
+        "95 % interval": f"{result['ci_low']:.4f} … {result['ci_high']:.4f}",
+        "exact": f"{result['exact']:.3f}",
+        "truncated": f"{result['truncated']:.3f}",
+        "trained on": str(result["dropped"]),
+    }
+
+
+def held_out_name(result: dict[str, Any]) -> str:
+    """Return which texts were evaluated on, in words."""
+    texts = result.get("texts")
+    return f"the {result['split']} split" + (f" of {texts}" if texts else "")
+
+
+def name_of(result: dict[str, Any]) -> str:
+    """Return what a result is about: "level 25", "level 25, foreign tables"."""
+    kind = f", foreign {result['foreign']}" if "foreign" in result else ""
+    return f"level {result['level']}{kind}"
 
 
 def sampling_text(result: dict[str, Any]) -> str:
@@ -441,26 +577,24 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
     """Return what a reader of the table must know beside its figures."""
     lines = []
     for result in results:
-        level = result["level"]
+        name = name_of(result)
         if result["n"] < result["asked"]:
-            lines.append(
-                f"{result['n']} distinct problems at level {level}; {result['asked']} asked for"
-            )
+            lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
         if result["too_long"]:
             lines.append(
-                f"level {level}: {result['too_long']} problems do not fit the model's context or the budget and were passed over"
+                f"{name}: {result['too_long']} problems do not fit the model's context or the budget and were passed over"
             )
         if warning := truncation_warning(result):
             lines.append(f"warning: {warning}")
     return lines
 
 
-def show_worst(console: Console, level: int, group: Group) -> None:
+def show_worst(console: Console, name: str, group: Group) -> None:
     """Print the worst completion of `group` beside what was wanted, unless it is right."""
     score, completion = min(zip(group.scores, group.completions), key=lambda pair: pair[0].value)
     if score.exact:
         return
-    console.print(f"\nlevel {level}, score {score.value:.4f}", style="bold")
+    console.print(f"\n{name}, score {score.value:.4f}", style="bold")
     console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
     console.print(f"  wrote:  {visible(completion.text)}", markup=False)
 

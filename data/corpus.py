@@ -6,6 +6,7 @@ A document's split is a hash of its words, so it does not move when it is rename
     python -m data.corpus merge PATH [PATH ...]    add texts to it
 """
 
+import codecs
 import hashlib
 import itertools
 import re
@@ -28,6 +29,11 @@ MIN_WORDS = 40
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
 NEAR = 0.8  # Jaccard similarity of the shingles from which on two documents count as one
+MOST_TEXT = (
+    20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
+)
+SNIFF = 8192  # bytes by which a file with another suffix than these two is judged to be text
+PLAIN = (".txt", ".md")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,44 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
     for where, document in found:
         _check(where, document, min_words)
     return [document for _, document in found]
+
+
+def load_texts(path: str | Path) -> list[Document]:
+    """Return the documents of a user's own folder, for --texts: one a file, with all folders below, sorted by title.
+
+    The title is the path below the folder. Every file of UTF-8 text counts, whatever its suffix; hidden files, empty
+    ones and binary ones are passed over, and so is a document that repeats an earlier one (see `merge`): it could fall
+    to another split. One file of .txt, .json or .jsonl is taken as `load_documents` takes it. Raises UserError where a
+    .txt or .md file is not UTF-8, where there is no text, and where there is more than `MOST_TEXT`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = _texts_below(path)
+    else:
+        found = load_documents(path, min_words=1)
+
+    if not found:
+        raise UserError(
+            f"{path}: the folder holds no text in UTF-8; give a folder of .txt or .md files"
+        )
+
+    return without_repeats(sorted(found, key=lambda document: (document.title, document.text)))
+
+
+def without_repeats(documents: Iterable[Document]) -> list[Document]:
+    """Return the documents but for those that repeat an earlier one, by the measure of `merge`."""
+    shingles = _Shingles()
+    kept = []
+    for document in documents:
+        if shingles.nearest(document)[1] < NEAR:
+            shingles.add(document)
+            kept.append(document)
+    return kept
+
+
+def fingerprint(document: Document) -> str:
+    """Return what stands for a document's words: 16 hex digits of SHA-256. Title and layout do not count."""
+    return hashlib.sha256("\x1f".join(["", *document.words]).encode()).hexdigest()[:16]
 
 
 def split_of(document: Document) -> str:
@@ -169,6 +213,37 @@ def _files_below(path: Path) -> list[Path]:
     return sorted(
         file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
     ) or [path]
+
+
+def _texts_below(folder: Path) -> list[Document]:
+    """Return a document for each text file below `folder`. Links to folders are not followed."""
+    found = []
+    size = 0
+    for file in _files_below(folder):
+        if not file.is_file() or not (file.suffix in PLAIN or _is_text(file)):
+            continue
+
+        size += file.stat().st_size
+        if size > MOST_TEXT:
+            raise UserError(
+                f"{folder}: holds more than {MOST_TEXT // 10**6} MB of text; give a folder with a part of it"
+            )
+        document = Document(file.relative_to(folder).as_posix(), read_text(file))
+        if document.words:
+            _check(str(file), document, min_words=1)
+            found.append(document)
+    return found
+
+
+def _is_text(file: Path) -> bool:
+    """Return whether a file begins like UTF-8 text. A character may be cut in two where the look ends."""
+    with open(file, "rb") as stream:
+        start = stream.read(SNIFF)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start
 
 
 def _free_name(folder: Path, title: str) -> Path:

@@ -821,7 +821,7 @@ def _free(home: Path, config: Config) -> Path:
     options = "".join(
         f"-{part}"
         for value in config.task_options.values()
-        if (part := re.sub(r"[^a-z0-9-]", "", value))
+        if (part := re.sub(r"[^a-z0-9-]", "", Path(value).name.lower()))
     )
     supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
     control = "".join(f"-{name}" for name in config.mark.values())

@@ -13,7 +13,7 @@ import random
 import string
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +43,8 @@ __all__ = [
     "worded",
     "scores_of",
     "sources_of",
+    "unseen_texts",
+    "foreign_of",
     "summary_of",
     "task_file",
     "trust",
@@ -121,7 +123,9 @@ class Task(Protocol):
     `levels_of`; `plain_texts(split)`, see `plain_texts_of`; `placeholders`, what a
     wording of the user's own may hold: a mapping of name to a function that makes the text from a problem's `data`, e.g.
     ``{"words": lambda data: " ".join(data["words"])}``. `load_task` keeps such a wording as the task's attribute `wording`, and
-    `worded` applies it.
+    `worded` applies it; of a task that draws its
+    problems from texts, the option `texts` (a folder of the user's own), `unseen(known)`, see `unseen_texts`, and
+    `foreign(level)`, see `foreign_of`.
     """
 
     name: str
@@ -166,9 +170,7 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
     rewards = tuple(getattr(kind, "rewards", ()))
     for name in options:
         if name not in known:
-            raise UserError(
-                f"--{name}: task {spec} has no such flag; it has {', '.join(f'--{n}' for n in known) or 'none'}"
-            )
+            raise UserError(_no_such_flag(name, spec))
     if reward is None:
         return kind(**options)
     if reward not in rewards:
@@ -316,11 +318,17 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split command line words into (the options of task `spec`, the rest): ``--family product`` or ``--family=product``."""
+    """Split command line words into (the options of task `spec`, the rest): ``--family product`` or ``--family=product``.
+
+    Raises UserError for an option that another task of `REGISTRY` has and this one has not.
+    """
     known, options, rest = options_of(spec), {}, []
+    others = {name for other in REGISTRY for name in options_of(other)} - set(known)
     words = iter(arguments)
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in others:
+            raise UserError(_no_such_flag(name, spec))
         if not word.startswith("--") or name not in known:
             rest.append(word)
             continue
@@ -329,6 +337,11 @@ def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], 
             raise UserError(f"--{name}: expected one argument: {known[name]}")
         options[name] = value
     return options, rest
+
+
+def _no_such_flag(name: str, spec: str) -> str:
+    names = ", ".join(f"--{known}" for known in options_of(spec))
+    return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"
 
 
 def _load_class(spec: str):
@@ -364,6 +377,28 @@ def sources_of(task: Task) -> dict[str, str]:
     With other sources the same seed and index mean another problem, so a run must not go on with them unawares.
     """
     return dict(getattr(task, "sources", dict)())
+
+
+def unseen_texts(task: Task, known: Collection[str]) -> Task:
+    """Return `task` with every text held out that was not trained or chosen on, so that all may be evaluated on.
+
+    `known` are the fingerprints of the texts that a model's training drew from, in all splits; of these only the test
+    split is held out. A task that draws from no texts is returned as it is.
+    """
+    unseen = getattr(task, "unseen", None)
+    return unseen(known) if unseen else task
+
+
+def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
+    """Return `task` on texts of foreign kinds, by kind: ``{"tables": task, ...}``, with problems in the test split alone.
+
+    Foreign are kinds of text (tables, code, other alphabets) that nothing is trained on. Raises UserError where there
+    are none.
+    """
+    found = getattr(task, "foreign", lambda level: {})(level)
+    if not found:
+        raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
+    return found
 
 
 def summary_of(sources: Mapping[str, str]) -> str:

@@ -6,8 +6,9 @@ the completion with the true interleaving: the best Needleman-Wunsch alignment o
 similarity pays cheap strategies well: one text alone is a safe half. `python -m tasks.traps` prints the table.
 """
 
+import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from align.needleman import nw_align_batch, nw_score_batch
 from align.prefixes import prefix_scores
 from align.words import normalise, split_words, word_ends
-from data.corpus import Document, documents_of, load_corpus
-from tasks.base import Problem, Score, UserError, key_of
+from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
+from data.foreign import foreign_texts
+from tasks.base import SPLITS, Problem, Score, UserError, key_of
 from tasks.drafts import Guess
 from tasks.trap_names import TrapNames
 
@@ -38,7 +40,10 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
 
 
 class Interleave:
-    """The task of the mission. `reward` is one of `rewards`; `documents` the corpus (default: the embedded one)."""
+    """The task of the mission. `reward` is one of `rewards`.
+
+    Problems are drawn from `documents`, or from the user's `texts` (a folder, or one file), or from the embedded corpus.
+    """
 
     name = "interleave"
     rewards = ("prefix", "balanced", "clipped", "affine", "similarity")
@@ -50,45 +55,120 @@ class Interleave:
         "a": lambda data: " ".join(data["a"]),
         "b": lambda data: " ".join(data["b"]),
     }
+    options = {
+        "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 files, with all folders "
+        "below; a tenth of them is held out for validation, a tenth for the test (default: the embedded corpus)"
+    }
 
     @staticmethod
     def default_steps(level: int) -> int:
         """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
         return 60 if level <= 50 else 200
 
-    def __init__(self, reward: str = rewards[0], documents: Sequence[Document] | None = None):
+    def __init__(
+        self,
+        reward: str = rewards[0],
+        documents: Sequence[Document] | None = None,
+        texts: str | None = None,
+    ):
         self.reward = reward
-        self._documents = load_corpus() if documents is None else list(documents)
+        self.texts = texts
+        if documents is not None:
+            self._documents = list(documents)
+        else:
+            self._documents = load_texts(texts) if texts else load_corpus()
+        self._is_held_out = False  # whether all documents are of the test split, see `unseen`
         self._by_split: dict[str, list[Document]] = {}
+
+    def unseen(self, known: Collection[str] = ()) -> "Interleave":
+        """Return the same task with its texts held out, all of them in the test split (see `tasks.base.unseen_texts`).
+
+        Left out are texts of the other splits whose fingerprint is `known`, or that the embedded corpus holds: on its
+        training split the embedded model was raised.
+        """
+        known = {*known, *map(fingerprint, load_corpus())}
+        kept = [
+            document
+            for document in self._documents
+            if split_of(document) == "test" or fingerprint(document) not in known
+        ]
+        return self._held_out(kept)
+
+    def foreign(self, level: int) -> "Mapping[str, Interleave]":
+        """Return the task on texts of kinds that nothing here is trained on, by kind; all of them are held out.
+
+        A kind without two texts of `level` words is left out.
+        """
+        found = foreign_texts(words=max(1000, 2 * level))
+        tasks = {kind: self._held_out(documents) for kind, documents in found.items()}
+        return {
+            kind: task for kind, task in tasks.items() if len(task._long_enough("test", level)) >= 2
+        }
+
+    def _held_out(self, documents: Sequence[Document]) -> "Interleave":
+        """Return the same task on `documents`, all of them in the test split."""
+        task = copy.copy(self)
+        task._documents = list(documents)
+        task._is_held_out = True
+        task._by_split = {}
+        return task
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem of `level` words a text, from windows of two different documents of `split`.
 
-        Raises UserError when the split has fewer than two documents of that many words.
+        Raises UserError when the split has fewer than two documents of that many words; training on the user's own
+        texts needs two in each split.
         """
-        documents = self._documents_of(split)
-        long_enough = [document for document in documents if len(document.words) >= level]
-        if len(long_enough) < 2:
-            longest = sorted((len(document.words) for document in documents), reverse=True)[
-                1:2
-            ] or [0]
-            raise UserError(
-                f"--words {level}: the {split} split of the corpus has {len(long_enough)} documents of "
-                f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
-                "add longer texts with python -m data.corpus merge"
-            )
-        first, second = rng.sample(long_enough, 2)
+        # Who trains on texts of his own learns now, and not after the run, that there is nothing to evaluate on.
+        needed = SPLITS if self.texts and split == "train" else (split,)
+        for each in needed:
+            if len(self._long_enough(each, level)) < 2:
+                raise UserError(self._too_few(level, each))
+
+        first, second = rng.sample(self._long_enough(split, level), 2)
         a, b = _window(first, level, rng), _window(second, level, rng)
         return self.problem(a, b)
-
-    def _documents_of(self, split: str) -> list[Document]:
-        if split not in self._by_split:
-            self._by_split[split] = documents_of(split, self._documents)
-        return self._by_split[split]
 
     def plain_texts(self, split: str) -> list[str]:
         """Return the documents of `split` as they were written (see `tasks.base.plain_texts_of`)."""
         return [document.text for document in self._documents_of(split)]
+
+    def _documents_of(self, split: str) -> list[Document]:
+        if split not in self._by_split:
+            self._by_split[split] = [
+                document for document in self._documents if self._split_of(document) == split
+            ]
+        return self._by_split[split]
+
+    def _long_enough(self, split: str, level: int) -> list[Document]:
+        """Return the documents of `split` that have `level` words or more."""
+        return [document for document in self._documents_of(split) if len(document.words) >= level]
+
+    def _split_of(self, document: Document) -> str:
+        return "test" if self._is_held_out else split_of(document)
+
+    def _too_few(self, level: int, split: str) -> str:
+        """Return why no problem of `level` words can be made of `split`, and what would be enough."""
+        numbers = [len(self._long_enough(each, level)) for each in SPLITS]
+        longest = sorted(
+            (len(document.words) for document in self._long_enough(split, 0)), reverse=True
+        )[1:2] or [0]
+        if self.texts and self._is_held_out:
+            return (
+                f"--texts {self.texts}: {numbers[-1]} of the {len(self._documents)} texts that the model was not trained on "
+                f"have {level} words or more, and two are needed; give more texts, or at most --words {longest[0]}"
+            )
+        if self.texts:
+            return (
+                f"--texts {self.texts}: {sum(numbers)} of its {len(self._documents)} texts have {level} words or more: "
+                f"{numbers[0]} for training, {numbers[1]} for validation, {numbers[2]} for the test; each of these needs "
+                "two, which fifty texts mostly have; give more texts, cut long ones into several files, or give fewer --words"
+            )
+        return (
+            f"--words {level}: the {split} split of the corpus has {numbers[SPLITS.index(split)]} documents of "
+            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
+            "add longer texts with python -m data.corpus merge"
+        )
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
         """Return the problem of interleaving the words `a` with the words `b`."""
@@ -112,8 +192,11 @@ class Interleave:
         Words count, not their layout: windows are drawn from words, and so is the split.
         """
         found: dict[str, str] = {}
-        for document in self._documents:  # two may have one title
-            found[document.title] = key_of(found.get(document.title, ""), *document.words)
+        for document in self._documents:
+            name, number = document.title, 2
+            while name in found:  # two may have one title
+                name, number = f"{document.title} ({number})", number + 1
+            found[name] = fingerprint(document)
         return found
 
     def draft(self, problem: Problem) -> Guess:

@@ -8,7 +8,7 @@ import torch
 from grpo.config import Config
 from grpo.prompts import template_arguments
 from grpo.trainer import Trainer
-from tasks.base import declared_budget
+from tasks.base import Task, declared_budget, sources_of
 
 ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}  # as they are written
 MOMENTS = {"adamw": "AdamW", "adamw8bit": "AdamW with moments of 8 bits"}
@@ -24,7 +24,7 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         },
         "task": f"{config.task}, level {config.level}{_climb(config, trainer)}"
         + "".join(f", {name} {value}" for name, value in config.task_options.items()),
-        "problems": _problems(config),
+        "problems": _problems(config, trainer.task),
         "prompt": _prompt(config),
         "reward": config.reward or "the task's own",
         "model": _model(config, trainer),
@@ -37,9 +37,10 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
     }
 
 
-def _problems(config: Config) -> str:
+def _problems(config: Config, task: Task) -> str:
     if not config.dataset:
-        return config.problems
+        texts = len(sources_of(task))
+        return config.problems + (f", from {texts} texts" if texts else "")
     return f"{config.dataset}, {'all levels as they come' if config.mixed else 'of these levels'}"
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -7,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.corpus import (
+    SNIFF,
     TEXTS,
     Document,
     documents_of,
+    fingerprint,
     load_corpus,
     load_documents,
+    load_texts,
     main,
     merge,
     split_of,
@@ -115,6 +119,65 @@ def test_a_missing_path_and_an_empty_folder_are_named(tmp_path):
         load_documents(tmp_path / "absent")
     with pytest.raises(UserError, match=f"{tmp_path.name}: the folder holds no .txt file"):
         load_documents(tmp_path)
+
+
+# ---- the user's own texts
+
+
+def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
+    put(tmp_path, one=numbered("a", 50), empty=" \n", copy=f"{numbered('a', 50)}\n")
+    put(tmp_path / "below" / "deeper", two=numbered("b", 3))
+    put(tmp_path / ".hidden", three=numbered("c", 50))
+    (tmp_path / "below" / "notes.md").write_text("# Überschrift\n\n- a point", encoding="utf-8")
+    (tmp_path / "below" / "Makefile").write_text("all:\n\techo done\n")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / "latin.c").write_bytes("größer".encode("latin-1"))
+    (tmp_path / "bits.bin").write_bytes(b"plain for a while\0")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nowhere.txt").symlink_to(tmp_path / "absent")
+    assert load_texts(tmp_path) == [
+        Document("below/Makefile", "all:\n\techo done\n"),
+        Document("below/deeper/two.txt", numbered("b", 3)),
+        Document("below/notes.md", "# Überschrift\n\n- a point"),
+        Document("copy.txt", f"{numbered('a', 50)}\n"),  # one.txt repeats it
+    ]
+
+
+def test_one_file_of_texts(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"title": "x", "text": "two words"}\n')
+    assert load_texts(tmp_path / "a.jsonl") == [Document("x", "two words")]
+
+
+def test_a_character_may_be_cut_where_the_look_ends(tmp_path):
+    (tmp_path / "long.log").write_text("x" * (SNIFF - 1) + "ü", encoding="utf-8")
+    assert len(load_texts(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, content, fault",
+    [
+        ("a.txt", b"gr\xf6sser", "/a.txt: is not UTF-8 text"),
+        ("a.md", b"a\0b", "/a.md: is binary"),
+        ("a.png", b"\x89PNG", ": the folder holds no text in UTF-8; give a folder of .txt or .md"),
+        ("a.txt", b"long " * 9, ": holds more than 0 MB of text; give a folder with a part of it"),
+    ],
+)
+def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, content, fault):
+    monkeypatch.setattr("data.corpus.MOST_TEXT", 40)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        load_texts(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}{fault}")
+
+
+def test_a_missing_folder_of_texts_is_named(tmp_path):
+    with pytest.raises(UserError, match="absent: cannot be read: No such file"):
+        load_texts(tmp_path / "absent")
+
+
+def test_a_fingerprint_is_of_the_words():
+    assert fingerprint(Document("a", " two\nwords ")) == fingerprint(Document("b", "two words"))
+    assert fingerprint(Document("a", "two words")) != fingerprint(Document("a", "twowords"))
 
 
 # ---- the split

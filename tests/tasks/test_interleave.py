@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from align.needleman import nw_score
-from data.corpus import Document, documents_of
-from tasks.base import UserError
+from data.corpus import Document, documents_of, fingerprint, load_corpus
+from tasks.base import SPLITS, UserError, key_of, problem_at, sources_of, unseen_texts
 from tasks.interleave import Interleave, interleaved
 from tasks.traps import strategies
 
@@ -300,3 +300,63 @@ def test_a_corpus_that_is_too_short():
         )
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second
+
+
+def texts_of(folder, count, words=30):
+    folder.mkdir()
+    for i in range(count):
+        (folder / f"{i:02}.txt").write_text(" ".join(f"w{i}.{j}" for j in range(words)))
+    return Interleave(texts=str(folder))
+
+
+def test_own_texts_need_two_documents_in_each_split(tmp_path):
+    """Held against what the hash of each text says: 40 of them have enough, 12 have not."""
+    task = texts_of(tmp_path / "many", 40)
+    numbers = [len(documents_of(split, task._documents)) for split in SPLITS]
+    assert min(numbers) >= 2
+    made = {split: problem_at(task, seed=0, split=split, level=30, index=0) for split in SPLITS}
+    for split, problem in made.items():
+        own = {word for document in documents_of(split, task._documents) for word in document.words}
+        assert {*problem.data["a"], *problem.data["b"]} <= own
+
+    few = texts_of(tmp_path / "few", 12)
+    numbers = [len(documents_of(split, few._documents)) for split in SPLITS]
+    assert min(numbers) < 2 <= numbers[0]
+    with pytest.raises(UserError) as error:
+        few.make(30, "train", random.Random(0))
+    assert str(error.value) == (
+        f"--texts {tmp_path}/few: 12 of its 12 texts have 30 words or more: {numbers[0]} for training, {numbers[1]} for "
+        f"validation, {numbers[2]} for the test; each of these needs two, which fifty texts mostly have; give more texts, "
+        "cut long ones into several files, or give fewer --words"
+    )
+
+
+def test_all_unseen_texts_are_held_out(tmp_path):
+    task = texts_of(tmp_path / "some", 12)
+    unseen = unseen_texts(task, set())
+    assert sources_of(unseen) == sources_of(task)
+    drawn = {unseen.make(30, "test", random.Random(i)).data["a"][0] for i in range(200)}
+    assert len(drawn) == 12
+    assert unseen.texts == task.texts and len(documents_of("test", task._documents)) < 12
+
+    known = set(sources_of(task).values())
+    left = sources_of(unseen_texts(task, known))
+    held_out = documents_of("test", task._documents)
+    assert sorted(left) == sorted(document.title for document in held_out)
+    with pytest.raises(
+        UserError, match=r"0 of the \d+ texts that the model was not trained on have 31"
+    ):
+        unseen_texts(task, known).make(31, "test", random.Random(0))
+
+
+def test_texts_of_the_embedded_corpus_are_never_unseen():
+    corpus = Interleave(documents=load_corpus())
+    unseen = sources_of(unseen_texts(corpus, set()))
+    assert set(unseen) == {document.title for document in documents_of("test", load_corpus())}
+
+
+def test_documents_of_one_title_have_fingerprints_of_their_own():
+    one, two = Document("a", "first words"), Document("a", "second words")
+    found = sources_of(Interleave(documents=[one, two]))
+    assert found == {"a": fingerprint(one), "a (2)": fingerprint(two)}
+    assert fingerprint(one) == key_of("", "first", "words")  # as runs of older versions have it

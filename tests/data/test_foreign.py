@@ -1,0 +1,149 @@
+"""The foreign held-out texts: the same everywhere, of the kinds they claim to be, and never part of what is trained on."""
+
+import ast
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.words import normalise
+from data import foreign
+from data.corpus import Document, documents_of, load_corpus
+from data.errors import UserError
+from data.foreign import KINDS, foreign_texts, generated
+from tasks import diet
+from tasks.base import foreign_of, load_task, problem_at
+
+SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return foreign_texts(words=200)
+
+
+def blocks(kind, number):
+    return list(generated(kind, 200))[number].text.strip().split("\n\n")
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(sorted(KINDS)), st.integers(1, 400), st.integers(1, 5))
+def test_generated_texts_are_long_enough_and_the_same_each_time(kind, words, count):
+    found = list(generated(kind, words, count))
+    assert found == list(generated(kind, words, count))
+    assert len({document.text for document in found}) == len(found) == count
+    assert all(len(document.words) >= words for document in found)
+    assert all(normalise(document.text) == document.text for document in found)
+
+
+def test_more_words_go_on_where_fewer_end():
+    """So a higher level is asked on the same texts, and longer."""
+    for kind in KINDS:
+        for short, long in zip(generated(kind, 100), generated(kind, 300)):
+            assert long.text.startswith(short.text.rstrip("\n"))
+
+
+@pytest.mark.parametrize("number, edge", [(0, "|"), (1, "|")])
+def test_rows_of_a_table_have_their_cells_in_line(number, edge):
+    for table in blocks("tables", number):
+        lines = table.split("\n")
+        assert len(lines) >= 6 and len({len(line) for line in lines}) == 1
+        rows = [line for line in lines if line[1] == " "]
+        places = {tuple(i for i, mark in enumerate(row) if mark == edge) for row in rows}
+        assert len(places) == 1
+
+
+def test_every_second_code_is_python_and_the_others_close_their_brackets():
+    for block in blocks("code", 0):
+        (function,) = ast.parse(block).body
+        assert isinstance(function, ast.FunctionDef)
+    for block in blocks("code", 1):
+        assert all(block.count(left) == block.count(right) for left, right in ("{}", "()", "[]"))
+
+
+def test_lists_are_nested():
+    depths = {len(line) - len(line.lstrip()) for line in "\n".join(blocks("lists", 0)).split("\n")}
+    assert depths == {0, 2, 4}
+
+
+def test_runs_of_punctuation_are_long():
+    words = " ".join(blocks("punctuation", 0)).split()
+    runs = [word for word in words if len(word) >= 8 and len(set(word)) == 1]
+    assert len(runs) >= len(words) // 20
+
+
+def test_numbers_are_mostly_digits():
+    words = " ".join(blocks("numbers", 0)).split()
+    assert sum(any(mark.isdigit() for mark in word) for word in words) > 0.7 * len(words)
+
+
+def test_each_alphabet_has_its_documents():
+    documents = list(generated("alphabets", 100))
+    for number, script in enumerate(SCRIPTS):
+        letters = [mark for mark in documents[number].text if mark.isalpha()]
+        names = {unicodedata.name(letter).split()[0] for letter in letters}
+        assert names == {script}
+
+
+def test_real_texts_are_optional_bounded_and_not_repeated(tmp_path, monkeypatch):
+    words = [f"word{i}" for i in range(foreign.MOST_WORDS + 9)]
+    (tmp_path / "A").write_text(" ".join(words))
+    (tmp_path / "B").write_text(" ".join(words))
+    (tmp_path / "C").write_bytes(b"\xff\xfe")
+    (tmp_path / "D").write_text("x " * foreign.MOST_BYTES)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copyright").write_text(f"licence of {name} and nothing else")
+    monkeypatch.setattr(foreign, "LICENCES", tmp_path)
+    monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path)
+    found = foreign_texts(10)["licences"]
+    assert [len(document.words) for document in found] == [foreign.MOST_WORDS, 6, 6]
+
+    monkeypatch.setattr(foreign, "LICENCES", tmp_path / "none")
+    monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    assert set(foreign_texts(10)) == set(KINDS)
+
+
+def test_no_more_files_are_read_than_are_allowed(tmp_path, monkeypatch):
+    for i in range(3 * foreign.MOST_FILES + 1):
+        (tmp_path / f"{i:03}").write_text(f"text number {i}")
+    monkeypatch.setattr(foreign, "LICENCES", tmp_path)
+    monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
+    found = foreign_texts(10)["licences"]
+    assert foreign.MOST_FILES // 2 < len(found) <= foreign.MOST_FILES
+    assert {found[0].text, found[-1].text} == {"text number 0", "text number 96"}
+
+
+def test_no_foreign_text_is_in_what_is_trained_on(texts):
+    """Runs of five words: the corpus and the diet's own words share none with the generated kinds."""
+    train = documents_of("train", load_corpus())
+    runs = {run for document in train for run in runs_of(document)}
+    for kind in KINDS:
+        assert not any(runs & runs_of(document) for document in texts[kind]), kind
+    assert "foreign" not in Path(diet.__file__).read_text(encoding="utf-8")
+
+
+def runs_of(document: Document) -> set[tuple[str, ...]]:
+    return set(zip(*(document.words[i:] for i in range(5))))
+
+
+def test_the_task_asks_for_problems_of_each_kind(monkeypatch):
+    monkeypatch.setattr(foreign, "MOST_WORDS", 20)
+    task = load_task("interleave")
+    kinds = foreign_of(task, 10)
+    assert set(KINDS) <= set(kinds)
+    for kind, own in kinds.items():
+        problem = problem_at(own, seed=0, split="test", level=10, index=0)
+        assert problem.level == 10 and own.score(problem, [problem.target])[0].exact
+        with pytest.raises(UserError, match="the train split of the corpus has 0 documents"):
+            problem_at(own, seed=0, split="train", level=10, index=0)
+    assert set(foreign_of(task, 21)) == set(KINDS)  # of real texts only the beginning counts
+
+
+def test_a_task_without_texts_has_none():
+    with pytest.raises(UserError, match="--foreign: task arithmetic has no foreign kinds of text"):
+        foreign_of(load_task("arithmetic"), 2)
