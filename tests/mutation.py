@@ -811,7 +811,32 @@ TABLE = {
         ("what was thought is read", "_after_thinking", "text[start:]", "text"),
         ("one number is an expression", "_place", "numbers >= 2", "numbers >= 1"),
     ],
+    ("data/corpus.py", "data/test_corpus.py"): [
+        ("the user's texts repeat", "without_repeats", "shingles.add(document)", "pass"),
+    ],
+    ("data/foreign.py", "data/test_foreign.py"): [
+        (
+            "every file of a folder is read",
+            "_licences",
+            "found[::-(-len(found) // MOST_FILES) or 1]",
+            "found",
+        ),
+    ],
+    ("eval.py", "test_eval.py"): [
+        (
+            "texts that were trained on are evaluated on",
+            "held_out_texts",
+            "known |= set((saved.get('corpus') or {}).values())",
+            "pass",
+        ),
+    ],
     ("tasks/interleave.py", "tasks/test_interleave.py"): [
+        (
+            "the embedded corpus counts as the user's own",
+            "Interleave.unseen",
+            "{*known, *map(fingerprint, load_corpus())}",
+            "known",
+        ),
         (
             "balance is the smaller share",
             "Interleave._score",
