@@ -523,20 +523,6 @@ TABLE = {
             "(*system, ('user', prompt), *shown)",
         ),
     ],
-    ("tasks/supply.py", "tasks/test_supply.py"): [
-        (
-            "a problem is its own example",
-            "Examples._draw",
-            "{key}",
-            "set()",
-        ),
-        (
-            "examples of the test split",
-            "Examples._draw",
-            "problem_stream(self.task, seed=int(key_of('examples', self.seed, key), 16), split='train', level=level)",
-            "problem_stream(self.task, seed=int(key_of('examples', self.seed, key), 16), split='test', level=level)",
-        ),
-    ],
     ("grpo/model_check.py", "grpo/test_model_check.py"): [
         (
             "update is not compared",
@@ -787,6 +773,8 @@ TABLE = {
     ("tasks/supply.py", "tasks/test_supply.py"): [
         ("what was trained on is held out", "held_out", "problem.key in seen", "False"),
         ("few draws end the search", "patience", "10 * max(10, most)", "2 * max(10, most)"),
+        ("a problem is its own example", "Examples._draw", "{key}", "set()"),
+        ("examples of the test split", "Examples._draw", "'train'", "'test'"),
     ],
     ("tasks/base.py", "tasks/test_base.py"): [
         (

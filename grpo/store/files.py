@@ -85,8 +85,10 @@ class RunFiles:
         checkpoints.remove_after(self.folder, done)
 
     def prompted(self, lines: Sequence[str]):
-        """Write what the model is sent for the run's first problem to prompt.txt."""
-        write_whole(self.folder / "prompt.txt", "".join(f"{line}\n" for line in lines).encode())
+        """Write what the model is sent for the run's first problem to prompt.txt, once in the life of the run."""
+        path = self.folder / "prompt.txt"
+        if not path.exists():
+            write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
     def warned(self, line: str):
         """Keep a warning in warnings.log, for a console may be closed, or lost."""
