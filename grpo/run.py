@@ -33,6 +33,7 @@ from grpo.curriculum.preflight import (
     Perplexity,
     Start,
     SurveySettings,
+    advice,
     choose_mixed_start,
     choose_start,
     figures_of,
@@ -446,8 +447,9 @@ class Run:
         rungs = list(trainer.curriculum.rungs)
         rows, groups, perplexity = self._survey(rungs)
 
-        # Without the ramp no easier level than those asked for may be the start.
-        eligible = [row for row in rows if config.ramp or row.level in rungs]
+        # No easier level is the start without the ramp, nor of a dataset of which one level was asked for.
+        may_ease = config.ramp and (config.curriculum or not config.dataset)
+        eligible = [row for row in rows if may_ease or row.level in rungs]
         start = (choose_mixed_start if config.mixed else choose_start)(eligible, rungs)
         if start.rungs != rungs:
             trainer.curriculum = curriculum_of(config, start.rungs)
@@ -499,8 +501,8 @@ class Run:
         level, rungs = decision.after, decision.figures["rungs"]
         if decision.figures["start"] is None:
             self.warn(
-                f"{decision.why}: training starts at level {level}, as asked, and may well learn nothing; give a --model "
-                "that solves some of these problems, or an easier task"
+                f"{decision.why}: training starts at level {level}, as asked, and may well learn nothing; "
+                + advice(rows)
             )
             return
         by_way = f" (by way of {' → '.join(map(str, rungs))})" if len(rungs) > 1 else ""

@@ -682,6 +682,26 @@ TABLE = {
             "f\"levels/{seed + step}{(f'/{drawn}' if drawn else '')}\"",
         ),
     ],
+    ("grpo/curriculum/preflight.py", "grpo/test_preflight.py"): [
+        (
+            "groups that vary are enough",
+            "LevelSurvey.is_within_reach",
+            "self.varied >= VARIED and self.any_exact >= ANY_EXACT",
+            "self.varied >= VARIED",
+        ),
+        (
+            "the easiest level within reach",
+            "choose_start",
+            "max(reachable, key=lambda row: row.level)",
+            "min(reachable, key=lambda row: row.level)",
+        ),
+        (
+            "solved rungs left out before one out of reach",
+            "_past_the_solved",
+            "solved if following and following.is_within_reach else solved - 1",
+            "min(solved, len(rungs) - 1)",
+        ),
+    ],
     ("grpo/curriculum/servo.py", "grpo/test_curriculum.py"): [
         (
             "mastered levels hold the servo",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from same import unhurried
 from safetensors.torch import load_file
 
 import train
@@ -63,6 +64,9 @@ FLAGS = [
 ]
 
 
+PREFLIGHT = ["--preflight", "on"]  # the other runs are the same without
+
+
 def launched(ranks: int, *flags: str) -> list[str]:
     return [
         sys.executable,
@@ -90,7 +94,7 @@ def alone(tmp_path_factory):
     home = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert train.main([*FLAGS, "--name", "alone"]) == 0
+        assert train.main([*FLAGS, *PREFLIGHT, "--name", "alone"]) == 0
     return home / "runs" / "alone"
 
 
@@ -143,7 +147,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("shared", [pytest.param([], marks=pytest.mark.slow), ["--shard"]])
 def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(3, *FLAGS, *shared, "--name", "three")
+    done = with_ranks(3, *FLAGS, *PREFLIGHT, *shared, "--name", "three")
     run = Path("runs/three")
     assert_alike(alone, run)
     assert (
@@ -154,6 +158,8 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
     assert (
         max((after[name] - before[name]).abs().max() for name in before) > 1e-4
     )  # far more than what is let pass above
+    mine, other = (unhurried(load_run(folder).decisions) for folder in (alone, run))
+    assert mine == other and mine[0]["kind"] == "preflight"
     mine, other = (load_run(folder).evals for folder in (alone, run))
     assert [line["step"] for line in mine] == [line["step"] for line in other] == [0, 2, 4]
     assert load_run(run).verdict["step"] == 4

@@ -432,6 +432,7 @@ def make_set(path, *levels, size=3):
 def test_a_dataset_says_which_levels_there_are(tmp_path, levels, flags, trained, evaluated):
     make_set(tmp_path / "set.jsonl", *levels)
     arguments = ["--prompts", "3", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
+    arguments += ["--preflight", "off"]
     start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *flags]
     assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == 0
     assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0  # by what was resolved then

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from grpo.curriculum.ladder import LADDER
-from grpo.evaluate import Sampling, evaluate, select, truncated_share
+from grpo.evaluate import TOO_MANY_TRUNCATED, Sampling, evaluate, select, truncated_share
 from grpo.learn.logprobs import token_logprobs
 from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
@@ -279,6 +279,18 @@ def choose_start(surveys: Sequence[LevelSurvey], rungs: Sequence[int]) -> Start:
     if first:
         why += f" ({first.varied:.0%} and {first.any_exact:.0%})"
     return Start(between + rungs, hardest.level, why)
+
+
+def advice(surveys: Sequence[LevelSurvey]) -> str:
+    """Return what to do where no level is within reach."""
+    said = "give a --model that solves some of these problems, or an easier task"
+    truncated = max((row.truncated for row in surveys), default=0.0)
+    if truncated > TOO_MANY_TRUNCATED:
+        said += (
+            f"; up to {truncated:.0%} of a level's completions were truncated: if they need more room than the target "
+            "takes, give a larger --max-new-tokens"
+        )
+    return said
 
 
 def choose_mixed_start(surveys: Sequence[LevelSurvey], rungs: Sequence[int]) -> Start:

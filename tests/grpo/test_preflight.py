@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from same import assert_same_run, differing, written
 from transformers import AutoModelForCausalLM
 
 import train
@@ -17,6 +18,7 @@ from grpo.curriculum.preflight import (
     LevelSurvey,
     Perplexity,
     SurveySettings,
+    advice,
     choose_mixed_start,
     choose_start,
     levels_to_survey,
@@ -26,9 +28,11 @@ from grpo.curriculum.preflight import (
 )
 from grpo.evaluate import Sampling
 from grpo.records import Completion, Group
+from grpo.run import Run
 from grpo.store.metrics import read_metrics
 from grpo.store.run_data import load_run
-from tasks.base import Problem, Score, load_task, split_of_key
+from tasks.base import Problem, Score, load_task, problem_at, split_of_key
+from tasks.dataset import write_problems
 from tasks.interleave import Interleave
 from tasks.supply import Supply
 
@@ -82,6 +86,13 @@ def test_why_says_what_decided():
     )
     passed = choose_start(rows(l10="solved", l25="reach"), [10, 25])
     assert passed.why.endswith("hold a right answer; the easier ones are solved (10)")
+
+
+def test_truncated_completions_may_be_the_cause():
+    found = [replace(ROW, truncated=0.5), replace(ROW, level=2, truncated=0.5)]
+    assert "truncated" not in advice(found)
+    found[1] = replace(ROW, level=2, truncated=0.9)
+    assert "up to 90% of a level's completions were truncated" in advice(found)
 
 
 def test_a_mixed_dataset_has_no_level_to_start_at():
@@ -256,11 +267,33 @@ def test_a_run_starts_at_an_easier_level_and_keeps_it_when_it_goes_on(start, cap
     config = yaml.safe_load(Path("runs/a/config.yaml").read_text())
     assert config["level"] == 10 and config["facts"]["rungs"] == [3, 5, 10]
 
-    assert train.main(["--resume", "runs/a", "--task", f"{TOYS}:Toy", "--steps", "5"]) == 0
+
+class Killed(BaseException):
+    """Ends a run where it stands, as a kill does."""
+
+
+@pytest.mark.parametrize("flags", [["--level", "10"], ["--curriculum", "auto:5-10"]])
+def test_a_killed_run_keeps_its_levels_without_another_pre_flight(
+    start, flags, monkeypatch, capsys
+):
+    assert start("whole", *flags) == 0
+
+    def killed(run, report):
+        if report.step == 3:
+            raise Killed
+        save(run, report)
+
+    save = Run.save_if_due
+    monkeypatch.setattr(Run, "save_if_due", killed)
+    with pytest.raises(Killed):
+        start("cut", *flags)
+    monkeypatch.setattr(Run, "save_if_due", save)
+
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/cut", "--task", f"{TOYS}:Toy"]) == 0
     assert "pre-flight" not in capsys.readouterr().out
-    assert len(read_metrics("runs/a/curriculum.jsonl")) == 1
-    assert [line["level"] for line in read_metrics("runs/a/metrics.jsonl")] == [3] * 5
-    facts = yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]
+    assert_same_run(Path("runs/whole"), Path("runs/cut"))
+    facts = yaml.safe_load(Path("runs/cut/config.yaml").read_text())["facts"]
     assert facts["rungs"] == [3, 5, 10]
 
 
@@ -298,10 +331,38 @@ def test_the_levels_of_other_curricula(start, flags, rungs):
     assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]["rungs"] == rungs
 
 
-def test_without_a_pre_flight_nothing_is_sampled(start, capsys):
-    assert start("a", "--level", "10", "--preflight", "off", "--steps", "1") == 0
+@pytest.mark.parametrize(
+    ("flags", "rungs", "surveyed"),
+    [
+        (["--level", "6"], [6], [3, 4, 6]),  # that level alone
+        (["--curriculum", "4,6"], [3, 4, 6], [3, 4]),
+        ([], [7], [3, 4, 6, 7]),  # all levels as they come
+    ],
+)
+def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, rungs, surveyed):
+    toy = load_task(f"{TOYS}:Toy")
+    problems = [
+        problem_at(toy, seed=0, split="train", level=level, index=index)
+        for level in (3, 4, 6, 7)
+        for index in range(3)
+    ]
+    write_problems("set.jsonl", problems)
+    assert start("a", *flags, "--dataset", "set.jsonl", "--preflight", "only") == 0
+    (decision,) = read_metrics("runs/a/curriculum.jsonl")
+    found = decision["figures"]
+    assert found["rungs"] == rungs and [row["level"] for row in found["levels"]] == surveyed
+    assert {row["groups"] for row in found["levels"]} == {3}  # there are no more
+    keys = {group.problem.key for group in load_run("runs/a").groups(0, "preflight")}
+    assert keys <= {problem.key for problem in problems}
+
+
+def test_a_level_within_reach_is_trained_as_without_a_pre_flight(start, capsys):
+    assert start("with", "--level", "3", "--steps", "2") == 0
+    assert "pre-flight" in capsys.readouterr().out
+    assert start("without", "--level", "3", "--steps", "2", "--preflight", "off") == 0
     assert "pre-flight" not in capsys.readouterr().out
-    assert not read_metrics("runs/a/curriculum.jsonl")
+    others = {"curriculum.jsonl", "rollouts/preflight-000000.jsonl.zst"}
+    assert set(differing(written(Path("runs/with")), written(Path("runs/without")))) == others
 
 
 def test_an_unknown_kind_of_pre_flight_is_refused(start, capsys):
