@@ -45,7 +45,7 @@ from grpo.prompts import (
 )
 from grpo.records import Group
 from grpo.sources import accepted_kinds, check_base, read_sources
-from grpo.store.checkpoint import find_resume
+from grpo.start import checkpoint_of
 from grpo.text import visible
 from tasks.base import (
     Parser,
@@ -92,6 +92,8 @@ def report(argv: list[str]) -> int:
         policy, seen = load_run_policy(
             checkpoint, config, arguments.device, accepted_kinds(arguments.accept_changes)
         )
+    for note in policy.notes:
+        print(f"eval.py: warning: {note}", file=sys.stderr)
 
     policy.use(
         format_of(
@@ -121,7 +123,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--model",
         default="builtin",
-        help="a run, a checkpoint, builtin, a model directory, or a hub id",
+        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id",
     )
     parser.add_argument(
         "--task",
@@ -247,10 +249,9 @@ def trained_run(model: str) -> tuple[Path | None, Config]:
 
     What is no run of ours has no checkpoint, and the configuration of a run by default.
     """
-    path = Path(model)
-    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
+    checkpoint, warnings = checkpoint_of(model)
+    if checkpoint is None:
         return None, Config()
-    checkpoint, warnings = find_resume(path)
     for warning in warnings:
         print(f"eval.py: {warning}", file=sys.stderr)
     return checkpoint, load_config(checkpoint.parent.parent / "config.yaml")

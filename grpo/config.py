@@ -138,7 +138,14 @@ class Config:
         "most tokens of a step: fewer prompts where prompts x group size x completion budget exceed it (0: no limit)",
     )
     # model
-    model: str = flag("builtin", "builtin, a directory in Hugging Face layout, or a hub id")
+    model: str = flag(
+        "builtin",
+        "builtin, a directory in Hugging Face layout, a GGUF file, a hub id, or the policy of an earlier run "
+        "(runs/NAME, or one of its checkpoints)",
+    )
+    start: str | None = field(
+        default=None, metadata={"help": "the checkpoint of an earlier run that this one began with"}
+    )
     device: str = flag("auto", "cpu, cuda, or auto")
     dtype: str = flag(
         "auto",
@@ -146,7 +153,9 @@ class Config:
         "products where it has AMX; bfloat16 on a GPU under LoRA, and for a model that is saved so",
     )
     lora_rank: int = flag(
-        -1, "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models"
+        -1,
+        "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models, that of an earlier "
+        "run's policy",
     )
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     lora_variant: str = flag(
@@ -228,7 +237,8 @@ class Config:
     epochs: int = flag(1, "updates on each rollout")
     learning_rate: float = flag(
         0.0,
-        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they are wider than 576",
+        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they are wider than 576; of an "
+        "earlier run's policy: that run's",
     )
     schedule: str = flag(
         "constant", "learning rate after the warm-up: constant, or cosine (falls to zero)"
@@ -464,6 +474,7 @@ class Config:
             "lora_alpha": self.lora_alpha,
             "lora_variant": self.lora_variant,
             "quantise": self.quantise,
+            "start": self.start,
             "seed": self.seed,
             "keep_reference": self.beta > 0,
         }
@@ -549,6 +560,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
         epilog=_flags_of_tasks(),
     )
     _remove(parser, "task_options")  # the task's own flags are read by name, below
+    _remove(parser, "start")  # follows from --model, see `grpo.start`
     _remove(parser, "mixed")  # follows from the dataset, see `Run.settle`
     known = [option for action in parser._actions for option in action.option_strings]
     for (

@@ -15,6 +15,7 @@ import torch
 
 from grpo.config import load_config
 from grpo.load import load_policy
+from grpo.policy import save_model
 from grpo.show.console import interval
 from grpo.sources import accepted_kinds, check_base
 from grpo.store.checkpoint import find_resume, step_of
@@ -97,7 +98,7 @@ def export(
     policy = load_policy(config.model, **as_trained, weights=checkpoint)
     model = policy.model if adapter or not config.lora_rank else policy.model.merge_and_unload()
     model = model.to(getattr(torch, dtype)) if dtype else model
-    model.save_pretrained(folder)
+    save_model(model, folder)
     policy.tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(
         card(data, step_of(checkpoint), adapter=adapter)
@@ -125,8 +126,16 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         "tags: [grpo, reinforcement-learning]",
     ]
     name = (
-        Path(config["model"]).name if Path(config["model"]).is_dir() else config["model"]
+        Path(config["model"]).name if Path(config["model"]).exists() else config["model"]
     )  # a folder of one machine is nobody else's business
+    start = config.get("start")
+    origin = (
+        f"step {step_of(Path(start))} of the run `{Path(start).parent.parent.name}`"
+        if start
+        else ""
+    )
+    if start == config["model"]:
+        name = Path(start).parent.parent.name
     front += [f"base_model: {name}"] if name == config["model"] != "builtin" else []
     learning = {
         name: config[name]
@@ -152,7 +161,8 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
             "",
             f"`{name}` trained by GRPO for {step} steps on the task `{config['task']}`, level {config['level']}"
             + (f", by way of {config['curriculum']}" if config.get("curriculum") else "")
-            + f", paid by `{config.get('reward') or 'the task'}`.",
+            + f", paid by `{config.get('reward') or 'the task'}`."
+            + (f" Training began with {origin}." if origin else ""),
             control,
             f"Held-out {metric} (validation problems that training never saw; sampled at temperature {config['temperature']:g}; mean and 95 % interval):",
             "",

@@ -460,6 +460,7 @@ def compared(run: RunData, arguments) -> dict[str, Any]:
             "curriculum",
             "reward",
             "model",
+            "start",
             "loss",
             "credit",
             "on_degenerate",

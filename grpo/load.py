@@ -1,11 +1,12 @@
-"""A policy from what it is called: the embedded model, a directory in Hugging Face layout, or a hub id; and from a checkpoint on."""
+"""A policy from what it is called: the embedded model, a directory in Hugging Face layout, a GGUF file, or a hub id; and from a checkpoint on."""
 
 import copy
 import re
 import socket
+import struct
 import warnings
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
@@ -27,6 +28,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from grpo import gguf
 from grpo.learn.finite import check_loaded
 from grpo.learn.precision import has_fast_products
 from grpo.policy import Policy
@@ -44,6 +46,7 @@ QUANTISED = {
 LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 NAMED = 3  # tensors that an error names of each kind
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parent.parent / "data" / "base_model"
 
 
@@ -57,12 +60,14 @@ def load_policy(
     lora_variant: str = "lora",
     quantise: str = "none",
     weights: Path | None = None,
+    start: str | None = None,
     keep_reference: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, or a hub id.
+    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, a GGUF file, or a hub id.
 
-    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it.
+    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it. `start` is the
+    checkpoint of an earlier run that this one began with: `spec` itself, or one that holds an adapter on top of `spec`.
     `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has AMX, and bfloat16 on a GPU
     under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA).
     Raises UserError when it cannot be loaded.
@@ -78,6 +83,10 @@ def load_policy(
         raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
     if device == "cuda":
         device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
+    # Where training began with an adapter, it is needed to begin, and as the reference.
+    is_needed = start not in (None, spec) and (weights is None or keep_reference)
+    first = _first_adapter(start) if is_needed else None
+    weights = weights or first
     has_adapter = weights is not None and (weights / "adapter_config.json").exists()
     source = str(weights) if weights is not None and not has_adapter else resolve(spec)
     torch_dtype = (
@@ -89,11 +98,19 @@ def load_policy(
         raise UserError(
             f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)"
         )
+    if quantise != "none" and gguf.is_gguf(source):
+        raise UserError(
+            f"--quantise {quantise}: not of a GGUF file, whose weights are dequantised; leave it out, or give "
+            "--model a directory in Hugging Face layout"
+        )
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
     model = _load_model(source, device, torch_dtype, quantise)
     where = f"--model {spec}" if source != str(weights) else source
     check_loaded(dict(model.named_parameters()), where)
-    tokenizer = load_tokenizer(source)
+    tokenizer, note = _read_tokenizer(source)
+    frozen = None
+    if first and keep_reference:  # the policy as it was at the start, not its base
+        frozen = _load_adapter(copy.deepcopy(model), first)
     if has_adapter:
         model = _load_adapter(model, weights)
         check_loaded(dict(model.named_parameters()), str(weights))
@@ -105,7 +122,6 @@ def load_policy(
             raise UserError(
                 f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
             ) from error
-    frozen = None
     if keep_reference and not (lora_rank or has_adapter):
         frozen = (
             copy.deepcopy(model)
@@ -118,7 +134,17 @@ def load_policy(
         name=spec,
         frozen=frozen,
         has_rough_gradients=dtype == "auto" and has_fast_products(),
+        note=note,
     )
+
+
+def _first_adapter(start: str) -> Path:
+    """Return the checkpoint whose adapter training began with. Raises UserError where it is not there."""
+    if not (Path(start) / "adapter_config.json").exists():
+        raise UserError(
+            f"{start}: the adapter that the run began with is not there any more; put the checkpoint back"
+        )
+    return Path(start)
 
 
 def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
@@ -147,15 +173,13 @@ def resolve(spec: str) -> str:
     """Return the directory that `spec` means, or the hub id that it is. Raises UserError where there is nothing to be had."""
     if spec == "builtin":
         return str(BUILTIN)
+    if gguf.is_gguf(spec):
+        gguf.check_file(spec)
+        return spec
     if Path(spec).exists() and not (Path(spec) / "config.json").exists():
-        raise UserError(
-            f"--model {spec}: no model there (no config.json); give builtin, a directory in Hugging Face "
-            "layout, or a hub id"
-        )
+        raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
     if not Path(spec).exists() and not HUB_ID.fullmatch(spec):
-        raise UserError(
-            f"--model {spec}: no such directory; give builtin, a directory in Hugging Face layout, or a hub id"
-        )
+        raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
     if Path(spec).exists() or _hub_answers(ENDPOINT):
         return spec
     try:
@@ -183,33 +207,36 @@ def _hub_answers(endpoint: str) -> bool:
 def _loading(source: str):
     """Say in one line what `transformers` says in many of a model that is absent, damaged or incomplete."""
     try:
-        yield
+        with gguf.quietly() if gguf.is_gguf(source) else nullcontext():
+            yield
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, struct.error) as error:
         if "gated repo" in str(error):
             raise UserError(
                 f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
         raise UserError(
-            f"--model {source}: cannot be loaded ({(str(error).splitlines() or [type(error).__name__])[0]}); give builtin, a directory "
-            "in Hugging Face layout, or a hub id that can be reached"
+            f"--model {source}: cannot be loaded ({(str(error).splitlines() or [type(error).__name__])[0]}); "
+            f"{KINDS_OF_MODELS} that can be reached"
         ) from error
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
     """Return the model; raises UserError unless the files hold its weights, all of them and nothing else."""
+    place, options = gguf.place_of(source)
+    options |= gguf.unpacking() if options else _quantisation(quantise, dtype)
     with _loading(source):
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
-                source,
+                place,
                 dtype=dtype,
                 device_map={"": device},
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # else they are logged, and the exception names none
                 **STRANGERS,
-                **_quantisation(quantise, dtype),
+                **options,
             )
         except ValueError:
             _check_kind(source)
@@ -225,6 +252,8 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
             for name, found, wanted in info["mismatched_keys"]
         ],
     )
+    if gguf.is_gguf(source):
+        gguf.name_model(model, source)
     return model.eval()
 
 
@@ -302,15 +331,22 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
 def load_shape(spec: str):
     """Return the model's configuration alone. Raises UserError when it cannot be loaded."""
     source = resolve(spec)
+    place, options = gguf.place_of(source)
     with _loading(source):
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
 def load_tokenizer(spec: str):
     """Return the tokenizer alone. Raises UserError when it cannot be loaded."""
-    source = resolve(spec)
+    return _read_tokenizer(resolve(spec))[0]
+
+
+def _read_tokenizer(source: str):
+    """Return the tokenizer, and what is to be said of it, "" for nothing."""
+    place, options = gguf.place_of(source)
     with _loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        note = gguf.correct_end(tokenizer, source) if options else ""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return tokenizer, note

@@ -33,6 +33,7 @@ from grpo.prompts import check_format
 from grpo.rollout.captured import bucket
 from grpo.rollout.engine import budget
 from grpo.run import Run
+from grpo.start import start_from
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
 PROBES = 16  # problems whose tokens are counted
@@ -171,7 +172,10 @@ def forecast(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes on each GPU and seconds of a step, each by what they are for."""
     shape, mine = model.shape, -(-work.prompts // gpus)
-    weights = model.size * shape.number * (2 if config.beta and not model.is_lora else 1) + (
+    has_own_reference = config.beta and (
+        not model.is_lora or config.start not in (None, config.model)
+    )
+    weights = model.size * shape.number * (2 if has_own_reference else 1) + (
         4 * model.trained if model.is_lora else 0
     )
     optimizer = optimizer_bytes(
@@ -294,7 +298,7 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
             f"--gpus {own.gpus}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100"
         )
     own.number, own.gpu = int(found[1]), GPUS[found[2]]
-    config, _ = parse_training(others)
+    config, _ = start_from(*parse_training(others))
     if config.dataset and not (config.level or config.curriculum):
         raise UserError(
             f"--dataset {config.dataset}: give --words too, for a plan does not read the file"

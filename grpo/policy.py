@@ -16,6 +16,7 @@ import torch
 from peft import PeftModel
 
 from grpo.encoding import plain_tokens, prompt_tokens, target_length
+from grpo.endings import end_of_turn, name_of
 from grpo.learn.lean import LeanModel, checkpoint_layers
 from grpo.learn.packing import Packing, PlainPacking
 from grpo.learn.precision import linear
@@ -35,13 +36,20 @@ REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for t
 class Policy:
     """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in eval mode.
 
-    `stops` are the token ids that end a completion; `context` the most tokens of prompt and completion together. `frozen` is the
-    reference, where it is a model of its own; `has_rough_gradients`: see `learn.precision`. `held` are the bytes of memory that are not for caches
+    `stops` are the token ids that end a completion, `end` the one of them that ends a right answer; `context` the most tokens of prompt and completion together. `frozen` is the
+    reference, where it is a model of its own; `has_rough_gradients`: see `learn.precision`. `notes` are warnings for the user. `held` are the bytes of memory that are not for caches
     and activations: the weights, and what a trainer adds.
     """
 
     def __init__(
-        self, model, tokenizer, *, name: str, frozen=None, has_rough_gradients: bool = False
+        self,
+        model,
+        tokenizer,
+        *,
+        name: str,
+        frozen=None,
+        has_rough_gradients: bool = False,
+        note: str = "",
     ):
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self._length = lru_cache(REMEMBERED)(partial(target_length, tokenizer))
@@ -54,7 +62,8 @@ class Policy:
         self._frozen = (
             None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
         )
-        self.stops = _stop_ids(model, tokenizer)
+        self.stops, self.end, differs = _stop_ids(model, tokenizer)
+        self.notes = [text for text in (note, differs and f"--model {name}: {differs}") if text]
         self.context = getattr(self.causal.config, "max_position_embeddings", 1 << 30)
         self.held = self.weight_bytes = sum(
             p.numel() * p.element_size()
@@ -118,12 +127,6 @@ class Policy:
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
         return tuple(plain_tokens(self.tokenizer, [target])[0])
-
-    @property
-    def end(self) -> int:
-        """The token that ends a completion that we write ourselves: the tokenizer's own, where it has one."""
-        own = self.tokenizer.eos_token_id
-        return self.stops[0] if own is None else own
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write.
@@ -254,35 +257,56 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:
-        """Within this context the policy that is yielded is the reference: this one with the adapter switched off, or the frozen one."""
+        """Within this context the policy that is yielded is the reference: the frozen one, or this one with the adapter switched off."""
         with torch.no_grad():
-            if self.is_lora and self.lean:
+            if self._frozen is not None:
+                yield self._frozen
+            elif self.is_lora and self.lean:
                 self.lean.is_adapted = False
                 try:
                     yield self
                 finally:
                     self.lean.is_adapted = True
-            elif self.is_lora:
+            else:
+                assert self.is_lora, "no reference is held when beta is 0"
                 with self.model.disable_adapter():
                     yield self
-            else:
-                assert self._frozen is not None, "no reference is held when beta is 0"
-                yield self._frozen
 
     def save(self, folder: Path):
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
-        self.model.save_pretrained(folder)
+        save_model(self.model, folder)
         self.tokenizer.save_pretrained(folder)
 
 
-def _stop_ids(model, tokenizer) -> tuple[int, ...]:
-    """The end tokens of the generation config (one or several), and the tokenizer's own."""
+def save_model(model, folder: Path):
+    """Write a model, or the adapter of one that has an adapter."""
+    # Embeddings are never trained beside an adapter; without being told, `peft` asks the hub.
+    options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, **options)
+
+
+def _stop_ids(model, tokenizer) -> tuple[tuple[int, ...], int, str]:
+    """Return the token ids that end a completion, the one that ends a right answer, and a warning ("": none).
+
+    They are the end tokens of the generation config (one or several), the tokenizer's own, and the chat template's.
+    """
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [ids] if isinstance(ids, int) else list(ids or [])
-    if tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    if not ids:
+    named = {ids} if isinstance(ids, int) else set(ids or [])
+    own, shown = tokenizer.eos_token_id, end_of_turn(tokenizer)
+    named |= {own} - {None}
+    stops = tuple(sorted(named | {shown} - {None}))
+    if not stops:
         raise UserError(
             "the model names no end token (eos_token_id in generation_config.json); add one"
         )
-    return tuple(sorted(set(ids)))
+
+    end = next(token for token in (shown, own, stops[0]) if token is not None)
+    if shown is None or shown in named:
+        return stops, end, ""
+    others = ", ".join(name_of(tokenizer, token) for token in sorted(named))
+    return (
+        stops,
+        end,
+        f"its chat template ends an answer with {name_of(tokenizer, shown)}, its files name "
+        f"{others or 'no end token'}; a completion ends at any of them",
+    )

@@ -187,10 +187,11 @@ def headline(run: RunData) -> list[tuple[str, str]]:
     threads = f", {facts['threads']} threads" if facts.get("threads") else ""
     unit = next((line.get("unit") or "" for line in run.evals), "")
     time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
+    model, start = config.get("model"), config.get("start")
     told = {
         "task": config.get("task"),
         "level": f"{config.get('level', '')} {unit}",
-        "model": config.get("model"),
+        "model": f"{model}, started from {start}" if start not in (None, model) else model,
         "paid by": config.get("reward") or "the task's own reward",
         "steps": f"{len(run.metrics):,}",
         "tokens": f"{last.get('num_tokens', 0):,}",

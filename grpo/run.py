@@ -69,6 +69,7 @@ from grpo.sources import (
     sources_now,
     unknown,
 )
+from grpo.start import start_from
 from grpo.store import checkpoint as checkpoints
 from grpo.store.checkpoint import (
     CheckpointRules,
@@ -114,12 +115,13 @@ def open_run(
 ) -> tuple["Run", Config]:
     """Return the run and its configuration: a new one below `home`, or the one that --resume names."""
     if config.resume is None:
+        config, warnings = start_from(config, given)
         folder = ranks.first(lambda: home / config.name if config.name else _free(home, config))
         if ranks.first(folder.exists):
             raise UserError(
                 f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
             )
-        return Run(folder, ranks=ranks), config
+        return Run(folder, warnings=warnings, ranks=ranks), config
     path = _latest(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
@@ -232,7 +234,7 @@ class Run:
         """
         config = self.config
         self.sources = self.ranks.first(
-            lambda: sources_now(config.model, config.dataset, config.task, task)
+            lambda: sources_now(config.model, config.dataset, config.task, task, config.start)
         )
         if self.checkpoint is None:
             return
@@ -333,11 +335,16 @@ class Run:
             self.files.warned(f"after step {self.trainer.done}: {line}")
 
     def restore(self):
-        """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again."""
-        if self.checkpoint is None:
-            return
-        for warning in [*self.warnings, *self.notes]:
+        """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again.
+
+        A new run that starts from an earlier one's policy takes over which problems that has been trained on.
+        """
+        for warning in [*self.warnings, *self.notes, *self.trainer.policy.notes]:
             self.warn(warning)
+        if self.checkpoint is None:
+            if self.config.start:
+                self._begin_after(Path(self.config.start))
+            return
         state = json.loads((self.checkpoint / "trainer.json").read_text())
         try:
             self.trainer.restore(state["trainer"])
@@ -359,6 +366,15 @@ class Run:
         self.console.say(
             f"resumed {self.folder} after step {done}"
             + (f", which was its end: {ended}" if ended else "")
+        )
+
+    def _begin_after(self, start: Path):
+        """Take over what the policy of the checkpoint `start` has been trained on: it stays out of evaluations."""
+        state = json.loads((start / "trainer.json").read_text())["trainer"]
+        self.trainer.begin_after(state)
+        self.files.began(state["seen"])
+        self.console.say(
+            f"started from {start}: {len(state['seen']):,} problems that it was trained on stay out of evaluations"
         )
 
     def save_failed(self) -> str:
@@ -782,11 +798,13 @@ class Run:
 
     def _supplied(self) -> str:
         """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
-        seen = len(self.trainer.seen)
+        before = self.trainer.inherited
+        seen = len(self.trainer.seen) - before
         drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
         size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
-        return f"trained on {seen:,} different problems in {drawn:,} draws{share}"
+        earlier = f", besides {before:,} in earlier runs" if before else ""
+        return f"trained on {seen:,} different problems in {drawn:,} draws{share}{earlier}"
 
 
 def _is_solved(line: Mapping[str, Any]) -> bool:

@@ -1,4 +1,5 @@
-"""What a run depends on beside its own directory, as fingerprints: base model, dataset, corpus, configuration, task file.
+"""What a run depends on beside its own directory, as fingerprints: base model, adapter that it started from, dataset,
+corpus, configuration, task file.
 
 Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter, eval.py and
 grpo.export) takes them anew and refuses each difference, unless `--accept-changes` names its kind.
@@ -22,10 +23,11 @@ from huggingface_hub import snapshot_download
 
 from data.files import read_json
 from grpo import load
+from grpo.gguf import is_gguf
 from grpo.text import shortened
 from tasks.base import Task, UserError, sources_of, task_file
 
-KINDS = ("base", "dataset", "corpus", "config", "task")
+KINDS = ("base", "start", "dataset", "corpus", "config", "task")
 NAME = "sources.json"
 DIGITS = 16
 PAGE = 4096
@@ -53,10 +55,16 @@ def accepted_kinds(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def sources_now(model: str, dataset: str | None, spec: str, task: Task) -> dict[str, Any]:
-    """Return the fingerprints of all kinds but the configuration, as things are now."""
+def sources_now(
+    model: str, dataset: str | None, spec: str, task: Task, start: str | None = None
+) -> dict[str, Any]:
+    """Return the fingerprints of all kinds but the configuration, as things are now.
+
+    `start` is the checkpoint of an earlier run that this one began with.
+    """
     return {
         "base": base_sources(model),
+        "start": start_sources(model, start),
         "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
         "task": {str(file): file_digest(file) for file in task_file(spec)},
@@ -65,6 +73,9 @@ def sources_now(model: str, dataset: str | None, spec: str, task: Task) -> dict[
 
 def base_sources(model: str) -> Fingerprints | None:
     """Return the fingerprints of a model's files; None for a model of the hub that is not on disk yet."""
+    if is_gguf(model):
+        return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
+
     folder = _folder_of(model)
     if folder is None:
         return None
@@ -73,7 +84,20 @@ def base_sources(model: str) -> Fingerprints | None:
     return {
         path.name: weights_digest(path) if path.suffix == ".safetensors" else file_digest(path)
         for path in sorted(files)
+        if not path.name.startswith("optimizer")  # of a checkpoint that is the base; not read
     }
+
+
+def start_sources(model: str, start: str | None) -> Fingerprints | None:
+    """Return the fingerprints of the adapter that a run began with; none where it began with `model` itself.
+
+    None for one that is not there any more: only the reference of --beta still depends on it.
+    """
+    if start is None or start == model:
+        return {}
+    if not Path(start).is_dir():
+        return None
+    return {path.name: file_digest(path) for path in sorted(Path(start).glob("adapter_*"))}
 
 
 def read_sources(checkpoint: Path) -> dict[str, Any] | None:

@@ -100,6 +100,7 @@ class Trainer:
         self.drawn = 0  # the next index of the training stream
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
+        self.inherited = 0  # how many of them an earlier run had trained the policy on
         policy.held = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters),
             policy.parameters[0].element_size(),
@@ -481,7 +482,11 @@ class Trainer:
             **self.drafting.metrics(),
             "problems/seen": len(self.seen) + len(new),
             "problems/repeated": 1 - len(new) / len(first),
-            **({"problems/family_share": (len(self.seen) + len(new)) / size} if size else {}),
+            **(
+                {"problems/family_share": (len(self.seen) - self.inherited + len(new)) / size}
+                if size
+                else {}
+            ),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
             "completions/clipped_ratio": fmean(
@@ -500,6 +505,7 @@ class Trainer:
             "drawn": self.drawn,
             "tokens": self.tokens,
             "seen": list(self.seen),
+            "inherited": self.inherited,
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
             "progress": self.progress.state_dict(),
@@ -509,6 +515,17 @@ class Trainer:
             "started": self.started.to_json() if self.started else None,
         }
 
+    def begin_after(self, state: dict[str, Any]):
+        """Begin with the policy of an earlier run, whose `state` this was.
+
+        What that was trained on counts as seen. Fresh problems go on where its stream ended, for the two runs share
+        it where they share seed, task and level.
+        """
+        self.seen = dict.fromkeys(state["seen"])
+        self.inherited = len(self.seen)
+        if self.config.problems == "fresh" and not self.config.dataset:
+            self.drawn = state["drawn"]
+
     def restore(self, state: dict[str, Any]):
         """Go on where `state` was taken."""
         self.done, self.drawn, self.tokens, self.seen = (
@@ -517,6 +534,7 @@ class Trainer:
             state["tokens"],
             dict.fromkeys(state["seen"]),
         )
+        self.inherited = state.get("inherited", 0)  # older versions had none
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
         self.progress.load_state_dict(state["progress"])

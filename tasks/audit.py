@@ -63,16 +63,36 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
         if where := shown.get(key):
             found.append(f"{name}: {_short(prompt)} ({key}) was shown with its answer, in {where}")
-    found += _wrong_lists(folder, by_step)
+    listed, before = _listed(folder)
+    for (key, prompt), name in evaluated.items():
+        if key in before:
+            found.append(
+                f"{name}: {_short(prompt)} ({key}) was trained on before this run, see {config.get('start')}"
+            )
+    found += _wrong_start(config.get("start"), before)
+    found += _wrong_lists(folder, listed, before, by_step)
     found += _other_sources(config, task)
     different = set().union(*by_step.values())
     imitated = len(by_step.pop(0, ()))
+    earlier = f" (and {len(before)} before, see {config['start']})" if before else ""
     return (
         found,
         f"{len(by_step)} steps, {len(different)} different problems trained on"
-        + (f" ({imitated} of them imitated)" if imitated else "")
-        + f", {len(evaluated)} evaluated",
+        + (f", {imitated} of them imitated" if imitated else "")
+        + f"{earlier}, {len(evaluated)} evaluated",
     )
+
+
+def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
+    """Return the keys in seen.jsonl: by step, where step 0 is imitation, and those that an earlier run trained on."""
+    listed: dict[int, set[str]] = {}
+    before: set[str] = set()
+    for _, line in read_jsonl(folder / "seen.jsonl"):
+        if line["step"] == 0 and not line.get("imitated"):
+            before |= set(line["keys"])
+        else:
+            listed[line["step"]] = set(line["keys"])
+    return listed, before
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
@@ -84,10 +104,31 @@ def _files(folder: Path) -> list[tuple[Path, str, int]]:
     return files
 
 
-def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
-    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the stored steps."""
+def _wrong_start(start: str | None, before: set[str]) -> list[str]:
+    """Return where the problems listed as trained on `before` the run differ from those of the checkpoint it began with.
+
+    A checkpoint that is not there any more cannot be asked; the run's own list then stands by itself.
+    """
+    path = Path(start or "", "trainer.json")
+    if not (start and path.is_file()):
+        return []
+    theirs = set(read_json(path)["trainer"]["seen"])
+    if theirs == before:
+        return []
+    return [
+        f"seen.jsonl, step 0: {len(theirs - before)} problems that {start} was trained on are missing, "
+        f"{len(before - theirs)} are not of it"
+    ]
+
+
+def _wrong_lists(
+    folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
+) -> list[str]:
+    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the stored steps.
+
+    `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
+    """
     found = []
-    listed = {line["step"]: set(line["keys"]) for _, line in read_jsonl(folder / "seen.jsonl")}
     logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl")}
     for step in sorted(listed.keys() | by_step.keys() | logged):
         found += _compare(
@@ -99,7 +140,9 @@ def _wrong_lists(folder: Path, by_step: dict[int, set[str]]) -> list[str]:
             )
     for path in sorted((folder / "checkpoints").glob("step-*/trainer.json")):
         trainer = read_json(path)["trainer"]
-        expected = set().union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
+        expected = before.union(
+            *(keys for step, keys in by_step.items() if step <= trainer["done"])
+        )
         found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), expected)
     return found
 

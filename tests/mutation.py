@@ -543,7 +543,28 @@ TABLE = {
             "torch.backends.cuda.enable_cudnn_sdp(False)",
             "torch.backends.cuda.enable_cudnn_sdp(True)",
         ),
-        ("reference shares the policy's weights", "load_policy", "copy.deepcopy", "copy.copy"),
+        (
+            "reference shares the policy's weights",
+            "load_policy",
+            "copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)",
+            "copy.copy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)",
+        ),
+    ],
+    ("grpo/load.py", "test_start.py"): [
+        (
+            "the reference is the base, not the start",
+            "load_policy",
+            "_load_adapter(copy.deepcopy(model), first)",
+            "copy.deepcopy(model)",
+        ),
+    ],
+    ("grpo/trainer.py", "test_start.py"): [
+        (
+            "what an earlier run trained on may be evaluated",
+            "Trainer.begin_after",
+            'dict.fromkeys(state["seen"])',
+            "{}",
+        ),
     ],
     ("grpo/variance.py", "grpo/test_variance.py tasks/test_scores.py"): [
         (

@@ -268,7 +268,7 @@ def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):
 
 def test_an_accepted_kind_that_does_not_exist(here, capsys):
     (line,) = said_by(capsys, *resume("lora"), "--accept-changes", "base,colour").err.splitlines()
-    assert "--accept-changes base,colour: give one of base, dataset, corpus, config, task" in line
+    assert "--accept-changes base,colour: give one of base, start, dataset, corpus" in line
 
 
 @pytest.mark.parametrize("change", [replace_weights, replace_tokenizer])

@@ -74,6 +74,7 @@ def _model(config: Config, trainer: Trainer) -> str:
     dtype = str(policy.model.dtype).removeprefix("torch.")
     return (
         f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}"
+        + (f", adapter of {config.start}" if config.start not in (None, config.model) else "")
         + (f", quantised: {config.quantise}" if config.quantise != "none" else "")
         + f" on {policy.device}, {torch.get_num_threads()} threads"
         + (f", {ranks} ranks" if ranks > 1 else "")

@@ -116,28 +116,29 @@ def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     ]
 
 
-def find_resume(path: Path) -> tuple[Path, list[str]]:
+def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     """Return the checkpoint to go on from: `path` itself, or the latest valid one of the run `path`; and warnings.
 
-    Each warning names a damaged checkpoint that was passed over. Raises UserError where there is nothing to go on from.
+    Each warning names a damaged checkpoint that was passed over. Raises UserError, in the name of the `flag`, where there is
+    nothing to go on from.
     """
     path = Path(path)
     if not path.exists():
         raise UserError(
-            f"--resume {path}: does not exist; give a run's directory or one of its checkpoints"
+            f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
         )
     if _NAME.fullmatch(path.name):
         if reason := verify(path):
-            raise UserError(f"--resume {reason}; give another checkpoint, or the run's directory")
+            raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
         return path, []
     if not (path / "config.yaml").is_file():
         raise UserError(
-            f"--resume {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints"
+            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints"
         )
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
-        raise UserError(f"--resume {path}: it has no valid checkpoint{reasons}; start a new run")
+        raise UserError(f"{flag} {path}: it has no valid checkpoint{reasons}; start a new run")
     return valid[-1], [f"passed over {reason}" for reason in damaged]
 
 

@@ -41,6 +41,10 @@ class RunFiles:
         self.samples = SamplesLog(folder, every=config["samples_every"])
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
+    def began(self, keys: Sequence[str]):
+        """Write the keys of the problems that the policy was trained on before this run, as those of step 0."""
+        self.seen.append({"step": 0, "keys": list(keys)})
+
     def step(self, report: StepReport):
         """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
         self.keep("step", report.step, report.groups)
@@ -55,7 +59,8 @@ class RunFiles:
     def imitated(self, groups: list[Group]):
         """Write the right answers that were imitated before the first step, and the keys of their problems."""
         self.keep("imitation", 0, groups)
-        self.seen.append({"step": 0, "keys": [group.problem.key for group in groups]})
+        keys = [group.problem.key for group in groups]
+        self.seen.append({"step": 0, "imitated": True, "keys": keys})
 
     def decided(self, decisions: Sequence[Decision]):
         for decision in decisions:

@@ -178,7 +178,7 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
 
 def test_plans_by_hand():
     class Words:  # a tokenizer of letters; 9 ends
-        stops, tokenizer = (9,), None
+        stops, end, tokenizer = (9,), 9, None
 
         def decode(self, tokens):
             return "".join("abcdefgh"[token] for token in tokens)
@@ -188,7 +188,6 @@ def test_plans_by_hand():
         "T",
         (),
         {
-            "eos_token_id": 9,
             "__call__": lambda self, texts, **_: type(
                 "E", (), {"input_ids": [["abcdefgh..\n".index(c) for c in text] for text in texts]}
             )(),

@@ -1,0 +1,96 @@
+"""A Llama's directory written as one GGUF file, as llama.cpp's converter does, for tests of what reads it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
+from safetensors.numpy import load_file
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.layers": "blk",
+}
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    eos: int = 3,
+    template: str | None = None,
+    precision: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+    vocabulary: int = 320,
+) -> Path:
+    """Write the Llama in `folder`, its matrices in `precision` and its first `vocabulary` tokens; the file names `eos` as its end token."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_name("A tiny model")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(vocabulary)
+    _add_tokenizer(writer, folder, eos, template, vocabulary)
+
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        rows = vocabulary if name == "model.embed_tokens.weight" else len(weight)
+        _add_tensor(writer, name, weight[:rows], heads, precision)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: GGUFWriter, folder: Path, eos: int, template: str | None, size: int):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    tokens = [token for token, _ in vocabulary][:size]
+    kinds = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    merges = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) in tokens]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(tokens.index("<|user|>"))  # which the reader takes for the end
+    writer.add_eos_token_id(eos)
+    if template:
+        writer.add_chat_template(template)
+
+
+def _add_tensor(
+    writer: GGUFWriter,
+    name: str,
+    weight: np.ndarray,
+    heads: dict[str, int],
+    precision: GGMLQuantizationType,
+):
+    for part, count in heads.items():
+        if part in name:  # llama.cpp keeps the two halves of a head interleaved
+            halves = weight.reshape(count, 2, -1, weight.shape[1])
+            weight = halves.swapaxes(1, 2).reshape(weight.shape)
+    for ours, theirs in NAMES.items():
+        name = name.replace(ours, theirs)
+    if weight.ndim == 1:
+        writer.add_tensor(name, weight.astype(np.float32))
+    else:
+        writer.add_tensor(name, quants.quantize(weight, precision), raw_dtype=precision)

