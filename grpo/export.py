@@ -128,15 +128,11 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     name = (
         Path(config["model"]).name if Path(config["model"]).exists() else config["model"]
     )  # a folder of one machine is nobody else's business
-    start = config.get("start")
-    origin = (
-        f"step {step_of(Path(start))} of the run `{Path(start).parent.parent.name}`"
-        if start
-        else ""
-    )
-    if start == config["model"]:
-        name = Path(start).parent.parent.name
-    front += [f"base_model: {name}"] if name == config["model"] != "builtin" else []
+    start = Path(config["start"]) if config.get("start") else None
+    if config["model"] == str(start):
+        name = start.parent.parent.name
+    is_hub_id = name == config["model"] != "builtin" and not Path(name).exists()
+    front += [f"base_model: {name}"] if is_hub_id else []
     learning = {
         name: config[name]
         for name in (
@@ -162,7 +158,7 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
             f"`{name}` trained by GRPO for {step} steps on the task `{config['task']}`, level {config['level']}"
             + (f", by way of {config['curriculum']}" if config.get("curriculum") else "")
             + f", paid by `{config.get('reward') or 'the task'}`."
-            + (f" Training began with {origin}." if origin else ""),
+            + (f" Training began with {origin(start)}." if start else ""),
             control,
             f"Held-out {metric} (validation problems that training never saw; sampled at temperature {config['temperature']:g}; mean and 95 % interval):",
             "",
@@ -178,6 +174,11 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
             "",
         ]
     )
+
+
+def origin(start: Path) -> str:
+    """Return in words which policy the checkpoint of an earlier run is."""
+    return f"step {step_of(start)} of the run `{start.parent.parent.name}`"
 
 
 if __name__ == "__main__":
