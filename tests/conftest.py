@@ -1,5 +1,8 @@
 """What several rooms' tests share: a tiny random model that any machine runs in milliseconds."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import Phase, settings
@@ -15,6 +18,16 @@ settings.register_profile(
     "mutation", deadline=None, phases=[Phase.explicit, Phase.generate]
 )  # a failure need not be made small
 settings.load_profile("house")
+
+# Under `pytest -n` there is a worker per core. One with a thread per core would make the others wait, and the processes that a test
+# starts must have as many threads as it has itself, or their runs differ in the last bit.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+# A task for runs whose texts do not matter. `train.py --resume` has to be given it again.
+BY_PLACE = ["--task", f"{Path(__file__).with_name('examples') / 'by_place.py'}:ByPlace"]
 
 
 def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
@@ -43,6 +56,18 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_flags(tiny_model):
+    """Flags for `train.py`: all weights of the tiny model, in a fifth of the time that the embedded one takes."""
+    return ["--model", str(tiny_model), "--lora-rank", "0"]
+
+
+@pytest.fixture(scope="session")
+def quick_flags(tiny_flags):
+    """Flags for `train.py`: the tiny model learns something in every step."""
+    return [*tiny_flags, *BY_PLACE, "--max-new-tokens", "8"]
 
 
 @pytest.fixture()
