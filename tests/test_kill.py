@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import BY_PLACE
 from same import assert_same_run
 
 import train
@@ -17,8 +18,6 @@ from grpo.trainer import Trainer
 from tasks.base import UserError
 
 SMALL = [
-    "--words",
-    "3",
     "--prompts",
     "2",
     "--group-size",
@@ -68,13 +67,26 @@ def test_two_hundred_kills():
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.fixture(scope="module")
+def flags(quick_flags):
+    return [*SMALL, *quick_flags]
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """The run that no signal ends."""
+    home = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert train.main([*flags, "--name", "whole"]) == 0
+    return home / "runs" / "whole"
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
-    tmp_path, monkeypatch, capfd, number, at
+    tmp_path, monkeypatch, capfd, flags, whole, number, at
 ):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, "--name", "whole"]) == 0
     step, before = Trainer.step, signal.getsignal(number)
 
     def interrupted(self):
@@ -83,7 +95,7 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
         return step(self)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
-    assert train.main([*SMALL, "--name", "cut"]) == 128 + number
+    assert train.main([*flags, "--name", "cut"]) == 128 + number
     monkeypatch.setattr(Trainer, "step", step)
     said = capfd.readouterr()
     name = signal.Signals(number).name
@@ -94,26 +106,25 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     )
     assert [path.name for path in Path("runs/cut/checkpoints").iterdir()] == [f"step-{at + 1:06d}"]
     assert signal.getsignal(number) is before
-    assert train.main(["--resume", "runs/cut"]) == 0
-    assert_same_run(Path("runs/whole"), Path("runs/cut"))
+    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(whole, Path("runs/cut"))
 
 
 def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, flags, whole
 ):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, "--name", "whole"]) == 0
     with monkeypatch.context() as patch:
         patch.setattr(
             "grpo.run.summarise",
             lambda groups: (signal.raise_signal(signal.SIGTERM), summarise(groups))[1],
         )
-        assert train.main([*SMALL, "--name", "cut"]) == 128 + signal.SIGTERM
-    assert train.main(["--resume", "runs/cut"]) == 0
-    assert_same_run(Path("runs/whole"), Path("runs/cut"))
+        assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGTERM
+    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(whole, Path("runs/cut"))
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys):
+def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
 
     def twice(self):
@@ -121,7 +132,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys):
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Trainer, "step", twice)
-    assert train.main([*SMALL, "--name", "a"]) == 130
+    assert train.main([*flags, "--name", "a"]) == 130
     assert (
         capsys.readouterr().err
         == "train.py: stopped at once; what is saved goes on with --resume runs/a\n"
@@ -129,20 +140,21 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys):
     assert not Path("runs/a/checkpoints").exists()
 
 
-def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys):
+def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, "--steps", "1", "--name", "a"]) == 0
+    resume = ["--resume", "runs/a", *BY_PLACE, "--steps", "2"]
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     before = {path: path.read_bytes() for path in Path("runs/a").rglob("*") if path.is_file()}
     with locked(Path("runs/a")):
         capsys.readouterr()
-        assert train.main(["--resume", "runs/a", "--steps", "2"]) == 2
+        assert train.main(resume) == 2
         assert capsys.readouterr().err == (
             f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start another with --name\n"
         )
         assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
             path: before[path] for path in before if path.name != ".lock"
         }
-    assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0
+    assert train.main(resume) == 0
 
 
 def test_two_new_runs_of_one_name(tmp_path):

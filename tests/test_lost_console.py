@@ -1,5 +1,6 @@
 """A run without a console is the run that had one: a reader that leaves, a full or closed output, a terminal that is closed."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import termios
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,7 +150,11 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("case", LOST)
+# Where both streams are closed is the harder case.
+CASES = [pytest.param(c, marks=[pytest.mark.slow] * (c == "no-error")) for c in LOST]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_lost_console_does_not_lose_the_run(here, case):
     how, why = LOST[case]
     done = shell(f"$TRAIN {' '.join(FLAGS)} --name {case} {how}")
@@ -176,17 +180,22 @@ def start(name, *, happens, files, preexec=None):
     )
 
 
-def after_hangup(handler):
-    signal.signal(signal.SIGHUP, handler)
+@contextlib.contextmanager
+def hung_up_by_the_task(handler):
+    """In here the task of a run hangs up this process, which answers as `handler` says unless the run has its own way."""
+    was = signal.signal(signal.SIGHUP, handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HAPPENS", "SIGHUP")
+            yield
+    finally:
+        signal.signal(signal.SIGHUP, was)
 
 
-def test_a_hangup_saves_the_step_and_the_run_goes_on(here):
-    with open("said", "wb") as said:
-        run = start(
-            "hung-up", happens="SIGHUP", files=said, preexec=partial(after_hangup, signal.SIG_DFL)
-        )
-    assert run.wait(timeout=120) == 128 + signal.SIGHUP
-    text = Path("said").read_text()
+def test_a_hangup_saves_the_step_and_the_run_goes_on(here, capfd):
+    with hung_up_by_the_task(lambda *_: pytest.fail("nobody waited for it")):
+        assert train.main([*FLAGS, "--name", "hung-up"]) == 128 + signal.SIGHUP
+    text = "".join(capfd.readouterr())
     assert "SIGHUP: the step under way is finished and saved first\n" in text
     assert "SIGHUP: stopped after step 2, which is saved; go on with --resume runs/hung-up" in text
     (saved,) = checkpoints(Path("runs/hung-up"))[0]
@@ -197,11 +206,8 @@ def test_a_hangup_saves_the_step_and_the_run_goes_on(here):
 
 
 def test_under_nohup_a_hangup_is_nothing(here):
-    with open("said", "wb") as said:
-        run = start(
-            "nohup", happens="SIGHUP", files=said, preexec=partial(after_hangup, signal.SIG_IGN)
-        )
-    assert run.wait(timeout=120) == 0
+    with hung_up_by_the_task(signal.SIG_IGN):
+        assert train.main([*FLAGS, "--name", "nohup"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/nohup"))
 
 
@@ -219,7 +225,7 @@ def test_a_terminal_that_is_closed(here, is_controlling):
     master, slave = pty.openpty()
 
     def prepare():
-        after_hangup(signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if is_controlling:
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
@@ -256,6 +262,7 @@ def drain(master, run):
 EVALUATE = "$EVAL --model model --task own.py:Own --problems 2 --device cpu --json"
 
 
+@pytest.mark.slow  # as any tool's: test_a_tool_without_output
 def test_a_reader_that_leaves_ends_an_evaluation_without_a_word(here):
     done = shell(f"{EVALUATE} left.json | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (141, "")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import BY_PLACE
 from same import assert_same_run
 
 import train
@@ -14,8 +15,6 @@ from grpo.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
 SMALL = [
-    "--words",
-    "3",
     "--prompts",
     "2",
     "--group-size",
@@ -34,6 +33,21 @@ SMALL = [
     "cpu",
 ]
 OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: why root may write everywhere
+
+
+@pytest.fixture(scope="module")
+def flags(quick_flags):
+    return [*SMALL, *quick_flags]
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """The run that may write everywhere."""
+    home = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert train.main([*flags, "--name", "whole"]) == 0
+    return home / "runs" / "whole"
 
 
 @contextlib.contextmanager
@@ -61,12 +75,12 @@ def test_permissions_do_count(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_done(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, flags
 ):
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o555)
     with permissions_count():
-        assert train.main([*SMALL, "--name", "x"]) == 2
+        assert train.main([*flags, "--name", "x"]) == 2
     said = capsys.readouterr()
     assert (
         said.err.count("\n") == 1
@@ -79,10 +93,9 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_done(
 
 @pytest.mark.parametrize("lost", ["checkpoints", "rollouts", "."])
 def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(
-    tmp_path, monkeypatch, capsys, lost
+    tmp_path, monkeypatch, capsys, flags, whole, lost
 ):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, "--name", "whole"]) == 0
     folder, step = Path("runs/cut") / lost, Trainer.step
 
     def losing(self):
@@ -93,7 +106,7 @@ def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(
     with monkeypatch.context() as patch, permissions_count():
         patch.setattr(Trainer, "step", losing)
         capsys.readouterr()
-        status = train.main([*SMALL, "--name", "cut"])
+        status = train.main([*flags, "--name", "cut"])
         said = capsys.readouterr().err
         os.chmod(folder, 0o755)
     if lost == ".":  # what is appended to, and the folders below, are writable still
@@ -106,5 +119,5 @@ def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(
             and f"cut/{lost}" in said
             and "--resume" in said
         )
-        assert train.main(["--resume", "runs/cut"]) == 0
-    assert_same_run(Path("runs/whole"), Path("runs/cut"))
+        assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(whole, Path("runs/cut"))

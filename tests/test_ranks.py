@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import BY_PLACE
 from same import unhurried
 from safetensors.torch import load_file
 
@@ -89,12 +91,18 @@ def with_ranks(ranks: int, *flags: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def flags(quick_flags):
+    """Flags of a quick run whose steps change the weights by far more than rounding does."""
+    return [*FLAGS, *quick_flags, "--learning-rate", "1e-4"]
+
+
+@pytest.fixture(scope="module")
+def alone(flags, tmp_path_factory):
     """A run of one process."""
     home = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert train.main([*FLAGS, *PREFLIGHT, "--name", "alone"]) == 0
+        assert train.main([*flags, *PREFLIGHT, "--name", "alone"]) == 0
     return home / "runs" / "alone"
 
 
@@ -145,9 +153,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shared", [pytest.param([], marks=pytest.mark.slow), ["--shard"]])
-def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
+def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(3, *FLAGS, *PREFLIGHT, *shared, "--name", "three")
+    done = with_ranks(3, *flags, *PREFLIGHT, *shared, "--name", "three")
     run = Path("runs/three")
     assert_alike(alone, run)
     assert (
@@ -168,19 +176,26 @@ def test_three_ranks_make_the_run_of_one(alone, tmp_path, monkeypatch, shared):
 
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with_ranks(2, *FLAGS, "--steps", "2", "--name", "run")
-    assert train.main(["--resume", "runs/run", "--steps", "3"]) == 0
-    with_ranks(2, "--resume", "runs/run", "--steps", "4")
+    resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]
+    for step in (3, 4):
+        shutil.rmtree(f"runs/run/checkpoints/step-00000{step}")
+    with_ranks(2, *resume)
+    assert_alike(alone, Path("runs/run"))
+
+    shutil.rmtree("runs/run/checkpoints/step-000004")
+    assert train.main(resume) == 0
     assert_alike(alone, Path("runs/run"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGKILL to one rank", "SIGTERM to all"])
-def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(alone, tmp_path, monkeypatch, sent):
+def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(
+    alone, flags, tmp_path, monkeypatch, sent
+):
     monkeypatch.chdir(tmp_path)
     with open("said", "w") as said:
         job = subprocess.Popen(
-            launched(2, *FLAGS, "--name", "run"),
+            launched(2, *flags, "--name", "run"),
             stdout=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,
@@ -206,7 +221,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(alone, tmp_path, monk
     ) in Path("said").read_text()
     done = checkpoints(Path("runs/run"))[0]
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4
-    with_ranks(2, "--resume", "runs/run")
+    with_ranks(2, "--resume", "runs/run", *BY_PLACE)
     assert_alike(alone, Path("runs/run"))
 
 

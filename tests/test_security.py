@@ -118,10 +118,19 @@ def test_a_chat_template_is_no_program(tmp_path):
     assert "unsafe" in str(error.value).lower() or "SecurityError" in type(error.value).__name__
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    home = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert train.main([*SMALL, "--name", "a"]) == 0
+    return home / "runs" / "a"
+
+
 @pytest.fixture()
-def run(tmp_path):
-    assert train.main([*SMALL, "--name", "a"]) == 0
-    return Path("runs/a")
+def run(made):
+    """A copy of a run, to be tampered with."""
+    return Path(shutil.copytree(made, "runs/a"))
 
 
 @pytest.mark.parametrize(

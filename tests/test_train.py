@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import make_tiny_model
+from conftest import BY_PLACE, make_tiny_model
 from same import assert_same_run, timeless
 
 import eval as evaluation
@@ -64,6 +64,12 @@ def here(tmp_path, monkeypatch):
 
 def run(*arguments):
     assert train.main([*SMALL, *arguments]) == 0
+
+
+@pytest.fixture(scope="module")
+def quick(quick_flags):
+    """Flags of a small run in which texts and scores do not matter."""
+    return [*SMALL, *quick_flags]
 
 
 def fails(capsys, *arguments, main=train.main, status=2):
@@ -143,12 +149,13 @@ def test_what_a_run_writes(tmp_path, capsys):
     )
 
 
-CLIMBS = {  # each decides something after the checkpoint of step 2, by what it saw before
+# Each of these, and SERVO, decides something after the checkpoint of step 2, by what it saw before.
+CLIMBS = {
     "ladder": [
         "--curriculum",
         "3,4,5,6",
         "--promote-at",
-        "0.02",
+        "0.1",
         "--promote-every",
         "1",
         "--promote-problems",
@@ -156,23 +163,45 @@ CLIMBS = {  # each decides something after the checkpoint of step 2, by what it 
         "--step-tokens",
         "120",
     ],
-    "servo": ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "12"],
     "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "300", "--promote-at", "1"],
 }
+
+
+SERVO = ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "12"]
+ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
+DORA = [*ADAPTER, "--lora-variant", "dora"]
 
 
 @pytest.mark.parametrize(
     "tuning",
     [
-        [],
-        ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"],
-        ["--lora-rank", "4", "--lora-variant", "dora", "--beta", "0.1"],
-        ["--credit", "alignment", "--epochs", "2"],
-        *CLIMBS.values(),
+        [*SERVO, "--credit", "alignment", "--epochs", "2"],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(ADAPTER, marks=pytest.mark.slow),
+        pytest.param(DORA, marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
-    run("--name", "whole", *tuning)
+    _killed_and_resumed(tmp_path, monkeypatch, [*SMALL, *tuning], [])
+    assert decides_late(tmp_path / "runs" / "cut") == (tuning[: len(SERVO)] == SERVO)
+
+
+@pytest.mark.parametrize("tuning", [ADAPTER, DORA, *CLIMBS.values()])
+def test_a_quick_run_killed_and_resumed_is_the_run_that_was_not(
+    tmp_path, monkeypatch, quick, tuning
+):
+    _killed_and_resumed(tmp_path, monkeypatch, [*quick, *tuning], BY_PLACE)
+    assert decides_late(tmp_path / "runs" / "cut") == (tuning in CLIMBS.values())
+
+
+def decides_late(run):
+    """Whether the run's curriculum decided something after step 2, by what it had seen before."""
+    return any(decision["step"] > 2 for decision in read_metrics(run / "curriculum.jsonl"))
+
+
+def _killed_and_resumed(home, monkeypatch, flags, task):
+    """Make a run, and make it again with a kill after its third step, one after its checkpoint; the two must be the same."""
+    assert train.main([*flags, "--name", "whole"]) == 0
 
     def killed(self, report):
         if report.step == 3:
@@ -180,18 +209,14 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
 
     monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
     with pytest.raises(Killed):
-        run("--name", "cut", *tuning)
+        train.main([*flags, "--name", "cut"])
     monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(home)
+
     with open("runs/cut/metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')  # as if the process had died while writing
-    assert train.main(["--resume", "runs/cut"]) == 0
-    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
-    if tuning in CLIMBS.values():
-        assert any(
-            decision["step"] > 2
-            for decision in read_metrics(tmp_path / "runs" / "cut" / "curriculum.jsonl")
-        )
+    assert train.main(["--resume", "runs/cut", *task]) == 0
+    assert_same_run(home / "runs" / "whole", home / "runs" / "cut")
 
 
 def _after(then):
@@ -206,6 +231,7 @@ def _after(then):
     return both
 
 
+@pytest.mark.slow  # tests/kill.py kills real processes by default
 def test_sigkill_and_resume_of_a_real_process(tmp_path):
     run("--name", "whole")
     process = subprocess.Popen(
@@ -299,18 +325,18 @@ def test_a_run_ends_with_the_budget_of_its_last_rung(tmp_path, capsys):
     assert "in 1 draws" in said  # one prompt
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys):
-    run("--name", "whole")
-    run("--name", "hurt")
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
+    assert train.main([*quick, "--name", "whole"]) == 0
+    assert train.main([*quick, "--name", "hurt"]) == 0
     path = tmp_path / "runs" / "hurt" / "checkpoints" / "step-000004" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     store._verified.clear()
-    assert train.main(["--resume", "runs/hurt"]) == 0
+    assert train.main(["--resume", *BY_PLACE]) == 0  # the latest run
     assert "passed over" in capsys.readouterr().out
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
 
 
-def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys, quick):
     original = store.save_file
 
     def full(tensors, path):
@@ -319,12 +345,12 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys):
         original(tensors, path)
 
     monkeypatch.setattr(store, "save_file", full)
-    line = fails(capsys, *SMALL, "--name", "a")
+    line = fails(capsys, *quick, "--name", "a")
     assert "step-000004: cannot be written (No space left on device)" in line
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert [p.name for p in Path("runs/a/checkpoints").iterdir()] == ["step-000002"]
-    assert train.main(["--resume", "runs/a"]) == 0
+    assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0
 
 
 def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
@@ -429,11 +455,13 @@ def make_set(path, *levels, size=3):
         ([4, 12], ["--curriculum", "4", "--words", "6"], {4}, 6),  # evaluated at another level
     ],
 )
-def test_a_dataset_says_which_levels_there_are(tmp_path, levels, flags, trained, evaluated):
+def test_a_dataset_says_which_levels_there_are(
+    tmp_path, tiny_flags, levels, flags, trained, evaluated
+):
     make_set(tmp_path / "set.jsonl", *levels)
     arguments = ["--prompts", "3", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
     arguments += ["--preflight", "off"]
-    start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *flags]
+    start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *tiny_flags, *flags]
     assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == 0
     assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0  # by what was resolved then
 
@@ -471,16 +499,15 @@ def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line
     assert not Path("runs").exists()
 
 
-def test_eval_drops_what_was_trained_on(tmp_path, capsys):
+def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
     """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
     task = load_task("interleave")
     write_problems(
         tmp_path / "set.jsonl",
         [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)],
     )
-    run(
-        "--name", "a", "--steps", "1", "--dataset", "set.jsonl"
-    )  # two prompts a step: two of the four problems
+    trained = [*tiny_flags, "--dataset", "set.jsonl"]
+    run("--name", "a", "--steps", "1", *trained)  # two prompts a step: two of the four problems
     arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
     assert evaluation.main([*arguments, "--seed", "3"]) == 0
     (line,) = json.loads(Path("out.json").read_text())
@@ -503,7 +530,7 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys):
     (fewer,) = json.loads(Path("out.json").read_text())
     assert (fewer["n"], fewer["asked"], fewer["dropped"]) == (2, 4, 2)
     assert "2 distinct problems at level 6; 4 asked for" in capsys.readouterr().out
-    run("--name", "b", "--steps", "2", "--dataset", "set.jsonl")  # all four problems
+    run("--name", "b", "--steps", "2", *trained)  # all four problems
     arguments[1] = "runs/b"
     assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
         "eval.py: set.jsonl, level 6: no problem is left: all 4 that were found were trained on"
@@ -602,10 +629,11 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
     )
 
 
-def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(monkeypatch):
-    run("--name", "whole", "--problems", "fixed:5")
-    run("--name", "cut", "--problems", "fixed:5", "--steps", "2", "--schedule", "constant")
-    run("--name", "straight", "--problems", "fixed:5", "--schedule", "constant")
+def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(tiny_flags):
+    fixed = [*tiny_flags, "--problems", "fixed:5"]
+    run("--name", "whole", *fixed)
+    run("--name", "cut", *fixed, "--steps", "2", "--schedule", "constant")
+    run("--name", "straight", *fixed, "--schedule", "constant")
     assert train.main(["--resume", "runs/cut", "--steps", "4"]) == 0
     assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(
         Path("runs/straight/seen.jsonl")
@@ -630,10 +658,11 @@ class Trapped:
 """
 
 
-def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys):
+def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tiny_flags):
     (tmp_path / "trapped.py").write_text(TRAPPED)
     options = [
         *SMALL,
+        *tiny_flags,
         "--steps",
         "9",
         "--words",
@@ -718,9 +747,20 @@ class Always(Paid):
 """
 
 
-def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, capsys):
+def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
-    options = [*SMALL, "--words", "1", "--task", "paid.py:Paid", "--name", "a", "--patience", "3"]
+    options = [
+        *SMALL,
+        *tiny_flags,
+        "--words",
+        "1",
+        "--task",
+        "paid.py:Paid",
+        "--name",
+        "a",
+        "--patience",
+        "3",
+    ]
     assert train.main([*options, "--steps", "9"]) == 3
     said = capsys.readouterr().out.splitlines()
     reason = (
@@ -746,9 +786,9 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert len(read_metrics(folder / "metrics.jsonl")) == 5
 
 
-def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys):
+def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
-    options = [*SMALL, "--words", "1", "--task", "paid.py:Always", "--steps", "9"]
+    options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "9"]
     options += ["--eval-problems", "64"]  # fewer could not show that it was solved before
     assert train.main([*options, "--name", "a"]) == 0
     said = capsys.readouterr().out
@@ -767,9 +807,14 @@ def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys):
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 9
 
 
-def test_an_alarm_is_only_said_by_default(tmp_path, capsys):
+def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
     (tmp_path / "trapped.py").write_text(TRAPPED)
-    assert train.main([*SMALL, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]) == 0
+    assert (
+        train.main(
+            [*SMALL, *tiny_flags, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]
+        )
+        == 0
+    )
     assert (
         sum(
             "ALARM: for 5 steps 100% of the completions are the trap 'sulks'" in line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_tiny_model
+from conftest import BY_PLACE, make_tiny_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -234,9 +234,9 @@ def test_a_gradient_whose_square_overflows_freezes_no_weight_for_good(tiny_polic
 
 @pytest.mark.parametrize("sent", [None, signal.SIGTERM])
 @pytest.mark.parametrize("lora", [[], ["--lora-rank", "4"]])
-def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, lora, sent):
+def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, quick_flags, lora, sent):
     monkeypatch.chdir(tmp_path)
-    flags = [*SMALL, *lora, "--steps", "4", "--save-every", "1", "--name", "a"]
+    flags = [*SMALL, *quick_flags, *lora, "--steps", "4", "--save-every", "1", "--name", "a"]
     take, trainers = Trainer.step, []
 
     def step(trainer):
@@ -258,7 +258,7 @@ def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, lora, sent):
     assert [line["step"] for line in read_metrics(Path("runs/a/metrics.jsonl"))] == [1, 2]
 
     monkeypatch.setattr(Trainer, "step", take)
-    assert train.main(["--resume", "runs/a"]) == 0
+    assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0
 
 
 def spoil_file(path, name):
@@ -291,15 +291,15 @@ def test_a_model_whose_weights_are_not_finite_is_refused(tmp_path, capsys):
     ],
 )
 def test_a_checkpoint_that_is_not_finite_is_refused(
-    tmp_path, monkeypatch, capsys, lora, file, tensor, called
+    tmp_path, monkeypatch, capsys, quick_flags, lora, file, tensor, called
 ):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, *lora, "--steps", "1", "--name", "a"]) == 0
+    assert train.main([*SMALL, *quick_flags, *lora, "--steps", "1", "--name", "a"]) == 0
     checkpoint = Path("runs/a/checkpoints/step-000001")
     spoil_file(checkpoint / file, tensor)
     vouch_for(checkpoint)
     capsys.readouterr()
-    assert train.main(["--resume", "runs/a", "--steps", "2"]) == 2
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"train.py: {checkpoint}: ") and f"{called} is not finite (1 of" in line
 

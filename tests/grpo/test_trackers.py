@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from conftest import BY_PLACE
 
 import train
 from grpo.store import trackers
@@ -76,9 +77,9 @@ def test_scalars_are_the_numbers_of_a_line():
     }
 
 
-def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied):
+def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied, quick_flags):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*FLAGS, "--name", "r", "--track", "spy,other"]) == 0
+    assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy,other"]) == 0
     one, two = Spy.made
     assert one.about == ("r", 10, 0) and one.finished and one.got == two.got
     lines = read_metrics(tmp_path / "runs/r/metrics.jsonl")
@@ -86,7 +87,8 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied):
         (line["step"], scalars(line)) for line in lines
     ]
     assert [step for step, figures in one.got if "report/10/mean" in figures] == [0, 2]
-    assert train.main(["--resume", "runs/r", "--steps", "3", "--track", "spy"]) == 0
+    resume = ["--resume", "runs/r", *BY_PLACE]
+    assert train.main([*resume, "--steps", "3", "--track", "spy"]) == 0
     assert Spy.made[2].about == ("r", 10, 2) and [
         step for step, figures in Spy.made[2].got if "reward" in figures
     ] == [3]
@@ -94,11 +96,11 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied):
 
 @pytest.mark.parametrize("at", ["begin", "log", "finish"])
 def test_a_failing_tracker_is_named_once_and_stops_nothing(
-    tmp_path, monkeypatch, spied, at, capsys
+    tmp_path, monkeypatch, spied, at, capsys, quick_flags
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Spy, "at", at)
-    assert train.main([*FLAGS, "--name", "r", "--track", "spy"]) == 0
+    assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy"]) == 0
     said = capsys.readouterr()
     assert (said.out + said.err).count(
         "--track spy failed and is left out from now on: RuntimeError: no"
