@@ -19,6 +19,7 @@ from grpo.ranks import RANK, Ranks, meeting
 from grpo.run import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.show.settings import settings
+from grpo.store.background import end_process
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
 from tasks.dataset import read_problems
@@ -104,21 +105,22 @@ def train(
     console.settings(settings(run.folder, config, trainer))
     run.show_prompt()
     run.restore()
-    run.preflight()
+    start = run.preflight()
     if config.preflight == "only":
         run.leave_untrained()
         return 0
     if run.ranks.first(lambda: not run.reports):
         run.evaluate()
-        if config.warm_start == "imitation" and not run.checkpoint:
+    with run.saving():
+        if run.wants_imitation(start):
             run.warm_start()
-    with loaded():
-        take_steps(config, run, trainer, console, interrupt)
-    if number := run.ranks.most(interrupt.wanted or 0):
-        run.leave(signal.Signals(number).name)
-        run.note_losses()
-        return 128 + number
-    status = run.finish()
+        with loaded():
+            take_steps(config, run, trainer, console, interrupt)
+        if number := run.ranks.most(interrupt.wanted or 0):
+            run.leave(signal.Signals(number).name)
+            run.note_losses()
+            return 128 + number
+        status = run.finish()
     run.note_losses()
     return status
 
@@ -161,4 +163,4 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

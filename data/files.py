@@ -89,6 +89,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def forget_cached(path: Path) -> None:
+    """Let a synced file be read from the disk the next time, where the system can be asked to (Linux)."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
 def json_kind(value: Any) -> str:
     """Return what a JSON value is, for an error line: "an object", "a list", "a string", ..."""
     kinds = {

@@ -42,6 +42,7 @@ ON_RESUME = (
     "eval_problems",
     "samples_every",
     "save_every",
+    "best_spacing",
     "keep_best",
     "device",
     "on_alarm",
@@ -298,6 +299,10 @@ class Config:
         0.3, "checkpoint when the reward (0 to 1: its place in the task's range) first passes this"
     )
     best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
+    best_spacing: int | None = flag(
+        None,
+        "steps between checkpoints for nothing but a new best, at least (default: chosen when the first is written, so that they take 5 % of the time at most)",
+    )
     keep_best: bool = flag(
         False, "keep the best checkpoint, beside the first, the second to last and the last"
     )
@@ -444,6 +449,11 @@ class Config:
             "promote_problems",
         ):
             yield name, getattr(self, name) >= 1, "give 1 or more"
+        yield (
+            "best_spacing",
+            self.best_spacing is None or self.best_spacing >= 1,
+            "give 1 or more",
+        )
         for name in ("clip_low", "clip_high"):
             yield (
                 name,

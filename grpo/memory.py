@@ -3,7 +3,9 @@
 Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b bytes a number.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 SHARE, CACHES = (
     6,
@@ -78,3 +80,23 @@ def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int =
     """
     masters = 4 * trained // parts if number < 4 or parts > 1 else 0
     return masters + STATE[kind] * trained // parts + 4 * trained
+
+
+def free_host_memory(system: Path = Path("/")) -> float:
+    """Return how many bytes of the host's memory can still be had: by the kernel's account, and by the limit of the
+    control group (version 2) where a container sets one. Infinite where neither is told, as on other systems than Linux.
+    """
+    free = float("inf")
+    with suppress(OSError):
+        for line in (system / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024 * int(line.split()[1])
+
+    group = system / "sys/fs/cgroup"
+    with suppress(OSError, ValueError):  # "max": no limit
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(figures["inactive_file"]) + int(figures["active_file"])  # given up on demand
+        free = min(free, limit - used + cached)
+    return free

@@ -7,7 +7,7 @@ follow them); in the update `predict` (prompts and completions at once); in both
 Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -272,17 +272,28 @@ class Policy:
                 with self.model.disable_adapter():
                     yield self
 
-    def save(self, folder: Path):
-        """Write the model (or the adapter) and the tokenizer in Hugging Face layout."""
-        save_model(self.model, folder)
+    def saved_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that `save` writes, by their names in the model: those of the adapter, or all."""
+        tensors = self.model.state_dict()
+        if not self.is_lora:
+            return tensors
+        trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+        return {name: tensor for name, tensor in tensors.items() if name in trained}
+
+    def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
+        """Write the model (or the adapter) and the tokenizer in Hugging Face layout.
+
+        With `tensors`, earlier copies of the `saved_tensors`, those are written: the model may be training meanwhile.
+        """
+        save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
 
 
-def save_model(model, folder: Path):
-    """Write a model, or the adapter of one that has an adapter."""
+def save_model(model, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
+    """Write a model, or the adapter of one that has an adapter; given `tensors`, earlier copies of its own, those."""
     # Embeddings are never trained beside an adapter; without being told, `peft` asks the hub.
     options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
-    model.save_pretrained(folder, **options)
+    model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
 
 
 def _stop_ids(model, tokenizer) -> tuple[tuple[int, ...], int, str]:

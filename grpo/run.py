@@ -25,6 +25,7 @@ import peft
 import torch
 import transformers
 
+from data.files import read_json
 from grpo.config import ON_RESUME, Config, load_config
 from grpo.curriculum.ladder import PROMOTE_AT, is_shown
 from grpo.curriculum.preflight import (
@@ -71,13 +72,14 @@ from grpo.sources import (
 )
 from grpo.start import start_from
 from grpo.store import checkpoint as checkpoints
+from grpo.store.background import HostMemory, Save, Saved, Writer
 from grpo.store.checkpoint import (
     CheckpointRules,
     find_resume,
     load_optimizer,
     load_rng,
+    rng_state,
     save_optimizer,
-    save_rng,
 )
 from grpo.store.files import NoFiles, RunFiles
 from grpo.store.lock import locked
@@ -268,8 +270,14 @@ class Run:
     def attach(self, trainer: Trainer, console: Console):
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
-        self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
-        self.best: str | None = None
+        self.rules = CheckpointRules(
+            config.save_every, config.save_threshold, config.best_margin, config.best_spacing
+        )
+        self.best: str | None = None  # the name of the checkpoint with the highest reward
+        self.saved: int | None = None  # the last step that is saved, or being saved
+        self.memory, self.writer = HostMemory(), Writer()
+        self.step_times: list[float] = []  # in seconds, until the spacing of saves is chosen
+        self.chosen_spacing: int | None = None  # by the last save, on the first rank
         self.warned: set[str] = set()
         self.files = NoFiles()
         if self.sources.get("base") is None:
@@ -353,7 +361,10 @@ class Run:
                 f"{self.checkpoint}: its state lacks {error}; the run was made by another version"
             ) from error
         self.rules.load_state_dict(state["rules"])
-        self.best = state["best"]
+        if self.rules.spacing is None:
+            note = read_json(self.checkpoint / "manifest.json")["note"]
+            self.rules.spacing = note.get("spacing")
+        self.best, self.saved = state["best"], checkpoints.step_of(self.checkpoint)
         load_optimizer(self.checkpoint, self.trainer.optimizer)
         check_loaded(
             named_tensors(self.trainer.policy, self.trainer.optimizer), str(self.checkpoint)
@@ -386,8 +397,27 @@ class Run:
             else ""
         )
 
+    @contextmanager
+    def saving(self):
+        """Within this block checkpoints are written in the background; the one under way when it fails is finished first.
+
+        A second Ctrl-C waits for nothing: the folder that is half written is removed by the next start.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            try:
+                self._collect_save(wait=True)
+            except UserError as error:  # what ends the run comes first
+                self.warn(str(error))
+            raise
+
     def save_if_due(self, report: StepReport):
-        """Write a checkpoint where the rules ask for one, then remove those that need not stay."""
+        """Save the state of this step where the rules ask for it, and say what became of the save before."""
+        self._collect_save()
+        self._settle_spacing(report.metrics["step_time"])
         reward_range = self.trainer.reward_range
         earned = (
             rescaled(report.metrics["reward"], reward_range)
@@ -400,55 +430,104 @@ class Run:
         if reasons:
             self._save(reasons)
 
+    def _settle_spacing(self, step_time: float):
+        """Until the rules know how far apart saves for a new best are, ask the last save; all ranks learn it alike."""
+        if self.rules.spacing is not None:
+            return
+        self.step_times.append(step_time)
+        if self.rules.last is not None:
+            self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
+
     def leave(self, signal: str):
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
-        if not self._checkpoint_path(self.trainer.done).exists():
+        if self.saved != self.trainer.done:
             self._save([signal])
+        self._collect_save(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}"
         )
 
     def _save(self, reasons: list[str]):
-        start = time.perf_counter()
-        path = self._checkpoint_path(self.trainer.done)
+        """Copy the state as it is after this step, and have the copy written while training goes on."""
+        begun = time.perf_counter()
+        self._collect_save(wait=True)
+        self.saved = self.trainer.done
         if any("best" in reason for reason in reasons):
-            self.best = path.name
+            self.best = f"step-{self.saved:06d}"
         optimizer = self.trainer.optimizer.state_dict()  # of all ranks
         if not self.ranks.is_first:
             return
-        checkpoints.save_checkpoint(
+
+        tensors, is_copied = self._copied(self.trainer.policy.saved_tensors(), optimizer)
+        best = self.folder / "checkpoints" / self.best if self.best else None
+        save = Save(
             self.folder,
-            self.trainer.done,
-            partial(self._write_state, optimizer),
-            note={"reasons": reasons},
+            self.saved,
+            partial(self._write_state, tensors, self._state_texts()),
+            reasons,
+            waiting=time.perf_counter() - begun,
+            spacing=self.rules.spacing or self.chosen_spacing,
+            step_times=tuple(self.step_times),
+            keep=best if self.config.keep_best else None,
+            in_background=is_copied,
         )
-        self.console.say(
-            f"checkpoint {path.name}: {'; '.join(reasons)} ({time.perf_counter() - start:.1f} s)"
-        )
-        keep = (
-            self.folder / "checkpoints" / self.best if self.config.keep_best and self.best else None
-        )
-        for line in checkpoints.prune(self.folder, keep_best=keep):
+        if is_copied:
+            self.writer.start(save)
+        else:
+            self._say_saved(save())
+
+    def _copied(
+        self, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as they are and False."""
+        live = {"weights": weights, "optimizer": optimizer}
+        if self.trainer.optimizer.is_shared:
+            del live["optimizer"]  # has been gathered into host memory
+        try:
+            return {"optimizer": optimizer, **self.memory.copy(live)}, True
+        except MemoryError as error:
+            self._warn_once(
+                f"no host memory for a copy of what is saved ({error}): training waits while checkpoints are written"
+            )
+            return {"optimizer": optimizer, "weights": weights}, False
+
+    def _collect_save(self, *, wait: bool = False):
+        """Say that the checkpoint under way is written, if it is; raise the writer's error. With `wait` none is under way after it."""
+        if saved := self.writer.collect(wait=wait):
+            self._say_saved(saved)
+
+    def _say_saved(self, saved: Saved):
+        for line in (saved.line, *saved.removed):
             self.console.say(line)
+        if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
+            self.chosen_spacing = saved.spacing
+            self.console.say(
+                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps apart or more, "
+                f"to take {checkpoints.SHARE:.0%} of the time at most"
+            )
 
-    def _checkpoint_path(self, step: int) -> Path:
-        return self.folder / "checkpoints" / f"step-{step:06d}"
-
-    def _write_state(self, optimizer: dict[str, Any], folder: Path):
-        self.trainer.policy.save(folder)
-        save_optimizer(folder, optimizer)
-        save_rng(folder)
+    def _state_texts(self) -> dict[str, str]:
+        """Return the JSON files of a checkpoint as they are now."""
         state = {
             "trainer": self.trainer.state(),
             "rules": self.rules.state_dict(),
             "best": self.best,
         }
-        (folder / "trainer.json").write_text(json.dumps(state))
         sources = self.sources | {
             "config": dataclasses.asdict(self.config),
             "accepted": self.accepted,
         }
-        (folder / NAME).write_text(json.dumps(sources, indent=1) + "\n")
+        return {
+            "rng.json": json.dumps(rng_state()),
+            "trainer.json": json.dumps(state),
+            NAME: json.dumps(sources, indent=1) + "\n",
+        }
+
+    def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path):
+        self.trainer.policy.save(folder, tensors["weights"])
+        save_optimizer(folder, tensors["optimizer"])
+        for name, text in texts.items():
+            (folder / name).write_text(text)
 
     def preflight(self) -> Start | None:
         """Sample a few problems of each level, show what came of it, and let the run start where it can learn.
@@ -561,6 +640,16 @@ class Run:
             every += self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
         if every:
             self.files.keep("eval", self.trainer.done, every)
+
+    def wants_imitation(self, start: Start | None) -> bool:
+        """Return whether right answers are imitated before the first step: as asked, or where no level is within reach.
+
+        `start` is what the pre-flight chose; None without one. A run that goes on has imitated already.
+        """
+        if self.checkpoint:
+            return False
+        way = self.config.warm_start
+        return way == "imitation" or way == "auto" and start is not None and start.level is None
 
     def warm_start(self):
         """Imitate right answers before the first step, write what came of it, and save the policy as it is then."""
@@ -697,6 +786,7 @@ class Run:
         """Evaluate the trained policy, say what the run came to, and return its exit status."""
         if self.ranks.first(lambda: self._last_report_step() < self.trainer.done):
             self.evaluate(is_final=True)
+        self._collect_save(wait=True)
         return self.ranks.first(self._conclude)
 
     def _last_report_step(self) -> int:

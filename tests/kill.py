@@ -43,6 +43,8 @@ SMALL = [
     "0.05",
     "--best-margin",
     "0.05",
+    "--best-spacing",  # or a clock would say what is saved
+    "2",
     "--device",
     "cpu",
 ]

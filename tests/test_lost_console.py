@@ -200,7 +200,7 @@ def test_a_hangup_saves_the_step_and_the_run_goes_on(here, capfd):
     assert "SIGHUP: stopped after step 2, which is saved; go on with --resume runs/hung-up" in text
     (saved,) = checkpoints(Path("runs/hung-up"))[0]
     assert saved.name == "step-000002"
-    assert json.loads((saved / "manifest.json").read_text())["note"] == {"reasons": ["SIGHUP"]}
+    assert json.loads((saved / "manifest.json").read_text())["note"]["reasons"] == ["SIGHUP"]
     assert train.main(["--resume", "runs/hung-up", "--task", "own.py:Own"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/hung-up"))
 

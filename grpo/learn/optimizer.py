@@ -128,7 +128,8 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return "state" (by number of the weight, whole tensors, "master" among them where the weight is none) and "param_groups".
 
-        Every rank calls it; with `shard` only the first is told the tensors.
+        Every rank calls it. The tensors are the optimizer's own, which the next step changes; with `shard` they are copies,
+        which only the first rank is told.
         """
         state = {
             number: dict(self.inner.state[master])
@@ -142,6 +143,8 @@ class Optimizer:
                 if isinstance(value, Tensor) and value.shape == master.shape:
                     whole = self.ranks.whole(value, len(weight))
                     state[number][name] = whole.cpu() if self.ranks.is_first else None
+                elif isinstance(value, Tensor):
+                    state[number][name] = value.clone()
         return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
 
     @torch.no_grad()

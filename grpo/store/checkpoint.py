@@ -1,17 +1,21 @@
-"""Checkpoints: written aside and renamed, so each is whole or absent; a manifest holds a checksum of every file.
+"""Checkpoints: written aside, read back and renamed, so each is whole or absent; a manifest has a checksum of every file.
 
 checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout, optimizer.safetensors with
 optimizer.json, rng.json, trainer.json and manifest.json. No pickle anywhere: safetensors and JSON only.
 """
 
+import errno
 import hashlib
 import json
+import math
 import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,9 +23,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from data.files import read_json, sync
+from data.files import forget_cached, read_json, sync
 from tasks.base import UserError
 
+SHARE = 0.05  # of a run's time, which saves for a new best may take together
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
 _SYSTEM_ERROR = re.compile(
@@ -33,26 +38,29 @@ _verified: dict[
 
 
 def save_checkpoint(
-    run: Path, step: int, write: Callable[[Path], None], *, note: dict[str, Any]
+    run: Path,
+    step: int,
+    write: Callable[[Path], None],
+    *,
+    note: Callable[[float], dict[str, Any]],
 ) -> Path:
     """Write checkpoints/step-NNNNNN by `write(folder)`, whole or not at all, and return its path.
 
-    Raises UserError when the disk will not take it; what was there before stays.
+    The manifest's "note" is what `note` returns of the seconds that all files took to be written and read back. Raises
+    UserError when the disk will not take it; what was there before stays.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
     aside, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".tmp-old-{final.name}")
+    begun = time.perf_counter()
     try:
         remove_partial(run)
         aside.mkdir(parents=True)
         write(aside)
-        files = {
-            str(path.relative_to(aside)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
-            for path in sorted(aside.rglob("*"))
-            if path.is_file()
-        }
-        manifest = {"format": _FORMAT, "step": step, "note": note, "files": files}
+        files = _on_disk(aside)
+        taken = note(time.perf_counter() - begun)
+        manifest = {"format": _FORMAT, "step": step, "note": taken, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-        for path in (aside, *aside.rglob("*")):
+        for path in (aside / "manifest.json", aside):
             sync(path)
         if final.exists():  # a step that is made again after a resume
             os.replace(final, old)
@@ -70,7 +78,26 @@ def save_checkpoint(
             ) from error
         raise
     shutil.rmtree(old, ignore_errors=True)
+    _verified[_key(final / "manifest.json")] = None
     return final
+
+
+def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:
+    """Bring all files below `folder` to the disk; return checksum and size of each, by its name.
+
+    Raises OSError for a file that the disk does not give back as it was written.
+    """
+    files = {path: _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    for path in folder.rglob("*"):
+        sync(path)
+    for path, checksum in files.items():
+        forget_cached(path)
+        if _sha256(path) != checksum:
+            raise OSError(errno.EIO, f"{path.name} does not read back as it was written")
+    return {
+        str(path.relative_to(folder)): {"sha256": checksum, "bytes": path.stat().st_size}
+        for path, checksum in files.items()
+    }
 
 
 def verify(path: Path) -> str | None:
@@ -78,10 +105,14 @@ def verify(path: Path) -> str | None:
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
         return f"{path}: no checkpoint (it has no manifest.json)"
-    key = (str(manifest), manifest.stat().st_mtime_ns)
+    key = _key(manifest)
     if key not in _verified:
         _verified[key] = _damage(Path(path), manifest)
     return _verified[key]
+
+
+def _key(manifest: Path) -> tuple[str, int]:
+    return str(manifest), manifest.stat().st_mtime_ns
 
 
 def _damage(path: Path, manifest: Path) -> str | None:
@@ -173,30 +204,63 @@ def _remove(paths: list[Path]) -> list[str]:
 
 
 class CheckpointRules:
-    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats the best by `best_margin`."""
+    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats the best by `best_margin`.
 
-    def __init__(self, every: int = 20, threshold: float = 0.3, best_margin: float = 0.01):
+    The best is that of the saved steps. Saves for nothing but a new best keep `spacing` steps between them; None: it is
+    chosen from the cost of the first save (`spacing_for`), and until it is known no such save follows that one.
+    """
+
+    def __init__(
+        self,
+        every: int = 20,
+        threshold: float = 0.3,
+        best_margin: float = 0.01,
+        spacing: int | None = None,
+    ):
         self.every, self.threshold, self.margin = every, threshold, best_margin
+        self.spacing = spacing
         self.best, self.passed = None, False
+        self.last: int | None = None  # the step from which the spacing counts
 
     def reasons(self, step: int, reward: float) -> list[str]:
         """Return why a checkpoint is due after `step`, which earned a mean `reward`; empty where none is."""
         reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
+        is_regular = bool(reasons)
         if not self.passed and reward >= self.threshold:
             self.passed = True
             reasons.append(f"reward {reward:.3f} first passed {self.threshold:g}")
         if self.best is None:
             self.best = reward
-        elif reward > self.best + self.margin:
+        elif reward > self.best + self.margin and (reasons or self._is_spaced(step)):
             reasons.append(f"new best reward {reward:.3f} (was {self.best:.3f})")
             self.best = reward
+        if reasons and (self.last is None or not is_regular):
+            self.last = step
         return reasons
 
+    def _is_spaced(self, step: int) -> bool:
+        if self.last is None:
+            return True
+        return self.spacing is not None and step - self.last >= self.spacing
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "passed": self.passed}
+        return {"best": self.best, "passed": self.passed, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]):
-        self.best, self.passed = state["best"], state["passed"]
+        self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
+
+
+def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> int | None:
+    """Return how many steps apart saves for a new best must be to take `SHARE` of the time at most, and never to meet.
+
+    A save loses training so many seconds at most: those it stands still, and those of a core that writes meanwhile; it
+    is `under_way` for longer where the disk is slow. `step_times` (in seconds) are those of this process, whose first
+    step does not count, for it warms up. None where that is all.
+    """
+    if len(step_times) < 2:
+        return None
+    step = median(step_times[1:])
+    return max(1, math.ceil(lost / (SHARE * step)), math.ceil(under_way / step))
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]):
@@ -262,28 +326,24 @@ def load_optimizer(folder: Path, optimizer):
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save_rng(folder: Path):
-    """Write the state of the random generators of Python, NumPy and torch to rng.json."""
+def rng_state() -> dict[str, Any]:
+    """Return the state of the random generators of Python, NumPy and torch, as rng.json has it."""
     kind, keys, *numbers = np.random.get_state()
     cuda = (
         [state.tolist() for state in torch.cuda.get_rng_state_all()]
         if torch.cuda.is_available()
         else []
     )
-    (folder / "rng.json").write_text(
-        json.dumps(
-            {
-                "python": random.getstate(),
-                "numpy": [kind, keys.tolist(), *numbers],
-                "torch": torch.get_rng_state().tolist(),
-                "cuda": cuda,
-            }
-        )
-    )
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *numbers],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": cuda,
+    }
 
 
 def load_rng(folder: Path):
-    """Restore what `save_rng` wrote."""
+    """Restore the `rng_state` that rng.json has."""
     saved = json.loads((folder / "rng.json").read_text())
     version, state, gauss = saved["python"]
     random.setstate((version, tuple(state), gauss))

@@ -25,9 +25,9 @@ from grpo.store.checkpoint import (
     prune,
     remove_after,
     remove_partial,
+    rng_state,
     save_checkpoint,
     save_optimizer,
-    save_rng,
     verify,
 )
 from tasks.base import UserError
@@ -41,7 +41,7 @@ def write(folder):
 
 def save(run, step):
     (run / "config.yaml").touch()
-    return save_checkpoint(run, step, write, note={"why": "test"})
+    return save_checkpoint(run, step, write, note=lambda _: {"why": "test"})
 
 
 def names(run):
@@ -66,7 +66,9 @@ def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
 
 def test_a_step_made_again_replaces_the_old_one(tmp_path):
     save(tmp_path, 20)
-    path = save_checkpoint(tmp_path, 20, lambda folder: (folder / "new").write_text("new"), note={})
+    path = save_checkpoint(
+        tmp_path, 20, lambda folder: (folder / "new").write_text("new"), note=lambda _: {}
+    )
     assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
 
 
@@ -108,7 +110,7 @@ def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        save_checkpoint(tmp_path, 40, dies, note={})
+        save_checkpoint(tmp_path, 40, dies, note=lambda _: {})
     assert (
         names(tmp_path) == ["step-000020"]
         and verify(tmp_path / "checkpoints" / "step-000020") is None
@@ -129,7 +131,7 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
         monkeypatch.setattr(store.os, where, fails)
     with pytest.raises(UserError) as error:
         save_checkpoint(
-            tmp_path, 40, fails if where in ("write", "safetensors") else write, note={}
+            tmp_path, 40, fails if where in ("write", "safetensors") else write, note=lambda _: {}
         )
     monkeypatch.undo()
     assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
@@ -148,7 +150,7 @@ def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
                 tmp_path,
                 20,
                 lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"),
-                note={},
+                note=lambda _: {},
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -305,7 +307,7 @@ def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
 def test_random_generators_go_on(tmp_path):
     draw = lambda: (random.random(), random.gauss(0, 1), np.random.random(), torch.rand(1).item())  # noqa: E731
     draw()
-    save_rng(tmp_path)
+    (tmp_path / "rng.json").write_text(json.dumps(rng_state()))
     expected = draw()
     draw()
     load_rng(tmp_path)
