@@ -2,7 +2,8 @@
 
 Each run is a process of its own (forked, so that nothing is imported again) and is killed several times before it may end: at any instant; at
 any moment at which a file is opened for writing, renamed or removed; or there with half a line in the file. After every kill no
-checkpoint that was whole may be missing or damaged, but for those that the run itself removed. The end is the same as that of the run that was
+checkpoint that was whole may be missing or damaged, but for those that the run itself removed; "half a checkpoint" counts the kills that left one
+behind, which the next start removes. The end is the same as that of the run that was
 not killed: weights, moments, logs, rollouts, seen problems, curriculum. Prints what was done as JSON; exit status 1 where something differed.
 """
 
@@ -99,6 +100,7 @@ WRITES = {
     "os.rmdir",
     "os.mkdir",
 }  # audit events of Python itself: sys.addaudithook
+KINDS = ("time", "write", "torn")
 KILLS_A_RUN = 5  # then it may end
 
 
@@ -166,7 +168,7 @@ def killed_run(
         if not valid:
             shutil.rmtree(run, ignore_errors=True)
         command = ["--resume", str(run)] if valid else [*arguments, "--name", run.name]
-        kind = rng.choice(["time", "write", "torn"]) if kills < KILLS_A_RUN else None
+        kind = rng.choice(KINDS) if kills < KILLS_A_RUN else None
         child = start(
             command,
             log,
@@ -180,6 +182,7 @@ def killed_run(
         if status == -signal.SIGKILL:
             kills += 1
             done[kind] += 1
+            done["half a checkpoint"] += any((run / "checkpoints").glob(".tmp-step-*"))
             found, damaged = checkpoints(run) if run.exists() else ([], [])
             lost = valid[-1:] and (not found or found[-1].name < valid[-1].name)
             assert not damaged and not lost, (
@@ -210,7 +213,7 @@ def main(argv=None) -> int:
                 written(Path("runs") / f"whole-{i}"),
                 time.monotonic() - start_time,
             )
-        while kills.total() < asked.kills:
+        while sum(kills[kind] for kind in KINDS) < asked.kills:
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
                 killed_run([*SMALL, *CASES[case]], run, log, seconds[case], rng, kills)
@@ -227,7 +230,7 @@ def main(argv=None) -> int:
     print(
         json.dumps(
             {
-                "kills": kills.total(),
+                "kills": sum(kills[kind] for kind in KINDS),
                 **kills,
                 "runs": runs,
                 "cases": len(cases),

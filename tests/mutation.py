@@ -800,7 +800,27 @@ TABLE = {
             "sample_key('eval', seed, problem.key)",
         ),
     ],
+    ("grpo/run.py", "grpo/test_background.py"): [
+        ("what is being written goes on learning", "Run._copied", "self.memory.copy(live)", "live"),
+    ],
+    ("grpo/store/background.py", "grpo/test_background.py"): [
+        (
+            "training waits for the disk",
+            "Writer.collect",
+            "wait or self._saved.done()",
+            "True",
+        ),
+    ],
+    ("grpo/store/checkpoint.py", "grpo/test_background.py"): [
+        ("what was read back is not compared", "_on_disk", "_sha256(path) != checksum", "False"),
+    ],
     ("grpo/store/checkpoint.py", "grpo/test_checkpoint.py"): [
+        (
+            "the first save does not count for the spacing",
+            "CheckpointRules.reasons",
+            "self.last is None or not is_regular",
+            "not is_regular",
+        ),
         ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),
         ("checksums not compared", "_damage", "_sha256(file) != fact['sha256']", "False"),
         (

@@ -22,7 +22,7 @@ from grpo.memory import free_host_memory
 from grpo.store.checkpoint import prune, save_checkpoint, spacing_for
 
 SHARE_OF_FREE = 0.5  # of the free memory that copies may take: training may still grow
-NICENESS = 10  # of the writing thread: where cores are few, training goes first
+NICENESS = 10  # added to that of the writing thread: where cores are few, training goes first
 NAME = "checkpoint writer"
 
 
@@ -184,7 +184,7 @@ class Writer:
 
 def _do(save: Save, saved: Future[Saved]):
     if sys.platform == "linux":  # elsewhere it would count for the whole process
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        os.nice(NICENESS)
     try:
         saved.set_result(save())
     except BaseException as error:

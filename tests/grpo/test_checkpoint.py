@@ -28,6 +28,7 @@ from grpo.store.checkpoint import (
     rng_state,
     save_checkpoint,
     save_optimizer,
+    spacing_for,
     verify,
 )
 from tasks.base import UserError
@@ -268,6 +269,46 @@ def test_rules_by_hand():
     again = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
     again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
     assert again.reasons(20, 0.3) == ["every 20 steps"]
+
+
+def test_saves_for_a_new_best_keep_their_spacing():
+    rules = CheckpointRules(every=20, threshold=9, best_margin=0.01, spacing=5)
+    rewards = {1: 0.1, 2: 0.2, 6: 0.3, 7: 0.4, 8: 0.35, 12: 0.36, 20: 0.5, 21: 0.6, 22: 0.7}
+    due = {step: rules.reasons(step, reward) for step, reward in rewards.items()}
+    assert due == {
+        1: [],
+        2: ["new best reward 0.200 (was 0.100)"],
+        6: [],
+        7: ["new best reward 0.400 (was 0.200)"],
+        8: [],
+        12: [],
+        20: ["every 20 steps", "new best reward 0.500 (was 0.400)"],
+        21: ["new best reward 0.600 (was 0.500)"],  # one that is due anyway does not count
+        22: [],
+    }
+
+
+def test_after_the_first_save_the_spacing_must_be_known():
+    rules = CheckpointRules(every=3, threshold=0.3, best_margin=0.01)
+    assert rules.reasons(1, 0.1) == [] and len(rules.reasons(3, 0.12)) == 2
+    assert rules.reasons(4, 0.2) == []
+    assert rules.reasons(5, 0.31) == [
+        "reward 0.310 first passed 0.3",  # happens once, so it waits for nothing
+        "new best reward 0.310 (was 0.120)",
+    ]
+    again = CheckpointRules(every=3, threshold=0.3, best_margin=0.01)
+    again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
+    for each in (rules, again):
+        each.spacing = 6
+        assert each.reasons(10, 0.5) == []
+        assert each.reasons(11, 0.5) == ["new best reward 0.500 (was 0.310)"]
+
+
+def test_the_spacing_by_hand():
+    assert spacing_for(3.0, 3.0, [8.0]) is None  # the first step warms up
+    assert spacing_for(3.0, 3.0, [8.0, 0.25, 0.5, 0.75]) == 120  # 3 s of 60 s
+    assert spacing_for(0.001, 0.001, [8.0, 1.0]) == 1
+    assert spacing_for(0.1, 30.0, [8.0, 1.0]) == 30  # a slow disk: the next one finds it free
 
 
 def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
