@@ -301,7 +301,8 @@ class Config:
     best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
     best_spacing: int | None = flag(
         None,
-        "steps between checkpoints for nothing but a new best, at least (default: chosen when the first is written, so that they take 5 % of the time at most)",
+        "steps between checkpoints for nothing but a new best, at least (default: chosen when the first checkpoint is written, so that they "
+        "take a twentieth of the time at most)",
     )
     keep_best: bool = flag(
         False, "keep the best checkpoint, beside the first, the second to last and the last"
