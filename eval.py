@@ -53,6 +53,7 @@ from tasks.base import (
     UserError,
     check_wording,
     exit_status,
+    flags_of_tasks,
     foreign_of,
     load_task,
     sources_of,
@@ -119,7 +120,12 @@ def report(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the flags, and the words that may be flags of the task. None stands for "as the run has it"."""
-    parser = Parser(prog="python eval.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(
+        prog="python eval.py",
+        description=__doc__.splitlines()[0],
+        epilog=flags_of_tasks(),
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--model",
         default="builtin",

@@ -24,7 +24,7 @@ from grpo.rollout.drafting import parse_mode
 from grpo.sources import KINDS, accepted_kinds
 from grpo.store.run_data import read_config
 from grpo.store.trackers import TRACKERS, names_of
-from tasks.base import REGISTRY, Parser, Task, UserError, check_wording, options_of, split_options
+from tasks.base import Parser, Task, UserError, check_wording, flags_of_tasks, split_options
 from tasks.supply import fixed_size
 
 CLIP = {
@@ -568,7 +568,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
         prog="python train.py",
         description="Train a language model by GRPO.",
         allow_abbrev=False,
-        epilog=_flags_of_tasks(),
+        epilog=flags_of_tasks(),
     )
     _remove(parser, "task_options")  # the task's own flags are read by name, below
     _remove(parser, "start")  # follows from --model, see `grpo.start`
@@ -615,13 +615,3 @@ def _remove(parser: HfArgumentParser, name: str):
     action.help = SUPPRESS  # its group knows it still
     for option in action.option_strings:
         del parser._option_string_actions[option]
-
-
-def _flags_of_tasks() -> str:
-    tasks = {name: options_of(name) for name in REGISTRY}
-    texts = [
-        f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())
-        for name, flags in tasks.items()
-        if flags
-    ]
-    return ". ".join(texts).replace("%", "%%")

@@ -31,6 +31,7 @@ __all__ = [
     "needs",
     "load_task",
     "options_of",
+    "flags_of_tasks",
     "split_options",
     "draft_of",
     "credits_of",
@@ -249,6 +250,17 @@ def worded(task: Task, problem: Problem) -> Problem:
             f"({type(error).__name__}: {error})"
         ) from error
     return replace(problem, prompt=wording.format(**texts))
+
+
+def flags_of_tasks() -> str:
+    """Return the flags of the tasks of `REGISTRY` and what they mean, for the end of a program's --help."""
+    tasks = {name: options_of(name) for name in REGISTRY}
+    texts = [
+        f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())
+        for name, flags in tasks.items()
+        if flags
+    ]
+    return ". ".join(texts).replace("%", "%%")
 
 
 def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:

@@ -11,9 +11,10 @@ import train
 from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
-from grpo.config import load_config
+from grpo.config import Config, load_config
 from grpo.evaluate import Sampling, evaluate, find_problems, summarise
 from grpo.records import Group
+from grpo.run import open_run
 from grpo.store.metrics import read_metrics
 from grpo.store.run_data import load_run
 from grpo.store.rollouts import groups_of
@@ -366,6 +367,11 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert (line["n"], line["level"]) == (8, 3)
     assert evaluation.main(["--model", "runs/a", "--texts", str(other), "--words", "5"]) == 2
     assert "0 of the 2 texts that the model was not trained on" in capsys.readouterr().err
+
+
+def test_a_run_is_named_after_the_folder_and_not_its_path():
+    config = Config(level=3, task_options={"texts": "/home/somebody/My Notes/"})
+    assert open_run(config, {}, home=Path("runs"))[0].folder.name == "interleave-mynotes-3-seed0"
 
 
 def test_a_run_whose_texts_have_changed_does_not_go_on_unawares(run, notes, capsys):

@@ -136,7 +136,7 @@ def test_the_task_asks_for_problems_of_each_kind(monkeypatch):
     task = load_task("interleave")
     kinds = foreign_of(task, 10)
     assert set(KINDS) <= set(kinds)
-    for kind, own in kinds.items():
+    for own in kinds.values():
         problem = problem_at(own, seed=0, split="test", level=10, index=0)
         assert problem.level == 10 and own.score(problem, [problem.target])[0].exact
         with pytest.raises(UserError, match="the train split of the corpus has 0 documents"):
