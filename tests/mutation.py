@@ -620,8 +620,8 @@ TABLE = {
         (
             "kept tokens are the wasted ones",
             "_wasted",
-            "group.action != 'keep'",
-            "group.action == 'keep'",
+            "group.action not in ('keep', 'demonstrate')",
+            "group.action in ('keep', 'demonstrate')",
         ),
         (
             "half a group is no common trap",
@@ -729,6 +729,56 @@ TABLE = {
             "_past_the_solved",
             "solved if following and following.is_within_reach else solved - 1",
             "min(solved, len(rungs) - 1)",
+        ),
+    ],
+    ("grpo/curriculum/reveal.py", "grpo/test_ways.py"): [
+        (
+            "success reveals more",
+            "Reveal.observe",
+            "RATE * (fmean(shares) - SUCCESS)",
+            "RATE * (SUCCESS - fmean(shares))",
+        ),
+        (
+            "no group is given nothing",
+            "Reveal.share",
+            "0.0 if is_alone else share * self.bounds.get(level, 1.0)",
+            "share * self.bounds.get(level, 1.0)",
+        ),
+        (
+            "what is written loses its first space",
+            "behind",
+            "whole[len(text):]",
+            "whole[len(text):].lstrip()",
+        ),
+    ],
+    ("grpo/curriculum/demonstrations.py", "grpo/test_ways.py"): [
+        (
+            "right groups get demonstrations too",
+            "fails",
+            "not any(score.exact for score in group.scores)",
+            "not all(score.exact for score in group.scores)",
+        ),
+        (
+            "the right answer does not end",
+            "demonstration",
+            "(*policy.target_tokens(problem.target), policy.end)",
+            "policy.target_tokens(problem.target)",
+        ),
+    ],
+    ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
+        (
+            "imitation goes on when it is enough",
+            "warm_start",
+            "made.score < ENOUGH and made.updates < limit",
+            "made.updates < limit",
+        ),
+    ],
+    ("grpo/learn/imitate.py", "grpo/test_ways.py"): [
+        (
+            "imitation away from the answer",
+            "imitate",
+            "-(batch.weights_R[:, None] * logp_RT).sum()",
+            "(batch.weights_R[:, None] * logp_RT).sum()",
         ),
     ],
     ("grpo/curriculum/servo.py", "grpo/test_curriculum.py"): [

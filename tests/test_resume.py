@@ -123,7 +123,7 @@ CASES = {
     "dataset": (edit_dataset, "lora", "dataset", "dataset: set.jsonl "),
     "grown corpus": (grow_corpus, "lora", "corpus", "corpus: tale-new absent → "),
     "edited corpus": (edit_corpus, "lora", "corpus", "corpus: tale-flood "),
-    "config": (edit_config, "lora", "config", "config: learning_rate 2e-05 → 0.5;"),
+    "config": (edit_config, "lora", "config", "config: learning_rate 0.001 → 0.5;"),
     "task": (edit_task, "own", "task", "task: own.py "),
 }
 

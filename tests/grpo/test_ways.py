@@ -3,25 +3,33 @@
 import copy
 import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
+import train
+from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.demonstrations import demonstration, fails, right_answer
+from grpo.curriculum.preflight import Start
 from grpo.curriculum.reveal import Reveal, beginning, behind, continued
 from grpo.curriculum.warm_start import ANSWERS, ENOUGH, LOOK_EVERY, most_updates, warm_start
 from grpo.learn.imitate import imitate
 from grpo.learn.loss import SHAPING, demonstration_loss, step_loss
+from grpo.learn.optimizer import default_rate
 from grpo.load import load_policy
 from grpo.records import Completion, Group
+from grpo.run import Run
 from grpo.store.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
 from grpo.variance import VarianceMonitor
+from tasks import audit
 from tasks.base import Problem, Score, problem_at
 from tasks.interleave import Interleave
 
@@ -343,3 +351,74 @@ def test_copies_that_were_learned_from_are_not_wasted():
     shown.action = "demonstrate"
     monitor.observe([shown])
     assert monitor.wasted == before
+
+
+# What a run chooses.
+
+
+@pytest.mark.parametrize(
+    "way, level, has_preflight, resumed, expected",
+    [
+        ("auto", None, True, False, True),  # no level is within reach
+        ("auto", 10, True, False, False),
+        ("auto", None, False, False, False),  # nothing is known
+        ("off", None, True, False, False),
+        ("imitation", 10, True, False, True),
+        ("imitation", None, False, False, True),
+        ("imitation", None, True, True, False),  # has imitated already
+        ("reveal", None, True, False, False),
+    ],
+)
+def test_right_answers_are_imitated_where_nothing_is_within_reach_or_as_asked(
+    tmp_path, way, level, has_preflight, resumed, expected
+):
+    run = Run(tmp_path, checkpoint=tmp_path if resumed else None)
+    run.config = Config(warm_start=way)
+    start = Start([10], level, "why") if has_preflight else None
+    assert run.wants_imitation(start) == expected
+
+
+def test_the_learning_rate_follows_the_width():
+    assert default_rate(576, is_lora=True) == 1e-3 and default_rate(576, is_lora=False) == 1e-4
+    assert default_rate(64, is_lora=True) == 1e-3  # nothing is extrapolated to narrower models
+    assert default_rate(3072, is_lora=True) == pytest.approx(1e-3 * (576 / 3072) ** 0.781)
+
+
+def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monkeypatch, tiny_flags):
+    """Imitation, its checkpoint, the steps after it and the audit; a run taken up at step 0 is the same run."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--words", "2", "--no-ramp", "--steps", "2", "--prompts", "2", "--group-size", "2"]
+    flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off"]
+    flags += ["--warm-start", "imitation", "--save-every", "1", "--device", "cpu"]
+    assert train.main([*flags, "--name", "whole"]) == 0
+
+    run = load_run("runs/whole")
+    (decision,) = [line for line in run.decisions if line["kind"] == "imitation"]
+    figures = decision["figures"]
+    assert figures["updates"] == LOOK_EVERY and len(figures["losses"]) == LOOK_EVERY
+    (imitated,) = [line for line in run.evals if line["purpose"] == "imitation"]
+    assert run.verdict["imitated"] == imitated["mean"]
+    answers = run.groups(0, "imitation")
+    assert {group.problem.key for group in answers} <= set(
+        json.loads(Path("runs/whole/checkpoints/step-000002/trainer.json").read_text())["trainer"][
+            "seen"
+        ]
+    )
+    assert audit.main(["runs/whole"]) == 0
+
+    shutil.copytree("runs/whole", "runs/again")
+    for step in (1, 2):
+        shutil.rmtree(f"runs/again/checkpoints/step-{step:06d}")
+    assert train.main(["--resume", "runs/again"]) == 0
+    assert weights_of("runs/again") == weights_of("runs/whole")
+    assert load_run("runs/again").groups(2) == run.groups(2)
+    assert audit.main(["runs/again"]) == 0
+
+    # An imitated problem that is evaluated, and one that is not listed, are found.
+    stored = Path("runs/again/rollouts/eval-000000.jsonl.zst")
+    write_rollouts(stored, answers[:1], step=0)
+    assert audit.main(["runs/again"]) == 1
+
+
+def weights_of(run):
+    return Path(run, "checkpoints/step-000002/model.safetensors").read_bytes()
