@@ -1,0 +1,455 @@
+"""How fast our trainer and TRL's GRPOTrainer learn, from one start, on one GPU: held-out score against sampled tokens and minutes.
+
+    python tests/benchmarks/bench_learning.py --model runs/start --words 10 --minutes 8 --seeds 0,1,2
+
+Needs the extra `bench`, and `report` for the plot. The start should be a policy that earns something, and the same for both: a real model
+after the short imitation that begins one of our runs. Two commands make it; --rung-tokens 1 ends the run after its first step:
+
+    python train.py --model DIR --words 10 --no-ramp --warm-start imitation --rung-tokens 1 --name warm
+    python -m grpo.export runs/warm/checkpoints/step-000000 runs/start
+
+**The same on both sides**: start, problems and prompts in their order (token by token: what saw other prompts is no result), completion
+budget, the task's reward on the decoded completion, prompts x group size, temperature 1, the dapo loss with its clip range and no KL,
+advantages divided by the group's deviation, rank, scale and targets of LoRA (--lora-rank 0: none), AdamW with its betas, no weight
+decay, clipped gradients, the learning rate at each step (--warmup, then constant), bfloat16 on a GPU. Each side tries each of its
+--rates. TRL has its micro-batch as large as the memory allows (the whole step, or half of that as often as memory runs out), no
+recomputed activations, and with --trl-vllm generates by vLLM within its own process; otherwise by `transformers`, its default.
+
+**Different**: how completions are generated (ours: shared prompts, a fused decoder, verified drafts), the arithmetic of the update, and
+that ours leaves groups without variance out of the mean, as its default is. TRL's own tokens are counted up to the end token.
+
+**Measured**: every --eval-every steps, on --eval-problems held-out problems at temperature 1, with the same random numbers each time, by
+our sampler on both sides: TRL's weights are copied into a model of ours for that. The clock runs from the first step on, compilation
+included, stands still during evaluations, and knows no checkpoints, which neither side writes; start-up (imports, loading) and the first
+step are told apart. A score counts as reached at the first of two evaluations in a row that show it, so that more looks bring no
+more luck; of several seeds all must reach it, and times are means. A trainer's best rate is the one that is first at the highest score
+that both trainers reach. --jobs runs side by side disturb each other's time and are marked so.
+
+Each run writes a file of its own in the folder OUTPUT without its ending. One that is whole is not made again, so that a comparison may
+be made in parts (--trainers, --rates, --seeds), or taken up where it was killed.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from learning_sides import Job, run_job
+
+from tasks.base import UserError, exit_status
+
+TOP = Path(__file__).resolve().parents[2]
+TRAINERS = ("ours", "trl")
+SCORES = (0.9, 0.99)
+OUT_OF_MEMORY = 75  # exit status of a run that may be tried with a smaller micro-batch
+Point = tuple[float, float, float]  # seconds, tokens, score
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="the start: a directory in Hugging Face layout, or builtin")
+    add("--words", type=int, default=10)
+    add("--reward", default="prefix")
+    add("--minutes", type=float, default=8.0, help="of training in each run")
+    add("--steps", type=int, default=5000, help="most steps of each run")
+    add("--enough", type=float, default=0.995, help="two scores of this end a run")
+    add("--rates", type=numbers, default="3e-4,1e-3,3e-3", help="learning rates")
+    add("--trl-rates", type=numbers, help="TRL's, if others")
+    add("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default="0")
+    add("--prompts", type=int, default=16)
+    add("--group-size", type=int, default=16)
+    add("--lora-rank", type=int, default=64, help="0: full fine-tuning")
+    add("--lora-alpha", type=float, default=32.0)
+    add("--warmup", type=int, default=5, help="steps until the full learning rate")
+    add("--eval-every", type=int, default=10, help="steps between evaluations")
+    add("--eval-problems", type=int, default=64)
+    add("--trainers", default=",".join(TRAINERS), help="those to run now")
+    add("--trl-micro", type=int, default=0, help="completions of TRL's micro-batch (0: all)")
+    add("--trl-vllm", action="store_true", help="TRL generates by vLLM")
+    add("--jobs", type=int, default=1, help="runs at once")
+    add("--output", type=Path, default=TOP / "runs" / "learning.json", metavar="FILE.json")
+    arguments = parser.parse_args(argv)
+    arguments.trainers = arguments.trainers.split(",")
+    arguments.trl_rates = arguments.trl_rates or arguments.rates
+    if not set(arguments.trainers) <= set(TRAINERS):
+        parser.error(f"--trainers: give one or both of {','.join(TRAINERS)}")
+    if arguments.trl_micro and arguments.prompts * arguments.group_size % arguments.trl_micro:
+        parser.error("--trl-micro: give a divisor of --prompts times --group-size")
+    if "trl" in arguments.trainers and not find_spec("trl"):
+        parser.error("--trainers trl: trl is not installed; it is in the extra bench")
+    if arguments.trl_vllm and not find_spec("vllm"):
+        parser.error("--trl-vllm: vllm is not installed; leave the flag out")
+    return arguments
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
+
+
+def jobs_of(arguments: argparse.Namespace) -> list[Job]:
+    """Return the runs asked for; the two sides take turns, so that a machine that changes its speed does so for both."""
+    rates = {"ours": arguments.rates, "trl": arguments.trl_rates}
+    most = max(map(len, rates.values()))
+    return [
+        job_of(arguments, trainer, rates[trainer][number], seed)
+        for seed in arguments.seeds
+        for number in range(most)
+        for trainer in arguments.trainers
+        if number < len(rates[trainer])
+    ]
+
+
+def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) -> Job:
+    is_trl = trainer == "trl"
+    return Job(
+        trainer=trainer,
+        rate=rate,
+        seed=seed,
+        model=arguments.model,
+        words=arguments.words,
+        reward=arguments.reward,
+        prompts=arguments.prompts,
+        group_size=arguments.group_size,
+        lora_rank=arguments.lora_rank,
+        lora_alpha=arguments.lora_alpha,
+        warmup=arguments.warmup,
+        minutes=arguments.minutes,
+        steps=arguments.steps,
+        eval_every=arguments.eval_every,
+        eval_problems=arguments.eval_problems,
+        enough=arguments.enough,
+        micro=arguments.trl_micro if is_trl else 0,
+        vllm=arguments.trl_vllm and is_trl,
+        at_once=arguments.jobs,
+    )
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run wrote: `head` (job, trained, startup, ...), `steps` (a line each), `end` (why, first step, memory)."""
+
+    head: dict[str, Any]
+    steps: list[dict[str, Any]]
+    end: dict[str, Any]
+
+    def points(self, start: float) -> list[Point]:
+        """Return the evaluations, beginning with the score at the start."""
+        measured = [line for line in self.steps if "score" in line]
+        return [(0.0, 0.0, start)] + [
+            (line["seconds"], line["tokens"], line["score"]) for line in measured
+        ]
+
+    @property
+    def arm(self) -> tuple[str, float]:
+        return self.head["job"]["trainer"], self.head["job"]["rate"]
+
+    @property
+    def seconds_a_step(self) -> float:
+        """Mean without the first step, which compiles; the first one where there is no other."""
+        last, first = self.steps[-1], self.end["first"]
+        return (last["seconds"] - first) / (last["step"] - 1) if last["step"] > 1 else first
+
+
+def read_record(path: Path, job: Job) -> Record | None:
+    """Return the whole record of `job` in `path`, None where there is none (the run was killed, or not made yet).
+
+    Raises UserError where the file holds a run of other settings.
+    """
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:  # killed in mid-line
+            break
+    if not lines or "end" not in lines[-1]:
+        return None
+
+    wanted, found = asdict(replace(job, micro=0)), lines[0]["job"] | {"micro": 0}
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{path}: made with {name} {found.get(name)}, not {value}; give another --output, or remove the file"
+            )
+    return Record(lines[0], lines[1:-1], lines[-1])
+
+
+def make(job: Job, folder: Path) -> Record | None:
+    """Return the record of `job`, made now unless it is there; None where the run fails, which is said."""
+    path = folder / f"{job.name}.jsonl"
+    if record := read_record(path, job):
+        return record
+
+    while (status := spawn(job, path)) == OUT_OF_MEMORY and (smaller := halved(job)):
+        print(f"{job.name}: out of memory, now with micro-batches of {smaller.micro}", flush=True)
+        job = smaller
+    if status:
+        print(f"{job.name}: exit status {status}; {path.with_suffix('.log')} ends with", flush=True)
+        print(*path.with_suffix(".log").read_text().splitlines()[-8:], sep="\n  ", flush=True)
+        return None
+    return read_record(path, job)
+
+
+def halved(job: Job) -> Job | None:
+    """Return `job` with micro-batches of half the size; None where it has none (ours finds its own), or they are odd."""
+    micro = job.micro or job.batch
+    return None if job.trainer != "trl" or micro % 2 else replace(job, micro=micro // 2)
+
+
+def spawn(job: Job, path: Path) -> int:
+    """Make the run in a process of its own; return the exit status."""
+    print(f"{job.name} ...", file=sys.stderr, flush=True)
+    paths = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
+    with open(path.with_suffix(".log"), "w") as log:
+        return subprocess.run(
+            [sys.executable, __file__, "--child", json.dumps(asdict(job)), str(path)],
+            check=False,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={"HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": paths},
+        ).returncode
+
+
+def child(text: str, path: str) -> int:
+    import torch
+
+    try:
+        run_job(Job(**json.loads(text)), Path(path))
+    except torch.OutOfMemoryError:
+        traceback.print_exc()
+        return OUT_OF_MEMORY
+    return 0
+
+
+def kept(points: Sequence[Point]) -> list[Point]:
+    """Return the points but the last, each with the score that the next evaluation confirms: the lower of the two.
+
+    >>> kept([(0, 0, 0.4), (9, 10, 0.8), (18, 20, 0.7)])
+    [(0, 0, 0.4), (9, 10, 0.7)]
+    """
+    return [(*here[:2], min(here[2], after[2])) for here, after in pairwise(points)]
+
+
+def highest(points: Sequence[Point]) -> float:
+    """Return the highest score that is reached; that of the start where it was never evaluated twice."""
+    return max((score for *_, score in kept(points)), default=points[0][2])
+
+
+def reached(points: Sequence[Point], score: float) -> tuple[float, float] | None:
+    """Return the seconds and tokens to the first point that reaches `score`; None where none does."""
+    return next((point[:2] for point in kept(points) if point[2] >= score), None)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A trainer at one learning rate: its runs, one a seed, as points."""
+
+    trainer: str
+    rate: float
+    runs: list[list[Point]]
+
+    @property
+    def highest(self) -> float:
+        """The highest score that every seed reaches."""
+        return min(map(highest, self.runs))
+
+    def cost(self, score: float) -> tuple[float, float] | None:
+        """Return mean seconds and mean tokens to `score`; None unless every seed reaches it."""
+        found = [reached(run, score) for run in self.runs]
+        return None if None in found else tuple(map(fmean, zip(*found)))  # type: ignore[arg-type]
+
+
+def arms_of(records: Sequence[Record], start: float) -> list[Arm]:
+    runs: dict[tuple[str, float], list[list[Point]]] = {}
+    for record in records:
+        runs.setdefault(record.arm, []).append(record.points(start))
+    return [Arm(trainer, rate, points) for (trainer, rate), points in runs.items()]
+
+
+def common_score(arms: Sequence[Arm]) -> float:
+    """Return the highest score that each trainer reaches at some rate."""
+    trainers = {arm.trainer for arm in arms}
+    return min(max(arm.highest for arm in arms if arm.trainer == name) for name in trainers)
+
+
+def best_arms(arms: Sequence[Arm], score: float) -> dict[str, Arm]:
+    """Return each trainer's arm that is first at `score`."""
+    costs = {id(arm): (arm.cost(score) or (math.inf, math.inf))[0] for arm in arms}
+    return {
+        name: min((arm for arm in arms if arm.trainer == name), key=lambda arm: costs[id(arm)])
+        for name in sorted({arm.trainer for arm in arms})
+    }
+
+
+def compare(best: dict[str, Arm], scores: Sequence[float]) -> list[dict[str, float | None]]:
+    """Return for each score what it cost either side, and TRL's cost over ours."""
+    rows = []
+    for score in scores:
+        ours, trl = (best[name].cost(score) or (None, None) for name in TRAINERS)
+        row = {"score": score}
+        for unit, mine, theirs in zip(("seconds", "tokens"), ours, trl):
+            row |= {f"ours {unit}": mine, f"trl {unit}": theirs}
+            row[f"ratio {unit}"] = theirs / mine if mine and theirs else None
+        rows.append(row)
+    return rows
+
+
+def check_comparable(records: Sequence[Record]):
+    """Raise UserError unless all runs trained as many parameters, and those of one seed saw the same prompts."""
+    trained = {record.head["trained"] for record in records}
+    if len(trained) > 1:
+        raise UserError(f"no comparison: parameters trained: {sorted(trained)}")
+
+    seen: dict[tuple[int, int], str] = {}
+    for record in records:
+        seed = record.head["job"]["seed"]
+        for line in record.steps:
+            if seen.setdefault((seed, line["step"]), line["prompts"]) != line["prompts"]:
+                raise UserError(
+                    f"no comparison: with seed {seed} the prompts differ at step {line['step']}"
+                )
+
+
+def table_of_runs(records: Sequence[Record], arms: Sequence[Arm], score: float) -> list[list[str]]:
+    rows = [
+        ["trainer", "rate", "seeds", "highest score"]
+        + [f"minutes to {score:.3f}", f"M tokens to {score:.3f}", "steps", "step s"]
+        + ["first step s", "start-up s", "peak GB"]
+    ]
+    for arm in arms:
+        mine = [record for record in records if record.arm == (arm.trainer, arm.rate)]
+        seconds, tokens = arm.cost(score) or (None, None)
+        memory = max(record.end["memory"]["peak GB"] for record in mine)
+        rows.append(
+            [arm.trainer, f"{arm.rate:g}", str(len(mine)), f"{arm.highest:.3f}"]
+            + [shown(seconds, 60), shown(tokens, 1e6)]
+            + [f"{fmean(len(record.steps) for record in mine):.0f}"]
+            + [f"{fmean(record.seconds_a_step for record in mine):.2f}"]
+            + [f"{fmean(record.end['first'] for record in mine):.1f}"]
+            + [f"{fmean(record.head['startup'] for record in mine):.1f}", f"{memory:.1f}"]
+        )
+    return rows
+
+
+def table_of_scores(rows: Sequence[dict[str, float | None]]) -> list[list[str]]:
+    head = ["score", "ours minutes", "TRL minutes", "TRL / ours", "ours M tokens", "TRL M tokens"]
+    return [[*head, "TRL / ours"]] + [
+        [
+            f"{row['score']:.3f}",
+            *(shown(row[f"{side} seconds"], 60) for side in TRAINERS),
+            shown(row["ratio seconds"]),
+            *(shown(row[f"{side} tokens"], 1e6) for side in TRAINERS),
+            shown(row["ratio tokens"]),
+        ]
+        for row in rows
+    ]
+
+
+def shown(value: float | None, unit: float = 1.0) -> str:
+    return "-" if value is None else f"{value / unit:.2f}"
+
+
+def show(table: Sequence[Sequence[str]]):
+    for cells in (table[0], ["---"] * len(table[0]), *table[1:]):
+        print("| " + " | ".join(cells) + " |")
+    print()
+
+
+def plot(arms: Sequence[Arm], best: dict[str, Arm], score: float, path: Path):
+    """Draw every run, each trainer's best rate in full colour: score against tokens and against minutes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "learning"  # the same figure is the same file
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained", sharey=True)
+    panels = [(1, 1e6, "sampled tokens (millions)"), (0, 60, "minutes, evaluations left out")]
+    for axis, (column, unit, label) in zip(axes, panels):
+        for arm in arms:
+            is_best = best.get(arm.trainer) is arm
+            for number, run in enumerate(arm.runs):
+                axis.plot(
+                    [point[column] / unit for point in run],
+                    [point[2] for point in run],
+                    color={"ours": "C0", "trl": "C1"}[arm.trainer],
+                    alpha=1.0 if is_best else 0.25,
+                    linewidth=1.4 if is_best else 0.9,
+                    label=f"{arm.trainer}, rate {arm.rate:g}" if is_best and not number else None,
+                )
+        axis.axhline(score, color="0.6", linewidth=0.7, linestyle=":")
+        axis.set(xlabel=label, ylim=(0, 1.02))
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set(ylabel="held-out score")
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def report(start: Record, records: Sequence[Record], output: Path):
+    """Print the tables, and write them with all records and the plot beside them."""
+    check_comparable(records)
+    arms = arms_of(records, start.head["score"])
+    score = common_score(arms)
+    best = best_arms(arms, score)
+    costs = compare(best, [score, *SCORES]) if len(best) == len(TRAINERS) else []
+
+    facts, job = records[0].head, records[0].head["job"]
+    print(
+        f"{job['model']}, {job['words']} words, {job['prompts']} x {job['group_size']} completions of at most {job['budget']} tokens, "
+        f"LoRA {job['lora_rank']}, {facts['trained'] / 1e6:.2f} M trained, {job['minutes']:g} minutes on {facts['device']}\n"
+        f"score at the start {start.head['score']:.3f} (n = {start.head['n']}); "
+        + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+        + (
+            f"; {job['at_once']} runs at once, so times are not a machine's own"
+            if job["at_once"] > 1
+            else ""
+        )
+        + "\n"
+    )
+    show(table_of_runs(records, arms, score))
+    if costs:
+        show(table_of_scores(costs))
+
+    lines = [record.__dict__ for record in (start, *records)]
+    output.write_text(json.dumps({"common": score, "costs": costs, "runs": lines}, indent=1))
+    if find_spec("matplotlib"):
+        plot(arms, best, score, output.with_suffix(".svg"))
+    else:
+        print("no plot: matplotlib is not installed; it is in the extra report")
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv[:1] == ["--child"]:
+        return child(*argv[1:])
+    arguments = parse(argv)
+    folder = arguments.output.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    start = make(replace(job_of(arguments, "start", 0.0, 0), at_once=1), folder)
+    if start is None:
+        return 1
+    jobs = [replace(job, budget=start.head["budget"]) for job in jobs_of(arguments)]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = list(pool.map(lambda job: make(job, folder), jobs))
+    records = [record for record in found if record]
+    if records:
+        report(start, records, arguments.output)
+    return 0 if len(records) == len(jobs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status("bench_learning.py", lambda: main(sys.argv[1:])))

@@ -1,0 +1,403 @@
+"""The two sides of `bench_learning.py`, our trainer and TRL's `GRPOTrainer`, and what both share: the clock, the evaluation, the record.
+
+Each run is a process of its own (`run_job`), which writes JSON lines: first what it is, then a line a step, at last why it ended.
+"""
+
+import gc
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import count, groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from bench_step import memory_used, now, trained_by
+
+from grpo.config import CLIP, Config
+from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
+from grpo.learn.optimizer import maker
+from grpo.load import adapter_of, load_policy, load_tokenizer, resolve
+from grpo.policy import Policy
+from grpo.rollout.engine import fitting
+from grpo.run import EVAL_SEED, Run
+from grpo.trainer import Trainer
+from tasks.base import Problem, Task, UserError, load_task, scores_of
+from tasks.supply import Supply
+
+LOSS = "dapo"
+MAX_GRAD_NORM = 1.0
+BUDGET_PROBLEMS = 512  # of the training stream, whose longest answer sets the completion budget
+VLLM_MEMORY = 0.3  # share of the GPU that vLLM takes inside TRL's process; TRL's default
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: the trainer ("ours", "trl", or "start": only the score before training) and all that both sides share.
+
+    `budget` is the completion budget in tokens, `batch` = prompts x group_size; `micro` (TRL) the completions of a
+    micro-batch, `at_once` how many runs share the device. A run ends after so many `minutes` or `steps`, or with two
+    evaluations in a row of `enough`.
+    """
+
+    trainer: str
+    rate: float
+    seed: int
+    model: str
+    words: int
+    reward: str
+    prompts: int
+    group_size: int
+    lora_rank: int
+    lora_alpha: float
+    warmup: int
+    minutes: float
+    steps: int
+    eval_every: int
+    eval_problems: int
+    enough: float
+    micro: int = 0
+    vllm: bool = False
+    at_once: int = 1
+    budget: int = 0
+
+    @property
+    def name(self) -> str:
+        return (
+            self.trainer
+            if self.trainer == "start"
+            else f"{self.trainer}-{self.rate:g}-seed{self.seed}"
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.prompts * self.group_size
+
+    @property
+    def config(self) -> Config:
+        """Our configuration; what both sides have is the same on TRL's, and nothing that TRL lacks changes what is sampled."""
+        config = Config(
+            task="interleave",
+            level=self.words,
+            reward=self.reward,
+            ramp=False,
+            model=self.model,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            prompts=self.prompts,
+            group_size=self.group_size,
+            temperature=1.0,
+            heat=1.0,
+            max_new_tokens=self.budget,
+            dynamic_sampling=0,
+            warm_start="off",
+            preflight="off",
+            loss=LOSS,
+            scale="group",
+            credit="outcome",
+            beta=0.0,
+            epochs=1,
+            learning_rate=self.rate,
+            schedule="constant",
+            warmup=self.warmup,
+            weight_decay=0.0,
+            max_grad_norm=MAX_GRAD_NORM,
+            patience=0,
+            steps=self.steps,
+            seed=self.seed,
+        )
+        return Run(Path()).settle(config, self.task())
+
+    def task(self) -> Task:
+        return load_task("interleave", self.reward)
+
+
+def run_job(job: Job, path: Path):
+    """Do the run and write its lines to `path`."""
+    start, task = time.perf_counter(), job.task()
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    policy = load_policy(job.model, **job.config.loading)
+    if job.trainer == "trl":
+        # Our loader turns this kind of attention off for the whole process; TRL's model is to run as it does without us.
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    with open(path, "w", buffering=1) as file:
+        course = Course(job, task, policy, file, start)
+        {"start": measure_start, "ours": train_ours, "trl": train_trl}[job.trainer](course)
+
+
+class Course:
+    """What both sides do alike: count tokens and seconds, stop the clock for an evaluation, write a line a step.
+
+    The clock runs from the beginning of the first step (its compilation included) and stands still during evaluations.
+    `policy` is evaluated: on our side the one that learns, on TRL's a copy that takes over what TRL has learned.
+    """
+
+    def __init__(self, job: Job, task: Task, policy: Policy, file, start: float):
+        self.job, self.task, self.policy, self.file, self.start = job, task, policy, file, start
+        self.sampling = Sampling(max_new_tokens=job.budget)
+        self.heldout = find_problems(
+            policy,
+            task,
+            level=job.words,
+            split="validation",
+            seed=EVAL_SEED,
+            size=job.eval_problems,
+            seen=frozenset(),
+            sampling=self.sampling,
+        ).problems
+        self.step_number = self.tokens = 0
+        self.seconds = self.first = self.evaluating = 0.0
+        self.scores: list[float] = []
+        self.prompts = hashlib.sha256()
+        self.take_over: Callable[[], None] = lambda: None  # what has been learned elsewhere
+
+    def begin(self, trained: int):
+        """Write what the run is, and start the clock. `trained` is the number of trained parameters."""
+        self.write(
+            job=asdict(self.job),
+            trained=trained,
+            device=torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else f"cpu, {torch.get_num_threads()} threads",
+            versions=versions(),
+            startup=time.perf_counter() - self.start,
+        )
+        gc.collect()
+        gc.freeze()
+        self.since = now()
+
+    def step(
+        self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], reward: float, rate: float
+    ) -> bool:
+        """Write the line of a step that is over; return whether the run goes on.
+
+        `prompts` are the token ids of the step's prompts, `lengths` the sampled tokens of each completion, `reward` their
+        mean reward, `rate` the learning rate of the update.
+        """
+        job = self.job
+        self.seconds += now() - self.since
+        self.step_number += 1
+        self.tokens += sum(lengths)
+        self.first = self.first or self.seconds
+        assert len(lengths) == job.batch and max(lengths) <= job.budget
+        self.prompts.update(json.dumps([list(prompt) for prompt in prompts]).encode())
+
+        why = "minutes" if self.seconds >= 60 * job.minutes else ""
+        why = why or ("steps" if self.step_number == job.steps else "")
+        measured = self.evaluate() if why or self.step_number % job.eval_every == 0 else {}
+        if not why and len(self.scores) > 1 and min(self.scores[-2:]) >= job.enough:
+            why = "solved"
+        self.write(
+            step=self.step_number,
+            seconds=self.seconds,
+            tokens=self.tokens,
+            reward=reward,
+            rate=rate,
+            prompts=self.prompts.hexdigest()[:16],
+            **measured,
+        )
+        if why:
+            self.write(end=why, first=self.first, evaluating=self.evaluating, memory=memory_used())
+        self.since = now()
+        return not why
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the score on held-out problems and the share of exact answers; the samples' randomness is the same every time."""
+        start = now()
+        self.take_over()
+        groups = evaluate(self.policy, self.task, self.heldout, sampling=self.sampling)
+        found = summarise(groups)
+        self.scores.append(found["mean"])
+        self.evaluating += now() - start
+        return {"score": found["mean"], "exact": found["exact"], "n": found["n"]}
+
+    def write(self, **line: Any):
+        self.file.write(json.dumps(line) + "\n")
+
+
+def versions() -> dict[str, str]:
+    packages = ("torch", "transformers", "peft", "trl", "vllm")
+    return {name: version(name) for name in packages if find_spec(name)}
+
+
+def measure_start(course: Course):
+    """Write the completion budget of all runs, and the score of the policy that they start from."""
+    job, policy = course.job, course.policy
+    supply = Supply(course.task, seed=0)
+    problems = [supply.at(index, job.words) for index in range(BUDGET_PROBLEMS)] + course.heldout
+    budget = max(budgets(policy, course.task, problems, Sampling()))
+    course.sampling = Sampling(max_new_tokens=budget)
+    course.write(job=asdict(job), budget=budget, versions=versions(), **course.evaluate())
+    course.write(end="measured")
+
+
+def train_ours(course: Course):
+    """Train with our trainer, as `train.py` does, without its files."""
+    config = course.job.config
+    trainer = Trainer(config, course.task, course.policy)
+    course.begin(trained_by(course.policy.model))
+    goes_on = True
+    while goes_on:
+        report = trainer.step()
+        goes_on = course.step(
+            [group.prompt for group in report.groups],
+            [len(completion.tokens) for group in report.groups for completion in group.completions],
+            report.metrics["reward"],
+            report.metrics["learning_rate"],
+        )
+
+
+class Stream:
+    """The problems of the training stream in the order in which our trainer draws them, made when they are asked for."""
+
+    def __init__(self, course: Course):
+        supply, words = Supply(course.task, seed=course.job.seed), course.job.words
+        stream = (supply.at(index, words) for index in count())
+        self.rest = fitting(course.policy, stream, [], course.job.budget)
+        self.problems: list[Problem] = []
+
+    def __getitem__(self, index: int) -> Problem:
+        while len(self.problems) <= index:
+            self.problems.append(next(self.rest))
+        return self.problems[index]
+
+
+def train_trl(course: Course):
+    """Train with TRL's trainer: the same prompts, rewards, loss, adapter, optimizer and learning rate at each step."""
+    trainer = trl_trainer(course, Stream(course))
+    if set(getattr(trainer, "eos_token_ids", [trainer.processing_class.eos_token_id])) != set(
+        course.policy.stops
+    ):
+        raise UserError(
+            f"--model {course.job.model}: generation_config.json has end tokens that this version of TRL does not know; "
+            "leave the tokenizer's own there"
+        )
+    trainer.train()
+
+
+def trl_trainer(course: Course, stream: Stream):
+    """Return TRL's trainer, which reports each step to `course` and ends when that says so."""
+    from datasets import Dataset
+    from torch.optim.lr_scheduler import LambdaLR
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    job, policy = course.job, course.policy
+    tokenizer = load_tokenizer(job.model)
+    seen: dict[str, Any] = {}  # of the step under way
+
+    class Learner(GRPOTrainer):
+        def create_scheduler(self, *_, **__):
+            """Rise to the full rate as our trainer does, and stay there."""
+            self.lr_scheduler = LambdaLR(
+                self.optimizer, lambda done: min(1.0, (done + 1) / (job.warmup + 1))
+            )
+            return self.lr_scheduler
+
+        def _generate(self, prompts):
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            seen["prompts"] = [list(ids) for ids in prompt_ids[:: job.group_size]]
+            seen["lengths"] = [len(ids) for ids in completion_ids]
+            return prompt_ids, completion_ids, *rest
+
+    class Reporter(TrainerCallback):
+        def on_train_begin(self, *_, model, **__):
+            course.take_over = partial(copy_weights, model, policy)
+            course.begin(trained_by(model))
+
+        def on_optimizer_step(self, *_, optimizer, **__):
+            seen["rate"] = optimizer.param_groups[0]["lr"]
+
+        def on_step_end(self, arguments, state, control, **__):
+            control.should_training_stop = not course.step(**seen)
+
+    def pay(completions, completion_ids, problem, **_) -> list[float]:
+        """Return the task's reward of each completion; `problem` is the index of its problem in the stream."""
+        texts, rewards = [policy.decode(ids) for ids in completion_ids], []
+        for index, rows in groupby(range(len(texts)), key=problem.__getitem__):
+            answers = [texts[row] for row in rows]
+            rewards += [score.reward for score in scores_of(course.task, stream[index], answers)]
+        seen["reward"] = fmean(rewards)
+        return rewards
+
+    def rows(batch: dict[str, list[int]]) -> dict[str, list]:
+        prompts = [stream[index].prompt for index in batch["problem"]]
+        return {"prompt": [as_turn(tokenizer, prompt) for prompt in prompts], **batch}
+
+    dataset = Dataset.from_dict({"problem": list(range(job.steps * job.prompts))})
+    dataset.set_transform(rows)  # problems are made when TRL asks for them
+    return Learner(
+        model=resolve(job.model),
+        reward_funcs=pay,
+        args=trl_config(job),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=adapter_of(job.lora_rank, job.lora_alpha, "lora") if job.lora_rank else None,
+        callbacks=[Reporter()],
+    )
+
+
+def as_turn(tokenizer, prompt: str) -> str | list[dict[str, str]]:
+    """Return `prompt` as TRL takes it: the user's turn, or a line of text where the model has no chat template."""
+    return [{"role": "user", "content": prompt}] if tokenizer.chat_template else prompt + "\n"
+
+
+def trl_config(job: Job):
+    """Return TRL's configuration of a job."""
+    from trl import GRPOConfig
+
+    cuda = torch.cuda.is_available()
+    low, high = CLIP[LOSS]
+    beta1, beta2 = maker("adamw", rate=job.rate, weight_decay=0.0).keywords["betas"]
+    micro = job.micro or job.batch
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY}
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        # Frozen weights in bfloat16, as ours. Without an adapter the weights are float32, as our masters.
+        model_init_kwargs={"dtype": "bfloat16" if cuda and job.lora_rank else "float32"},
+        bf16=cuda,
+        use_cpu=not cuda,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=job.batch // micro,
+        gradient_checkpointing=False,
+        num_generations=job.group_size,
+        max_completion_length=job.budget,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        loss_type=LOSS,
+        scale_rewards="group",
+        beta=0.0,
+        epsilon=low,
+        epsilon_high=high,
+        num_iterations=1,
+        mask_truncated_completions=False,
+        learning_rate=job.rate,
+        adam_beta1=beta1,
+        adam_beta2=beta2,
+        weight_decay=0.0,
+        max_grad_norm=MAX_GRAD_NORM,
+        max_steps=job.steps,
+        shuffle_dataset=False,
+        seed=job.seed,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **(vllm if job.vllm else {}),
+    )
+
+
+@torch.no_grad()
+def copy_weights(source: torch.nn.Module, policy: Policy):
+    """Copy what is trained in `source` to the `policy`, which is evaluated."""
+    theirs = dict(source.named_parameters())
+    for name, weight in policy.model.named_parameters():
+        if weight.requires_grad:
+            weight.copy_(theirs[name])
