@@ -54,6 +54,26 @@ class Mutant(NamedTuple):
 
 # (file, its tests): (name, where, old, new) of each mutant. Test paths are relative to tests/.
 TABLE = {
+    ("tests/benchmarks/bench_learning.py", "test_bench_learning.py"): [
+        (
+            "one lucky evaluation counts",
+            "kept",
+            "min(here[2], after[2])",
+            "here[2]",
+        ),
+        (
+            "one seed of several is enough",
+            "Arm.highest",
+            "min(map(highest, self.runs))",
+            "max(map(highest, self.runs))",
+        ),
+        (
+            "a killed run counts as whole",
+            "read_record",
+            'not lines or "end" not in lines[-1]',
+            "not lines",
+        ),
+    ],
     ("grpo/learn/advantages.py", "grpo/test_advantages.py"): [
         (
             "deviation with divisor n",

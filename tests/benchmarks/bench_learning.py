@@ -1,32 +1,47 @@
-"""How fast our trainer and TRL's GRPOTrainer learn, from one start, on one GPU: held-out score against sampled tokens and minutes.
+"""How fast our trainer and TRL's GRPOTrainer learn from one start on one GPU.
 
-    python tests/benchmarks/bench_learning.py --model runs/start --words 10 --minutes 8 --seeds 0,1,2
+    python tests/benchmarks/bench_learning.py --model runs/start --minutes 8 --seeds 0,1,2
 
-Needs the extra `bench`, and `report` for the plot. The start should be a policy that earns something, and the same for both: a real model
-after the short imitation that begins one of our runs. Two commands make it; --rung-tokens 1 ends the run after its first step:
+Held-out score against sampled tokens and against minutes: two tables, a JSON file and a plot. Needs
+the extra `bench`, and `report` for the plot. Both start from the same policy, which should already
+earn something: a real model after the short imitation that begins our runs. Two commands make it
+(--rung-tokens 1 ends the run after its first step):
 
-    python train.py --model DIR --words 10 --no-ramp --warm-start imitation --rung-tokens 1 --name warm
-    python -m grpo.export runs/warm/checkpoints/step-000000 runs/start
+    python train.py --model DIR --words 10 --no-ramp --warm-start imitation --rung-tokens 1 --name w
+    python -m grpo.export runs/w/checkpoints/step-000000 runs/start
 
-**The same on both sides**: start, problems and prompts in their order (token by token: what saw other prompts is no result), completion
-budget, the task's reward on the decoded completion, prompts x group size, temperature 1, the dapo loss with its clip range and no KL,
-advantages divided by the group's deviation, rank, scale and targets of LoRA (--lora-rank 0: none), AdamW with its betas, no weight
-decay, clipped gradients, the learning rate at each step (--warmup, then constant), bfloat16 on a GPU. Each side tries each of its
---rates. TRL has its micro-batch as large as the memory allows (the whole step, or half of that as often as memory runs out), no
-recomputed activations, and with --trl-vllm generates by vLLM within its own process; otherwise by `transformers`, its default.
+What is the same on both sides: the start; the problems, their order and the tokens of each prompt
+(a run that saw others is refused); the completion budget; the task's reward, on the decoded
+completion; prompts x group size; temperature 1; the dapo loss with its clip range and without KL;
+advantages divided by the group's standard deviation; rank, scale and targets of LoRA; AdamW with
+our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (--warmup
+steps, then constant); bfloat16 on a GPU. Each side tries every learning rate of its list.
 
-**Different**: how completions are generated (ours: shared prompts, a fused decoder, verified drafts), the arithmetic of the update, and
-that ours leaves groups without variance out of the mean, as its default is. TRL's own tokens are counted up to the end token.
+What TRL gets: the largest micro-batch that fits (the whole step, halved as often as memory runs
+out), no gradient checkpointing, and vLLM in its own process with --trl-vllm; without that flag it
+generates by `transformers`, its default.
 
-**Measured**: every --eval-every steps, on --eval-problems held-out problems at temperature 1, with the same random numbers each time, by
-our sampler on both sides: TRL's weights are copied into a model of ours for that. The clock runs from the first step on, compilation
-included, stands still during evaluations, and knows no checkpoints, which neither side writes; start-up (imports, loading) and the first
-step are told apart. A score counts as reached at the first of two evaluations in a row that show it, so that more looks bring no
-more luck; of several seeds all must reach it, and times are means. A trainer's best rate is the one that is first at the highest score
-that both trainers reach. --jobs runs side by side disturb each other's time and are marked so.
+What differs: how completions are generated (ours: shared prompts, a fused decoder, speculative
+decoding), how the update is computed, and that ours leaves groups without variance out of the loss,
+where TRL counts their tokens in the mean.
 
-Each run writes a file of its own in the folder OUTPUT without its ending. One that is whole is not made again, so that a comparison may
-be made in parts (--trainers, --rates, --seeds), or taken up where it was killed.
+How it is measured:
+
+- Score: every --eval-every steps, on --eval-problems held-out problems at temperature 1, with the
+  same random numbers each time. Our sampler evaluates both sides: TRL's weights are copied into our
+  model.
+- Time: from the beginning of the first step, compilation included (nothing compiled by an earlier
+  run is used), without evaluations. Neither side writes checkpoints. Start-up (imports, loading,
+  building the trainer) is not in it; it and the first step have columns of their own.
+- A score is reached at the first of two evaluations in a row that are at least as high, so that
+  more evaluations bring no more luck. A second evaluation at the last step confirms the last one.
+- With several seeds, all must reach a score, and its cost is their mean.
+- The best learning rate of a trainer is the one that first reaches the highest score that both
+  trainers reach within --minutes.
+
+Each run is a process of its own and writes one file in the folder named like --output without its
+ending. Finished runs are not made again, so a comparison can be made in parts (--trainers, --rates,
+--seeds) and continued after it was killed. Runs made side by side (--jobs) are marked as such.
 """
 
 import argparse
@@ -35,6 +50,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +66,8 @@ from learning_sides import Job, run_job
 from tasks.base import UserError, exit_status
 
 TOP = Path(__file__).resolve().parents[2]
-TRAINERS = ("ours", "trl")
+NAMES = {"ours": "ours", "trl": "TRL"}
+TRAINERS = tuple(NAMES)
 SCORES = (0.9, 0.99)
 OUT_OF_MEMORY = 75  # exit status of a run that may be tried with a smaller micro-batch
 Point = tuple[float, float, float]  # seconds, tokens, score
@@ -101,7 +118,7 @@ def numbers(text: str) -> list[float]:
 
 
 def jobs_of(arguments: argparse.Namespace) -> list[Job]:
-    """Return the runs asked for; the two sides take turns, so that a machine that changes its speed does so for both."""
+    """Return the runs asked for; the two sides take turns, as a machine's speed may change."""
     rates = {"ours": arguments.rates, "trl": arguments.trl_rates}
     most = max(map(len, rates.values()))
     return [
@@ -140,7 +157,11 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run wrote: `head` (job, trained, startup, ...), `steps` (a line each), `end` (why, first step, memory)."""
+    """What a run wrote.
+
+    `head` has the job, the number of trained parameters and the start-up time; `steps` a line a
+    step; `end` why the run ended, the seconds of its first step, and its memory.
+    """
 
     head: dict[str, Any]
     steps: list[dict[str, Any]]
@@ -148,9 +169,11 @@ class Record:
 
     def points(self, start: float) -> list[Point]:
         """Return the evaluations, beginning with the score at the start."""
-        measured = [line for line in self.steps if "score" in line]
         return [(0.0, 0.0, start)] + [
-            (line["seconds"], line["tokens"], line["score"]) for line in measured
+            (line["seconds"], line["tokens"], line[name])
+            for line in self.steps
+            for name in ("score", "again")  # the last evaluation was made twice
+            if name in line
         ]
 
     @property
@@ -165,7 +188,7 @@ class Record:
 
 
 def read_record(path: Path, job: Job) -> Record | None:
-    """Return the whole record of `job` in `path`, None where there is none (the run was killed, or not made yet).
+    """Return the record of `job` in `path`, None where the run was killed or not made yet.
 
     Raises UserError where the file holds a run of other settings.
     """
@@ -182,13 +205,14 @@ def read_record(path: Path, job: Job) -> Record | None:
     for name, value in wanted.items():
         if found.get(name) != value:
             raise UserError(
-                f"{path}: made with {name} {found.get(name)}, not {value}; give another --output, or remove the file"
+                f"{path}: made with {name} {found.get(name)}, not {value}; give another --output, "
+                "or remove the file"
             )
     return Record(lines[0], lines[1:-1], lines[-1])
 
 
 def make(job: Job, folder: Path) -> Record | None:
-    """Return the record of `job`, made now unless it is there; None where the run fails, which is said."""
+    """Return the record of `job`, made now unless it exists; None if the run fails."""
     path = folder / f"{job.name}.jsonl"
     if record := read_record(path, job):
         return record
@@ -204,7 +228,7 @@ def make(job: Job, folder: Path) -> Record | None:
 
 
 def halved(job: Job) -> Job | None:
-    """Return `job` with micro-batches of half the size; None where it has none (ours finds its own), or they are odd."""
+    """Return `job` with micro-batches of half the size, None where that cannot be."""
     micro = job.micro or job.batch
     return None if job.trainer != "trl" or micro % 2 else replace(job, micro=micro // 2)
 
@@ -213,13 +237,15 @@ def spawn(job: Job, path: Path) -> int:
     """Make the run in a process of its own; return the exit status."""
     print(f"{job.name} ...", file=sys.stderr, flush=True)
     paths = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
-    with open(path.with_suffix(".log"), "w") as log:
+    with open(path.with_suffix(".log"), "w") as log, tempfile.TemporaryDirectory() as cache:
+        # Compiled anew in each run, so that no run finds what another one has compiled.
+        caches = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
         return subprocess.run(
             [sys.executable, __file__, "--child", json.dumps(asdict(job)), str(path)],
             check=False,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": paths},
+            env={"HF_HUB_OFFLINE": "1", **os.environ, **caches, "PYTHONPATH": paths},
         ).returncode
 
 
@@ -235,7 +261,7 @@ def child(text: str, path: str) -> int:
 
 
 def kept(points: Sequence[Point]) -> list[Point]:
-    """Return the points but the last, each with the score that the next evaluation confirms: the lower of the two.
+    """Return all points but the last, each with the lower of its own score and the next one.
 
     >>> kept([(0, 0, 0.4), (9, 10, 0.8), (18, 20, 0.7)])
     [(0, 0, 0.4), (9, 10, 0.7)]
@@ -244,12 +270,12 @@ def kept(points: Sequence[Point]) -> list[Point]:
 
 
 def highest(points: Sequence[Point]) -> float:
-    """Return the highest score that is reached; that of the start where it was never evaluated twice."""
-    return max((score for *_, score in kept(points)), default=points[0][2])
+    """Return the highest score that is reached."""
+    return max(score for *_, score in kept(points))
 
 
 def reached(points: Sequence[Point], score: float) -> tuple[float, float] | None:
-    """Return the seconds and tokens to the first point that reaches `score`; None where none does."""
+    """Return seconds and tokens to the first point that reaches `score`, None if none does."""
     return next((point[:2] for point in kept(points) if point[2] >= score), None)
 
 
@@ -308,7 +334,7 @@ def compare(best: dict[str, Arm], scores: Sequence[float]) -> list[dict[str, flo
 
 
 def check_comparable(records: Sequence[Record]):
-    """Raise UserError unless all runs trained as many parameters, and those of one seed saw the same prompts."""
+    """Raise UserError unless all runs trained equally many parameters on their seed's prompts."""
     trained = {record.head["trained"] for record in records}
     if len(trained) > 1:
         raise UserError(f"no comparison: parameters trained: {sorted(trained)}")
@@ -334,7 +360,7 @@ def table_of_runs(records: Sequence[Record], arms: Sequence[Arm], score: float) 
         seconds, tokens = arm.cost(score) or (None, None)
         memory = max(record.end["memory"]["peak GB"] for record in mine)
         rows.append(
-            [arm.trainer, f"{arm.rate:g}", str(len(mine)), f"{arm.highest:.3f}"]
+            [NAMES[arm.trainer], f"{arm.rate:g}", str(len(mine)), f"{arm.highest:.3f}"]
             + [shown(seconds, 60), shown(tokens, 1e6)]
             + [f"{fmean(len(record.steps) for record in mine):.0f}"]
             + [f"{fmean(record.seconds_a_step for record in mine):.2f}"]
@@ -359,7 +385,7 @@ def table_of_scores(rows: Sequence[dict[str, float | None]]) -> list[list[str]]:
 
 
 def shown(value: float | None, unit: float = 1.0) -> str:
-    return "-" if value is None else f"{value / unit:.2f}"
+    return "-" if value is None else f"{value / unit:.3g}"
 
 
 def show(table: Sequence[Sequence[str]]):
@@ -369,7 +395,7 @@ def show(table: Sequence[Sequence[str]]):
 
 
 def plot(arms: Sequence[Arm], best: dict[str, Arm], score: float, path: Path):
-    """Draw every run, each trainer's best rate in full colour: score against tokens and against minutes."""
+    """Draw score against tokens and against minutes, each trainer's best rate in full colour."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -388,7 +414,9 @@ def plot(arms: Sequence[Arm], best: dict[str, Arm], score: float, path: Path):
                     color={"ours": "C0", "trl": "C1"}[arm.trainer],
                     alpha=1.0 if is_best else 0.25,
                     linewidth=1.4 if is_best else 0.9,
-                    label=f"{arm.trainer}, rate {arm.rate:g}" if is_best and not number else None,
+                    label=f"{NAMES[arm.trainer]}, rate {arm.rate:g}"
+                    if is_best and not number
+                    else None,
                 )
         axis.axhline(score, color="0.6", linewidth=0.7, linestyle=":")
         axis.set(xlabel=label, ylim=(0, 1.02))
@@ -399,6 +427,22 @@ def plot(arms: Sequence[Arm], best: dict[str, Arm], score: float, path: Path):
     plt.close(figure)
 
 
+def description(start: Record, record: Record) -> str:
+    """Return what was compared, in two lines."""
+    job, versions = record.head["job"], record.head["versions"]
+    what = [
+        f"{job['model']}, {job['words']} words",
+        f"{job['prompts']} x {job['group_size']} completions of at most {job['budget']} tokens",
+        f"LoRA {job['lora_rank']}, {record.head['trained'] / 1e6:.2f} M parameters trained",
+        f"{job['minutes']:g} minutes a run on {record.head['device']}",
+    ]
+    how = [f"score at the start {start.head['score']:.3f} (n = {start.head['n']})"]
+    how += [f"{name} {number}" for name, number in versions.items()]
+    if job["at_once"] > 1:
+        how.append(f"{job['at_once']} runs at once: times are not those of a machine by itself")
+    return f"{', '.join(what)}\n{', '.join(how)}\n"
+
+
 def report(start: Record, records: Sequence[Record], output: Path):
     """Print the tables, and write them with all records and the plot beside them."""
     check_comparable(records)
@@ -407,19 +451,7 @@ def report(start: Record, records: Sequence[Record], output: Path):
     best = best_arms(arms, score)
     costs = compare(best, [score, *SCORES]) if len(best) == len(TRAINERS) else []
 
-    facts, job = records[0].head, records[0].head["job"]
-    print(
-        f"{job['model']}, {job['words']} words, {job['prompts']} x {job['group_size']} completions of at most {job['budget']} tokens, "
-        f"LoRA {job['lora_rank']}, {facts['trained'] / 1e6:.2f} M trained, {job['minutes']:g} minutes on {facts['device']}\n"
-        f"score at the start {start.head['score']:.3f} (n = {start.head['n']}); "
-        + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-        + (
-            f"; {job['at_once']} runs at once, so times are not a machine's own"
-            if job["at_once"] > 1
-            else ""
-        )
-        + "\n"
-    )
+    print(description(start, records[0]))
     show(table_of_runs(records, arms, score))
     if costs:
         show(table_of_scores(costs))
@@ -443,6 +475,10 @@ def main(argv: Sequence[str]) -> int:
     if start is None:
         return 1
     jobs = [replace(job, budget=start.head["budget"]) for job in jobs_of(arguments)]
+    for job in jobs:
+        read_record(
+            folder / f"{job.name}.jsonl", job
+        )  # other settings are said before anything is run
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(lambda job: make(job, folder), jobs))
     records = [record for record in found if record]

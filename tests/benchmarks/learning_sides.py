@@ -1,6 +1,7 @@
-"""The two sides of `bench_learning.py`, our trainer and TRL's `GRPOTrainer`, and what both share: the clock, the evaluation, the record.
+"""The two sides of `bench_learning.py`: our trainer and TRL's `GRPOTrainer`.
 
-Each run is a process of its own (`run_job`), which writes JSON lines: first what it is, then a line a step, at last why it ended.
+Both share the clock, the evaluation and the record. Each run is a process of its own (`run_job`),
+which writes JSON lines: first what it is, then a line a step, at last why it ended.
 """
 
 import gc
@@ -40,11 +41,12 @@ VLLM_MEMORY = 0.3  # share of the GPU that vLLM takes inside TRL's process; TRL'
 
 @dataclass(frozen=True)
 class Job:
-    """One run: the trainer ("ours", "trl", or "start": only the score before training) and all that both sides share.
+    """One run: its trainer, and all that both sides share.
 
-    `budget` is the completion budget in tokens, `batch` = prompts x group_size; `micro` (TRL) the completions of a
-    micro-batch, `at_once` how many runs share the device. A run ends after so many `minutes` or `steps`, or with two
-    evaluations in a row of `enough`.
+    `trainer` is "ours", "trl", or "start": only the score before training. `budget` is the
+    completion budget in tokens; `micro` the number of completions in TRL's micro-batch (0: the
+    whole step); `at_once` how many runs share the device. A run ends after so many `minutes` or
+    `steps`, or once two evaluations in a row are at least `enough`.
     """
 
     trainer: str
@@ -82,7 +84,7 @@ class Job:
 
     @property
     def config(self) -> Config:
-        """Our configuration; what both sides have is the same on TRL's, and nothing that TRL lacks changes what is sampled."""
+        """Our configuration. `trl_config` says the same of all that TRL has as well."""
         config = Config(
             task="interleave",
             level=self.words,
@@ -125,7 +127,7 @@ def run_job(job: Job, path: Path):
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
     policy = load_policy(job.model, **job.config.loading)
     if job.trainer == "trl":
-        # Our loader turns this kind of attention off for the whole process; TRL's model is to run as it does without us.
+        # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
     with open(path, "w", buffering=1) as file:
         course = Course(job, task, policy, file, start)
@@ -133,10 +135,11 @@ def run_job(job: Job, path: Path):
 
 
 class Course:
-    """What both sides do alike: count tokens and seconds, stop the clock for an evaluation, write a line a step.
+    """What both sides do alike: count tokens and seconds, evaluate, write a line a step.
 
-    The clock runs from the beginning of the first step (its compilation included) and stands still during evaluations.
-    `policy` is evaluated: on our side the one that learns, on TRL's a copy that takes over what TRL has learned.
+    The clock runs from the beginning of the first step, its compilation included, and stops during
+    evaluations. `policy` is evaluated: on our side the policy that learns, on TRL's a copy of it,
+    which `take_over` brings up to date.
     """
 
     def __init__(self, job: Job, task: Task, policy: Policy, file, start: float):
@@ -156,10 +159,10 @@ class Course:
         self.seconds = self.first = self.evaluating = 0.0
         self.scores: list[float] = []
         self.prompts = hashlib.sha256()
-        self.take_over: Callable[[], None] = lambda: None  # what has been learned elsewhere
+        self.take_over: Callable[[], None] = lambda: None
 
     def begin(self, trained: int):
-        """Write what the run is, and start the clock. `trained` is the number of trained parameters."""
+        """Write what the run is, and start the clock; `trained` counts the trained parameters."""
         self.write(
             job=asdict(self.job),
             trained=trained,
@@ -176,10 +179,10 @@ class Course:
     def step(
         self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], reward: float, rate: float
     ) -> bool:
-        """Write the line of a step that is over; return whether the run goes on.
+        """Write the line of a finished step; return whether the run continues.
 
-        `prompts` are the token ids of the step's prompts, `lengths` the sampled tokens of each completion, `reward` their
-        mean reward, `rate` the learning rate of the update.
+        `prompts` are the token ids of the step's prompts, `lengths` the numbers of sampled tokens
+        of its completions, `reward` their mean reward, `rate` the learning rate of the update.
         """
         job = self.job
         self.seconds += now() - self.since
@@ -191,9 +194,15 @@ class Course:
 
         why = "minutes" if self.seconds >= 60 * job.minutes else ""
         why = why or ("steps" if self.step_number == job.steps else "")
-        measured = self.evaluate() if why or self.step_number % job.eval_every == 0 else {}
+        measured: dict[str, float] = {}
+        if why or self.step_number % job.eval_every == 0:
+            measured = self.evaluate()
+            self.scores.append(measured["score"])
+
         if not why and len(self.scores) > 1 and min(self.scores[-2:]) >= job.enough:
             why = "solved"
+        if why:  # no later evaluation can confirm this one, so other random numbers do
+            measured["again"] = self.evaluate(seed=1)["score"]
         self.write(
             step=self.step_number,
             seconds=self.seconds,
@@ -208,13 +217,12 @@ class Course:
         self.since = now()
         return not why
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the score on held-out problems and the share of exact answers; the samples' randomness is the same every time."""
+    def evaluate(self, seed: int = 0) -> dict[str, float]:
+        """Return mean score and share of exact answers on `n` held-out problems."""
         start = now()
         self.take_over()
-        groups = evaluate(self.policy, self.task, self.heldout, sampling=self.sampling)
+        groups = evaluate(self.policy, self.task, self.heldout, sampling=self.sampling, seed=seed)
         found = summarise(groups)
-        self.scores.append(found["mean"])
         self.evaluating += now() - start
         return {"score": found["mean"], "exact": found["exact"], "n": found["n"]}
 
@@ -255,7 +263,7 @@ def train_ours(course: Course):
 
 
 class Stream:
-    """The problems of the training stream in the order in which our trainer draws them, made when they are asked for."""
+    """The training problems in the order in which our trainer draws them, made on demand."""
 
     def __init__(self, course: Course):
         supply, words = Supply(course.task, seed=course.job.seed), course.job.words
@@ -270,20 +278,19 @@ class Stream:
 
 
 def train_trl(course: Course):
-    """Train with TRL's trainer: the same prompts, rewards, loss, adapter, optimizer and learning rate at each step."""
+    """Train with TRL's trainer on the same prompts, rewards, loss, adapter and learning rates."""
     trainer = trl_trainer(course, Stream(course))
-    if set(getattr(trainer, "eos_token_ids", [trainer.processing_class.eos_token_id])) != set(
-        course.policy.stops
-    ):
+    own = [trainer.processing_class.eos_token_id]
+    if set(getattr(trainer, "eos_token_ids", own)) != set(course.policy.stops):
         raise UserError(
-            f"--model {course.job.model}: generation_config.json has end tokens that this version of TRL does not know; "
-            "leave the tokenizer's own there"
+            f"--model {course.job.model}: this version of TRL ignores the end tokens in "
+            "generation_config.json; leave only the tokenizer's own there, or install trl>=1.16"
         )
     trainer.train()
 
 
 def trl_trainer(course: Course, stream: Stream):
-    """Return TRL's trainer, which reports each step to `course` and ends when that says so."""
+    """Return TRL's trainer, which reports each step to `course` and stops when it is told to."""
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import TrainerCallback
@@ -295,7 +302,7 @@ def trl_trainer(course: Course, stream: Stream):
 
     class Learner(GRPOTrainer):
         def create_scheduler(self, *_, **__):
-            """Rise to the full rate as our trainer does, and stay there."""
+            """Warm up as our trainer does; `transformers` would begin with a rate of zero."""
             self.lr_scheduler = LambdaLR(
                 self.optimizer, lambda done: min(1.0, (done + 1) / (job.warmup + 1))
             )
@@ -319,7 +326,7 @@ def trl_trainer(course: Course, stream: Stream):
             control.should_training_stop = not course.step(**seen)
 
     def pay(completions, completion_ids, problem, **_) -> list[float]:
-        """Return the task's reward of each completion; `problem` is the index of its problem in the stream."""
+        """Return each completion's reward; `problem` holds the indices of their problems."""
         texts, rewards = [policy.decode(ids) for ids in completion_ids], []
         for index, rows in groupby(range(len(texts)), key=problem.__getitem__):
             answers = [texts[row] for row in rows]
@@ -345,7 +352,7 @@ def trl_trainer(course: Course, stream: Stream):
 
 
 def as_turn(tokenizer, prompt: str) -> str | list[dict[str, str]]:
-    """Return `prompt` as TRL takes it: the user's turn, or a line of text where the model has no chat template."""
+    """Return `prompt` as TRL takes it: the user's turn, or a line where there is no template."""
     return [{"role": "user", "content": prompt}] if tokenizer.chat_template else prompt + "\n"
 
 
@@ -360,7 +367,7 @@ def trl_config(job: Job):
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY}
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        # Frozen weights in bfloat16, as ours. Without an adapter the weights are float32, as our masters.
+        # Under LoRA the frozen weights are in bfloat16, as ours; else weights are float32 masters.
         model_init_kwargs={"dtype": "bfloat16" if cuda and job.lora_rank else "float32"},
         bf16=cuda,
         use_cpu=not cuda,
