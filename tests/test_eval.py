@@ -19,7 +19,7 @@ from grpo.store.metrics import read_metrics
 from grpo.store.run_data import load_run
 from grpo.store.rollouts import groups_of
 from tasks.audit import audit
-from tasks.base import Problem, Score, load_task
+from tasks.base import Problem, Score, load_task, sources_of
 from tasks.dataset import write_problems
 
 # A policy must reason for some forty tokens before it can write "52"; here the score only asks for length.
@@ -356,6 +356,13 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert line["texts"] == str(notes) and (line["level"], line["split"]) == (3, "test")
     held_out = len(documents_of("test", load_texts(notes)))
     assert f"{40 - held_out} texts are left out" in capsys.readouterr().out
+
+    later = Path("later")  # a checkpoint of a run that began from this one
+    later.mkdir()
+    (later / "sources.json").write_text('{"corpus": {}, "accepted": []}')
+    task = load_task("interleave", options={"texts": str(notes)})
+    unseen = evaluation.held_out_texts(task, later, Config(model="runs/a"))
+    assert len(sources_of(unseen)) == held_out
 
     other = notes.parent / "others"
     other.mkdir()
