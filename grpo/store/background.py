@@ -1,7 +1,7 @@
 """Saving without holding up training: the state is copied into the host's memory, and a thread writes the copy.
 
-What a save costs training is the copy (and a core's work, at low priority); the write of gigabytes, its checksums and the
-reading back are the thread's. One job is under way at a time. A run that is killed in the middle of one leaves a folder
+What a save costs training is the copy, and a core's work where it has no other to spare; the write of gigabytes, its
+checksums and the reading back are the thread's. One job is under way at a time. A run that is killed in the middle of one leaves a folder
 that the next start removes, and the checkpoints before it.
 """
 
@@ -22,7 +22,6 @@ from grpo.memory import free_host_memory
 from grpo.store.checkpoint import prune, save_checkpoint, spacing_for
 
 SHARE_OF_FREE = 0.5  # of the free memory that copies may take: training may still grow
-NICENESS = 10  # added to that of the writing thread: where cores are few, training goes first
 NAME = "checkpoint writer"
 
 
@@ -183,8 +182,6 @@ class Writer:
 
 
 def _do(save: Save, saved: Future[Saved]):
-    if sys.platform == "linux":  # elsewhere it would count for the whole process
-        os.nice(NICENESS)
     try:
         saved.set_result(save())
     except BaseException as error:

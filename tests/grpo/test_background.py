@@ -151,10 +151,9 @@ def save_of(run: Path, write, step: int = 1, **options) -> Save:
 
 
 def test_the_writer_hands_over_what_is_whole_and_once(tmp_path):
-    may_end, main, found = threading.Event(), os.getpriority(os.PRIO_PROCESS, 0), []
+    may_end = threading.Event()
 
     def write(folder: Path):
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
         (folder / "file").touch()
         assert may_end.wait(60)
 
@@ -167,8 +166,6 @@ def test_the_writer_hands_over_what_is_whole_and_once(tmp_path):
     assert saved.path.name == "step-000001" and verify(saved.path) is None
     assert saved.line.startswith("checkpoint step-000001: why (training waited 0.0 s; written in ")
     assert writer.collect(wait=True) is None
-    assert os.getpriority(os.PRIO_PROCESS, 0) == main
-    assert found == [min(19, main + background.NICENESS)] or sys.platform != "linux"
 
 
 def test_the_writer_s_error_is_raised_where_it_is_collected(tmp_path):
