@@ -99,7 +99,8 @@ class Config:
     )
     ramp: bool = flag(
         True,
-        "start with the levels of the ladder below the asked one (interleave only, and not with --dataset)",
+        "start with the levels of the ladder below the asked one (interleave only, and not with --dataset), or easier ones "
+        "where the pre-flight finds the first out of reach",
     )
     preflight: str = flag(
         "on",

@@ -95,9 +95,10 @@ class LevelSurvey:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts: its `rungs`, the first `level`, and `why`, a sentence.
+    """Where a run starts, e.g. ``Start([2, 3, 5, 10], 2, "75% of its groups vary ...")``.
 
-    `level` is None where no level is within reach; `rungs` are then those that were asked for.
+    `rungs` are the levels of training, `level` is the first of them, or None where no level is within reach (then the
+    rungs are those that were asked for), and `why` is a sentence.
     """
 
     rungs: list[int]
@@ -338,7 +339,7 @@ class Perplexity:
     def line(self) -> str:
         """Return the figures as a sentence."""
         said = (
-            f"perplexity on {self.texts} held-out paragraphs: {self.token:,.0f} per token, "
+            f"perplexity on {self.texts} held-out text{'s' * (self.texts != 1)}: {self.token:,.0f} per token, "
             f"{self.word:,.0f} per word (token frequencies alone: {self.unigram:,.0f} per token)"
         )
         return said if self.is_language else f"{said}: no general language model"

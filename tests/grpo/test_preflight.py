@@ -313,8 +313,12 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     said = capsys.readouterr().out
     assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
+    # The model is a random one.
+    assert "perplexity on 1 held-out text:" in said and "no language model" in said
+    assert "no language model" in Path("runs/a/warnings.log").read_text()
     (decision,) = read_metrics("runs/a/curriculum.jsonl")
     assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
+    assert decision["figures"]["perplexity"]["texts"] == 1
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
 
 
