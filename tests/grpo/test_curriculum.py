@@ -466,3 +466,11 @@ def test_the_servo_by_hand():
     drawn = Counter(level for step in range(250) for level in servo.levels_for(3, step, 16))
     assert abs(drawn[10] / 4000 - 0.25) < 0.03 and abs(drawn[50] / 4000 - EXPLORE) < 0.025
     assert drawn[10] + drawn[25] + drawn[50] == 4000
+
+
+def test_the_rungs_are_part_of_the_state():
+    """A pre-flight may have put easier levels before those that were asked for."""
+    for kind in (Curriculum, Servo):
+        resumed = kind([5, 10])
+        resumed.load_state_dict(json.loads(json.dumps(kind([3, 5, 10]).state_dict())))
+        assert resumed.rungs == [3, 5, 10] and resumed.level == 3

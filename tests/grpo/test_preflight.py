@@ -247,36 +247,15 @@ def start(tiny_model, tmp_path, monkeypatch):
     return train_on
 
 
-def test_a_run_starts_at_an_easier_level_and_keeps_it_when_it_goes_on(start, capsys):
-    assert start("a", "--level", "10") == 0
-    said = capsys.readouterr().out
-    assert "the run starts at level 3 (by way of 3 → 5 → 10): 100% of its groups vary" in said
-    assert "groups" in said and "that vary" in said and "distinct" in said
-
-    (decision,) = read_metrics("runs/a/curriculum.jsonl")
-    assert (decision["kind"], decision["step"], decision["from"], decision["to"]) == (
-        *("preflight", 0, 10, 3),
-    )
-    figures = decision["figures"]
-    assert figures["start"] == 3 and figures["rungs"] == [3, 5, 10]
-    assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
-    assert figures["perplexity"] is None  # the task has no plain texts
-    assert len(load_run("runs/a").groups(0, "preflight")) == 3 * PROBLEMS
-    assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
-
-    config = yaml.safe_load(Path("runs/a/config.yaml").read_text())
-    assert config["level"] == 10 and config["facts"]["rungs"] == [3, 5, 10]
-
-
 class Killed(BaseException):
     """Ends a run where it stands, as a kill does."""
 
 
-@pytest.mark.parametrize("flags", [["--level", "10"], ["--curriculum", "auto:5-10"]])
-def test_a_killed_run_keeps_its_levels_without_another_pre_flight(
-    start, flags, monkeypatch, capsys
-):
-    assert start("whole", *flags) == 0
+def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeypatch, capsys):
+    assert start("whole", "--level", "10") == 0
+    said = capsys.readouterr().out
+    assert "the run starts at level 3 (by way of 3 → 5 → 10): 100% of its groups vary" in said
+    assert {line["level"] for line in read_metrics("runs/whole/metrics.jsonl")} == {3}
 
     def killed(run, report):
         if report.step == 3:
@@ -286,7 +265,7 @@ def test_a_killed_run_keeps_its_levels_without_another_pre_flight(
     save = Run.save_if_due
     monkeypatch.setattr(Run, "save_if_due", killed)
     with pytest.raises(Killed):
-        start("cut", *flags)
+        start("cut", "--level", "10")
     monkeypatch.setattr(Run, "save_if_due", save)
 
     capsys.readouterr()
@@ -301,15 +280,25 @@ def test_only_the_pre_flight(start, capsys):
     assert start("a", "--level", "10", "--preflight", "only") == 0
     said = capsys.readouterr().out
     assert "nothing was trained" in said and "step" not in said.split("clock")[1]
+    assert "that vary" in said and "distinct" in said  # heads of the table
     run = load_run("runs/a")
-    assert run.decisions[0]["kind"] == "preflight" and run.config["preflight"] == "only"
+    (decision,) = run.decisions
+    assert [decision[name] for name in ("kind", "step", "from", "to")] == ["preflight", 0, 10, 3]
+    figures = decision["figures"]
+    assert figures["start"] == 3 and figures["rungs"] == [3, 5, 10]
+    assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
+    assert figures["perplexity"] is None  # the task has no plain texts
+    assert len(run.groups(0, "preflight")) == 3 * PROBLEMS
+    assert run.config["preflight"] == "only" and run.config["level"] == 10
+    assert run.config["facts"]["rungs"] == [3, 5, 10]
     assert not run.metrics and not run.evals and not run.steps()
     assert inspect.main(["runs/a", "group", "0", "1", "--kind", "preflight"]) == 0
     assert report.main(["runs/a"]) == 0
 
 
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
-    assert start("a", "--level", "3", "--control", "shuffled-rewards", task="Hard") == 0
+    flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
+    assert start("a", *flags, task="Hard") == 0
     said = capsys.readouterr().out
     assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
