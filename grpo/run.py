@@ -595,6 +595,11 @@ class Run:
 
         level, rungs = decision.after, decision.figures["rungs"]
         if decision.figures["start"] is None:
+            if self.wants_imitation(Start(rungs, None, decision.why)):
+                self.console.say(
+                    f"{decision.why}: right answers of the training split are imitated first"
+                )
+                return
             self.warn(
                 f"{decision.why}: training starts at level {level}, as asked, and may well learn nothing; "
                 + advice(rows)
@@ -666,7 +671,10 @@ class Run:
         decision = Decision(0, level, level, "imitation", made.why, made.to_json())
         self.files.decided([decision])
         self.console.say(decision.line)
-        self._evaluate(self.config.level, EVAL_SEED, self.config.eval_problems, "imitation")
+        _, groups = self._evaluate(
+            self.config.level, EVAL_SEED, self.config.eval_problems, "imitation"
+        )
+        self.files.keep("imitated", 0, groups)
         self._save(["after imitation"])
 
     def promote_if_due(self):
@@ -814,9 +822,7 @@ class Run:
         first_step = min((line["step"] for line in run.reports), default=trainer.done)
         before = {line["level"]: line for line in run.reports if line["step"] == first_step}
         stored = run.steps("eval")
-        imitated = {
-            line["level"]: line["mean"] for line in run.evals if line["purpose"] == "imitation"
-        }
+        imitated = run.groups(0, "imitated") if run.steps("imitated") else []
         groups = [
             run.groups(step, "eval") if step in stored else []
             for step in (first_step, trainer.done)
@@ -829,7 +835,7 @@ class Run:
                 run.metrics,
                 was_solved=level in before and _is_solved(before[level]),
                 stopped=trainer.stopped,
-                imitated=imitated.get(level),
+                imitated=values_by_problem(imitated, level) or None,
             )
             for level in sorted({*before, self.config.level}, reverse=True)
         }

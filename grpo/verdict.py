@@ -27,12 +27,12 @@ class Verdict:
     """Whether a run learned, e.g. ``Verdict("learned", level=25, n=200, before=0.18, after=0.99,
     difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
 
-    `before` and `after` are mean held-out scores on the same `n` problems of `level`; `low` and
-    `high` bound their difference (95 %). `updated` counts the steps that changed the weights,
+    `before` and `after` are mean held-out scores on the same `n` problems of `level`. `imitated` is
+    the score on them after right answers were imitated and before the first step; None where nothing
+    was. `difference` is what reinforcement added: to `imitated`, or else to `before`; `low` and `high`
+    bound it (95 %). `updated` counts the steps that changed the weights,
     `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share of
     completions that reached the token budget. `stopped` says why the run was cut short, if it was.
-    `imitated` is the score, on those problems, after right answers were imitated and before the first
-    step; None where nothing was.
     """
 
     kind: Kind
@@ -63,8 +63,10 @@ class Verdict:
         mark = f"CONTROL {control}  " if control else ""
         level = f"{self.level} {unit}" if unit else f"level {self.level}"
         if self.n:
+            imitated = "" if self.imitated is None else f" → {self.imitated:.3f} by imitation"
             held_out = (
-                f"held-out {metric} at {level} {self.before:.3f} → {self.after:.3f}, difference "
+                f"held-out {metric} at {level} {self.before:.3f}{imitated} → {self.after:.3f}, "
+                f"{'difference' if self.imitated is None else 'reinforcement added'} "
                 f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}] (n = {self.n}, paired)"
             )
         else:
@@ -74,13 +76,7 @@ class Verdict:
             f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
             "completions were truncated"
         )
-        lines = [f"{mark}{self.kind.upper()}: {held_out}", spent]
-        if self.imitated is not None and self.n:
-            lines.append(
-                f"imitation of right answers came to {self.imitated:.3f}; reinforcement added "
-                f"{self.after - self.imitated:+.3f}"
-            )
-        return lines
+        return [f"{mark}{self.kind.upper()}: {held_out}", spent]
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a line of eval.jsonl."""
@@ -106,15 +102,18 @@ def reach_verdict(
     *,
     was_solved: bool,
     stopped: str = "",
-    imitated: float | None = None,
+    imitated: Mapping[str, float] | None = None,
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `before` and `after` are scores by problem key; `metrics` the lines of metrics.jsonl;
+    `before` and `after` are scores by problem key, and so are those after imitation (`imitated`;
+    None: nothing was imitated), which then are what `after` is compared with, so that a run that
+    reinforcement added nothing to has not learned. `metrics` are the lines of metrics.jsonl;
     `was_solved` tells whether the untrained policy already passed the held-out check.
     """
-    shared = [key for key in before if key in after]
-    differences = [after[key] - before[key] for key in shared]
+    start = before if imitated is None else imitated
+    shared = [key for key in before if key in after and key in start]
+    differences = [after[key] - start[key] for key in shared]
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
     figures = dict(
@@ -125,7 +124,7 @@ def reach_verdict(
         untaught=last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
         truncated=fmean(line["completions/clipped_ratio"] for line in metrics) if metrics else 0.0,
         stopped=stopped,
-        imitated=imitated,
+        imitated=fmean(imitated[key] for key in shared) if imitated and shared else None,
     )
     if not shared:
         nothing = dict.fromkeys(("before", "after", "difference", "low", "high"))

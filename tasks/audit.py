@@ -28,7 +28,7 @@ from tasks.base import (
 )
 
 PROBLEMS = ("dataset", "corpus", "task")  # kinds of sources that decide what the problems are
-_NAME = re.compile(r"(step|eval|promotion|imitation)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
 
 def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
@@ -96,7 +96,7 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return (path, "step", "eval", "promotion" or "imitation", step) of the stored rollouts, in order."""
+    """Return (path, "step", "eval", "promotion", "imitation" or "imitated", step) of the stored rollouts, in order."""
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
     if not files:

@@ -670,7 +670,7 @@ TABLE = {
         (
             "different problems are compared",
             "reach_verdict",
-            "[after[key] - before[key] for key in shared]",
+            "[after[key] - start[key] for key in shared]",
             "[x - y for x, y in zip(after.values(), before.values())]",
         ),
     ],

@@ -17,7 +17,7 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score, UserError
 
-_NAME = re.compile(r"(step|eval|promotion|preflight|imitation|failed)-(\d+)\.jsonl\.zst")
+_NAME = re.compile(r"(step|eval|promotion|preflight|imitation|imitated|failed)-(\d+)\.jsonl\.zst")
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:

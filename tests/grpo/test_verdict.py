@@ -104,6 +104,22 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     assert (written["step"], written["level"], written["n"]) == (60, 25, 100)
 
 
+def test_what_imitation_came_to_is_no_learning_by_reinforcement():
+    """The run is compared with the policy after imitation; the untrained score is stated beside it."""
+    untrained, imitated = {str(n): 0.0 for n in range(64)}, {str(n): 0.4 for n in range(64)}
+    learned = {str(n): 0.9 for n in range(64)}
+    same = reach_verdict(10, untrained, imitated, metrics(60), was_solved=False, imitated=imitated)
+    assert same.kind == "not learned" and same.exit_status == 3 and same.difference == 0
+    assert same.before == 0 and same.imitated == pytest.approx(0.4)
+
+    more = reach_verdict(10, untrained, learned, metrics(60), was_solved=False, imitated=imitated)
+    assert more.kind == "learned" and more.difference == pytest.approx(0.5)
+    assert (
+        "10 words 0.000 → 0.400 by imitation → 0.900, reinforcement added +0.500"
+        in (more.lines("similarity", "words")[0])
+    )
+
+
 @pytest.mark.parametrize("n", [8, 64])
 def test_no_difference_is_rarely_called_learning(n):
     """Two draws of one policy: "learned" in at most 2.5 % of the cases (one-sided), here of 400.

@@ -397,7 +397,8 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monke
     figures = decision["figures"]
     assert figures["updates"] == LOOK_EVERY and len(figures["losses"]) == LOOK_EVERY
     (imitated,) = [line for line in run.evals if line["purpose"] == "imitation"]
-    assert run.verdict["imitated"] == imitated["mean"]
+    assert run.verdict["imitated"] == pytest.approx(imitated["mean"])
+    assert run.verdict["difference"] == pytest.approx(run.verdict["after"] - imitated["mean"])
     answers = run.groups(0, "imitation")
     assert {group.problem.key for group in answers} <= set(
         json.loads(Path("runs/whole/checkpoints/step-000002/trainer.json").read_text())["trainer"][
