@@ -82,8 +82,9 @@ def report(argv: list[str]) -> int:
     """Evaluate what the command line asks for, show it and write it to --json; return the exit status."""
     arguments, others = parse(argv)
     checkpoint, config = trained_run(arguments.model)
-    task = resolve(arguments, others, config)
+    task = examples_from = resolve(arguments, others, config)
     if "texts" in arguments.options and arguments.split == "test":
+        examples_from = trained_texts(task, arguments, config)
         task = held_out_texts(task, checkpoint, config)
     kinds = {level: foreign_of(task, level) for level in arguments.levels if arguments.foreign}
 
@@ -98,7 +99,7 @@ def report(argv: list[str]) -> int:
 
     policy.use(
         format_of(
-            task,
+            examples_from,
             system=arguments.system,
             shots=arguments.shots,
             chat_template_kwargs=arguments.chat_template_kwargs,
@@ -329,6 +330,16 @@ def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
     if left_out := len(sources_of(task)) - len(sources_of(unseen)):
         print(f"eval.py: {left_out} texts are left out: the model was trained or chosen on them")
     return unseen
+
+
+def trained_texts(task: Task, arguments: argparse.Namespace, config: Config) -> Task:
+    """Return the task whose training split gives the examples of --shots: on the run's own texts, where those of --texts are held out."""
+    own = config.task_options if arguments.task == config.task else {}
+    if not arguments.shots or arguments.options["texts"] == own.get("texts"):
+        return task
+    options = {name: value for name, value in arguments.options.items() if name != "texts"}
+    options |= {"texts": own["texts"]} if "texts" in own else {}
+    return load_task(arguments.task, options=options, wording=arguments.wording)
 
 
 def levels_of(text: str, task: Task, default: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Runs whose prompts are not the default ones: stored whole, taken up, evaluated, replayed and audited as they were trained."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -150,6 +151,20 @@ def test_an_evaluation_may_have_prompts_of_its_own(here):
     another, task = resolved("--task", "arithmetic")  # it has other placeholders
     assert (another.wording, another.system, another.shots) == ("", "Be brief, <|end|>.", 2)
     assert resolved("--chat-template-kwargs", '{"a": 1}')[0].chat_template_kwargs == '{"a": 1}'
+
+
+def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
+    """Their examples are of the corpus that the model's training may draw from."""
+    Path("texts").mkdir()
+    for name in ("x", "y", "z"):
+        Path(f"texts/{name}.txt").write_text(" ".join(f"{name}{i}" for i in range(60)))
+    flags = ["--texts", "texts", "--shots", "2", "--words", "2", "--problems", "2", "--worst", "0"]
+    assert evaluation.main(["--model", str(tiny_model), *flags, "--json", "out.json"]) == 0
+
+    (line,) = json.loads(Path("out.json").read_text())
+    *examples, question = line["prompt"].split("<|user|>")[1:]
+    assert len(examples) == 2 and len(re.findall(r"\b[xyz][0-9]+", question)) == 4
+    assert not any(re.search(r"\b[xyz][0-9]+", example) for example in examples)
 
 
 def test_bad_flags_of_an_evaluation_are_one_line(here, capsys):
