@@ -14,7 +14,8 @@ from grpo.store.checkpoint import find_resume
 from tasks.base import UserError
 
 ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")  # what an adapter's shape and scale hang on
-TAKEN_OVER = (*ADAPTER, "quantise", "dtype")  # by the new run, where a flag does not say otherwise
+PROMPT = ("system", "shots", "chat_template_kwargs")
+TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)  # by the new run, unless a flag differs
 AUTOMATIC = {"lora_rank": -1, "learning_rate": 0.0}  # values by which a flag leaves it open
 
 
@@ -32,7 +33,8 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
-    What the flags (`given`) leave open of how the policy is loaded and trained is as it was in that run. Raises
+    What the flags (`given`) leave open of how the policy is loaded, prompted and trained is as it was in that run, and so
+    is the wording of the same task. Raises
     UserError where they ask for another adapter than the checkpoint's.
     """
     checkpoint, warnings = checkpoint_of(config.model)
@@ -46,6 +48,8 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
         _check_adapter(checkpoint, earlier, given)
 
     taken = {name: getattr(earlier, name) for name in TAKEN_OVER if name not in given}
+    if config.task == earlier.task and "wording" not in given:
+        taken["wording"] = earlier.wording
     rank = {**taken, **given}["lora_rank"]
     if "learning_rate" not in given and rank == earlier.lora_rank:
         taken["learning_rate"] = earlier.learning_rate

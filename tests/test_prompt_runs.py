@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 import eval as evaluation
 import train
 from data.files import read_jsonl_zst, write_jsonl_zst
-from grpo.config import Config
+from grpo.config import Config, parse
 from grpo.replay import replay
+from grpo.start import start_from
 from grpo.store import checkpoint as store
 from grpo.store.run_data import load_run
 from tasks.audit import audit
@@ -25,7 +26,7 @@ WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]
 SMALL = (
     "--words 2 --no-ramp --prompts 2 --group-size 4 --eval-problems 2 --lora-rank 0 --device cpu "
-    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1"
+    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1 --warm-start off"
 ).split()
 
 
@@ -151,6 +152,17 @@ def test_an_evaluation_may_have_prompts_of_its_own(here):
     another, task = resolved("--task", "arithmetic")  # it has other placeholders
     assert (another.wording, another.system, another.shots) == ("", "Be brief, <|end|>.", 2)
     assert resolved("--chat-template-kwargs", '{"a": 1}')[0].chat_template_kwargs == '{"a": 1}'
+
+
+def test_a_run_that_starts_from_another_has_its_prompt(here):
+    def started(*flags):
+        config, _ = start_from(*parse(["--model", "runs/whole", *flags]))
+        return config.wording, config.system, config.shots
+
+    assert started() == (WORDING, "Be brief, <|end|>.", 2)
+    assert started("--task", "arithmetic") == ("", "Be brief, <|end|>.", 2)
+    Path("w.txt").write_text("{b} and {a}")
+    assert started("--wording", "w.txt", "--shots", "0", "--system", "") == ("{b} and {a}", "", 0)
 
 
 def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
