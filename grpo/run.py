@@ -556,7 +556,7 @@ class Run:
         self.files.keep("preflight", 0, groups)
         self.files.decided([decision])
         self._record_rungs()
-        self._show_preflight(decision, rows, perplexity)
+        self._show_preflight(start, rows, perplexity)
         return start
 
     def _survey(
@@ -584,29 +584,28 @@ class Run:
         )
 
     def _show_preflight(
-        self, decision: Decision, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
+        self, start: Start, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
     ):
         """Print the table, the perplexity, the decision, and the warnings."""
-        self.console.survey(decision.figures["levels"])
+        self.console.survey([dataclasses.asdict(row) for row in rows])
         if perplexity:
             self.console.say(perplexity.line())
             if warning := perplexity.warning(rows):
                 self.warn(warning)
 
-        level, rungs = decision.after, decision.figures["rungs"]
-        if decision.figures["start"] is None:
-            if self.wants_imitation(Start(rungs, None, decision.why)):
-                self.console.say(
-                    f"{decision.why}: right answers of the training split are imitated first"
-                )
-                return
+        level, rungs = start.rungs[0], start.rungs
+        by_way = f" (by way of {' → '.join(map(str, rungs))})" if len(rungs) > 1 else ""
+        if start.level is not None:
+            self.console.say(f"the run starts at level {level}{by_way}: {start.why}")
+        elif self.wants_imitation(start):
+            self.console.say(
+                f"the run starts at level {level}{by_way} and imitates right answers first: {start.why}"
+            )
+        else:
             self.warn(
-                f"{decision.why}: training starts at level {level}, as asked, and may well learn nothing; "
+                f"{start.why}: training starts at level {level}, as asked, and may well learn nothing; "
                 + advice(rows)
             )
-            return
-        by_way = f" (by way of {' → '.join(map(str, rungs))})" if len(rungs) > 1 else ""
-        self.console.say(f"the run starts at level {level}{by_way}: {decision.why}")
 
     def _record_rungs(self):
         """Keep in config.yaml the levels that the run climbs, which the pre-flight may have changed."""

@@ -298,7 +298,7 @@ def test_only_the_pre_flight(start, capsys):
 
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
-    assert start("a", *flags, task="Hard") == 0
+    assert start("a", *flags, "--warm-start", "off", task="Hard") == 0
     said = capsys.readouterr().out
     assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
@@ -309,6 +309,13 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
     assert decision["figures"]["perplexity"]["texts"] == 1
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
+
+
+def test_imitation_is_announced_where_no_level_is_within_reach(start, capsys):
+    assert start("a", "--level", "3", "--preflight", "only", task="Hard") == 0
+    said = capsys.readouterr().out
+    assert f"the run starts at level 3 and imitates right answers first: {NO_LEVEL}" in said
+    assert "may well learn nothing" not in said
 
 
 @pytest.mark.parametrize(
