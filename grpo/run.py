@@ -648,12 +648,20 @@ class Run:
     def wants_imitation(self, start: Start | None) -> bool:
         """Return whether right answers are imitated before the first step: as asked, or where no level is within reach.
 
-        `start` is what the pre-flight chose; None without one. A run that goes on has imitated already.
+        `start` is what the pre-flight chose; None without one. A run that goes on has imitated already. Raises UserError
+        where imitation is asked for and the task's targets are not right answers.
         """
-        if self.checkpoint:
-            return False
         way = self.config.warm_start
-        return way == "imitation" or way == "auto" and start is not None and start.level is None
+        if self.checkpoint or way not in ("auto", "imitation"):
+            return False
+
+        is_needed = way == "imitation" or start is not None and start.level is None
+        if way == "imitation" and not self.trainer.knows_answers:
+            raise UserError(
+                f"--warm-start imitation: task {self.config.task} does not score the target of its problems as right, so "
+                "there is nothing to imitate; give --warm-start off"
+            )
+        return is_needed and self.trainer.knows_answers
 
     def warm_start(self):
         """Imitate right answers before the first step, write what came of it, and save the policy as it is then."""

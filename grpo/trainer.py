@@ -50,6 +50,7 @@ from tasks.base import (
     declared_budget,
     draft_of,
     range_of,
+    rescaled,
     scores_of,
 )
 from tasks.supply import Supply
@@ -287,6 +288,14 @@ class Trainer:
             most_updates(self.config.steps, self.config.prompts * self.config.group_size),
         )
         return answers
+
+    @property
+    def knows_answers(self) -> bool:
+        """Whether the target of the next problem is scored as right: exact, or of the highest reward."""
+        _, problem = self.next_problem(self.drawn, self.curriculum.level)
+        (score,) = scores_of(self.task, problem, [problem.target])
+        top = self.reward_range and rescaled(score.reward, self.reward_range) >= 1
+        return score.exact or bool(top)
 
     def answers(self, size: int) -> list[Group]:
         """Draw the next `size` problems of the training stream at the current level, with their right answers."""

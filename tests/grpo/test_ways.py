@@ -6,6 +6,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from grpo.store.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
 from grpo.variance import VarianceMonitor
 from tasks import audit
-from tasks.base import Problem, Score, problem_at
+from tasks.base import Problem, Score, UserError, problem_at
 from tasks.interleave import Interleave
 
 PROBLEM = Problem("t", 2, "Say it.", "Owls see. It rains,", "k")
@@ -374,8 +375,24 @@ def test_right_answers_are_imitated_where_nothing_is_within_reach_or_as_asked(
 ):
     run = Run(tmp_path, checkpoint=tmp_path if resumed else None)
     run.config = Config(warm_start=way)
+    run.trainer = SimpleNamespace(knows_answers=True)
     start = Start([10], level, "why") if has_preflight else None
     assert run.wants_imitation(start) == expected
+
+
+def test_targets_that_are_not_right_answers_are_not_imitated(tmp_path, one_policy):
+    """A task of continuous rewards may have targets that are no better than other texts."""
+    run = Run(tmp_path)
+    run.trainer = trainer_for(one_policy, "off")
+    assert run.trainer.knows_answers
+    run.trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
+    assert not run.trainer.knows_answers
+
+    run.config = Config(warm_start="auto")
+    assert not run.wants_imitation(Start([10], None, "why"))
+    run.config = Config(warm_start="imitation")
+    with pytest.raises(UserError, match="--warm-start imitation: task interleave does not score"):
+        run.wants_imitation(None)
 
 
 def test_the_learning_rate_follows_the_width():
