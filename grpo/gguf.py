@@ -43,10 +43,18 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Hide the bar of progress that the reader draws on standard error and that no setting turns off."""
-    with redirect_stderr(io.StringIO()):
-        yield
+def reading() -> Iterator[None]:
+    """Within this context a GGUF file is read: without a bar of progress, which no setting turns off.
+
+    Raises ValueError for whatever else its readers, in Python and Rust, raise on a damaged file.
+    """
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    except (OSError, ValueError, RuntimeError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def unpacking() -> dict[str, Any]:

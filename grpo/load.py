@@ -3,7 +3,6 @@
 import copy
 import re
 import socket
-import struct
 import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
@@ -207,11 +206,11 @@ def _hub_answers(endpoint: str) -> bool:
 def _loading(source: str):
     """Say in one line what `transformers` says in many of a model that is absent, damaged or incomplete."""
     try:
-        with gguf.quietly() if gguf.is_gguf(source) else nullcontext():
+        with gguf.reading() if gguf.is_gguf(source) else nullcontext():
             yield
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, struct.error) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if "gated repo" in str(error):
             raise UserError(
                 f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "

@@ -138,6 +138,12 @@ def test_another_file_is_another_base(model, tmp_path):
         (lambda path: path.write_bytes(b"text, no model"), "cannot be loaded"),
         (lambda path: path.write_bytes(path.read_bytes()[:4_000]), "cannot be loaded"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be loaded"),
+        (
+            lambda path: path.write_bytes(
+                path.read_bytes().replace("Ġt".encode(), "Ġ?".encode(), 1)
+            ),
+            "cannot be loaded .*out of vocabulary",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(model, tmp_path, damage, said):
