@@ -28,7 +28,7 @@ from tasks.dataset import write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device cpu --no-ramp "
-    "--warmup 0 --max-new-tokens 16"
+    "--warmup 0 --max-new-tokens 16 --preflight off"
 ).split()
 OWN = """
 from tasks.base import Problem, Score, key_of
@@ -141,7 +141,8 @@ def test_how_the_policy_is_trained_is_taken_over(here):
 def test_an_adapter_over_a_model_fine_tuned_in_full_has_a_learning_rate_of_its_own(here):
     planned, _ = parse_plan(["--model", "runs/full", "--lora-rank", "4", "--words", "4"])
     assert planned.model == planned.start == "runs/full/checkpoints/step-000002"
-    assert (planned.lora_rank, planned.learning_rate) == (4, 2e-5)
+    assert planned.lora_rank == 4
+    assert planned.learning_rate == 0  # automatic: it follows once the model is loaded
 
 
 def test_the_policy_and_its_reference_are_those_of_the_start(here):

@@ -31,3 +31,10 @@ class Hard(Toy):
 
     def plain_texts(self, split):
         return ["The furnace is never switched off. It roars, and then all of it is quiet."]
+
+
+class Exact(Hard):
+    """Only the target itself is right, which no random model writes."""
+
+    def paid(self, level, text):
+        return float(text == "it")

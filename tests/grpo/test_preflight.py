@@ -312,7 +312,7 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
 
 
 def test_imitation_is_announced_where_no_level_is_within_reach(start, capsys):
-    assert start("a", "--level", "3", "--preflight", "only", task="Hard") == 0
+    assert start("a", "--level", "3", "--preflight", "only", task="Exact") == 0
     said = capsys.readouterr().out
     assert f"the run starts at level 3 and imitates right answers first: {NO_LEVEL}" in said
     assert "may well learn nothing" not in said
