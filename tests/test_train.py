@@ -622,7 +622,7 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
     assert "--family sums: give chain or product" in fails(
         capsys, "--task", "arithmetic", "--family", "sums"
     )
-    assert "--family: no such flag" in fails(capsys, "--family", "chain")
+    assert "--family: task interleave has no such flag" in fails(capsys, "--family", "chain")
     assert "--problems stale: give fresh, or fixed:N" in fails(capsys, "--problems", "stale")
     assert "--control none-such: give one of none, shuffled-rewards" in fails(
         capsys, "--control", "none-such"

@@ -78,7 +78,7 @@ def test_what_was_measured_is_foretold_within_a_fifth(
 def test_the_model_is_counted_without_its_weights(llama):
     config, _ = plan.parse(["--model", llama])
     model = plan.model_of(config)
-    assert (model.size, model.trained, model.context) == (3_212_749_824, 24_313_856, 131_072)
+    assert (model.size, model.trained, model.context) == (3_212_749_824, 97_255_424, 131_072)
     assert model.head == 128_256 * 3072
 
 
@@ -126,7 +126,7 @@ def test_the_command(llama, capsys):
     assert plan.start(["--model", llama, "--words", "25", "--gpus", "2xH100", "--steps", "30"]) == 0
     said = capsys.readouterr().out
     assert (
-        "3,213 M parameters, LoRA rank 16, 24.3 M trained; interleave, level 25" in said
+        "3,213 M parameters, LoRA rank 64, 97.3 M trained; interleave, level 25" in said
         and "on 2xH100" in said
         and "30 steps" in said
     )

@@ -289,9 +289,9 @@ def test_imitation_ends_as_soon_as_the_policy_earns_something():
 
 def test_imitation_ends_at_its_share_of_the_run():
     _, run = counted([0.0] * 9)
-    made, _ = run(LOOK_EVERY + 2)
-    assert made.updates == LOOK_EVERY + 2 and "spent" in made.why
-    assert made.looks[-1][0] == LOOK_EVERY + 2
+    made, _ = run(LOOK_EVERY + 1)
+    assert made.updates == LOOK_EVERY + 1 and "spent" in made.why
+    assert made.looks[-1][0] == LOOK_EVERY + 1
 
 
 def test_a_policy_that_earns_something_is_not_imitating():
