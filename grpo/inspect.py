@@ -250,7 +250,7 @@ def show_group(run: RunData, arguments, console: Console):
                 "group": arguments.group,
                 "sample": sample,
                 **rollout_record(group, sample),
-                "first_divergence": first_divergence(target, group.completions[sample].text),
+                "first_divergence": first_divergence(target, group.texts[sample]),
             }
             for sample in order
         ],
@@ -262,6 +262,8 @@ def show_group(run: RunData, arguments, console: Console):
     by = f" by {run.config['reward']}" if run.config.get("reward") else ""
     console.print(Text.assemble(("prompt  ", "bold"), visible(group.problem.prompt)))
     console.print(Text.assemble(("wanted  ", "bold"), visible(target)))
+    if group.revealed:
+        console.print(Text.assemble(("revealed ", "bold"), visible(group.revealed)))
     console.print(
         Text.assemble(
             ("group   ", "bold"),
@@ -272,7 +274,7 @@ def show_group(run: RunData, arguments, console: Console):
     )
     alike = defaultdict(list)  # text -> the completions that wrote it, in order of reward
     for sample in order:
-        alike[group.completions[sample].text].append(sample)
+        alike[group.texts[sample]].append(sample)
     for text, samples in alike.items():
         completion, score, columns = (
             group.completions[samples[0]],

@@ -11,7 +11,9 @@ from typing import Any
 from grpo.records import Group
 
 ANSWERS = 32  # of an update
-LOOK_EVERY = 2  # updates between looks at the held-out score, which rises by 0.03 an update where it rises
+LOOK_EVERY = (
+    2  # updates between looks at the held-out score, which rises by 0.03 an update where it rises
+)
 ENOUGH = 0.4  # the score that ends it; reinforcement is to do the rest
 MOST = 0.05  # of the tokens that the run is going to learn from
 

@@ -238,15 +238,15 @@ def panel(
     scored = [
         (group.problem.target, *pair)
         for group in report.groups
-        for pair in zip(group.completions, group.scores)
+        for pair in zip(group.texts, group.scores)
     ]
     if scored:
-        target, completion, score = scored[ROTATE * report.step % len(scored)]
+        target, text, score = scored[ROTATE * report.step % len(scored)]
         head = f"paid {score.reward:.3f}"
         rows.append(
             _columns(
                 _quiet(head),
-                _cut(rendered(aligned(target, completion.text)), PANEL_WIDTH - len(head) - 6),
+                _cut(rendered(aligned(target, text)), PANEL_WIDTH - len(head) - 6),
             )
         )
     title = Text(_control(report.metrics) + f"step {report.step} of {total_steps}", style="bold")

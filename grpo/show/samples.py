@@ -36,11 +36,14 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
     for sample, (completion, score) in enumerate(zip(group.completions, group.scores)):
         key = completion.text, completion.tokens
         if key not in texts:
-            numbers[key] = _word_numbers(completion, pieces) if pieces else None
+            answer = group.texts[sample]
+            # Words that were revealed have no tokens, so a revealed group has no figures by word.
+            has_words = pieces and not group.revealed
+            numbers[key] = _word_numbers(completion, pieces) if has_words else None
             texts[key] = {
-                "words": harmless(completion.text),
-                "ops": run_lengths(group.problem.target, completion.text),
-                "divergence": first_divergence(group.problem.target, completion.text),
+                "words": harmless(answer),
+                "ops": run_lengths(group.problem.target, answer),
+                "divergence": first_divergence(group.problem.target, answer),
                 "parts": _parts(score.parts),
             }
             if numbers[key]:
@@ -66,11 +69,14 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
             ]
         for name, value in row.items():
             rows[name].append(value)
+    prompt = group.problem.prompt
+    if group.revealed:
+        prompt += f"\n(revealed) {group.revealed}"
     summary = {name: short(value) for name, value in summaries([group])[0].items()}
     return {
         **summary,
         "group": number,
-        "prompt": "\n".join(map(visible, group.problem.prompt.split("\n"))),
+        "prompt": "\n".join(map(visible, prompt.split("\n"))),
         "target": harmless(group.problem.target),
         "texts": list(texts.values()),
         "rows": rows,

@@ -67,19 +67,19 @@ class SamplesLog:
         if step % self.every and step != 1:
             return
         rows = [
-            (score.reward, score.value, group, completion)
+            (score.reward, score.value, group, completion, text)
             for group in groups
-            for score, completion in zip(group.scores, group.completions)
+            for score, completion, text in zip(group.scores, group.completions, group.texts)
         ]
         parts = [f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"]
         for name, row in (
             ("best", max(rows, key=lambda row: row[0])),
             ("worst", min(rows, key=lambda row: row[0])),
         ):
-            reward, value, group, completion = row
+            reward, value, group, completion, text = row
             parts.append(
                 f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
-                f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(completion.text)}\n"
+                f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(text)}\n"
             )
         append(self.path, "".join(parts))
 

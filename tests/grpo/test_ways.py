@@ -27,7 +27,9 @@ from grpo.learn.optimizer import default_rate
 from grpo.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run import Run
+from grpo.show.samples import packed
 from grpo.store.rollouts import groups_of, write_rollouts
+from grpo.store.run_data import rollout_record
 from grpo.trainer import Trainer
 from grpo.variance import VarianceMonitor
 from tasks import audit
@@ -181,6 +183,33 @@ def test_what_was_revealed_is_stored_with_the_group(tmp_path, tiny_policy):
     report = trainer_for(tiny_policy, "reveal", prompts=8).step()
     write_rollouts(tmp_path / "r.jsonl.zst", report.groups, step=1)
     assert groups_of(tmp_path / "r.jsonl.zst") == report.groups
+
+
+def test_credits_of_a_revealed_group_are_those_of_what_was_written(tiny_policy):
+    """Every token is compared with those in its state; the given words earn nothing, and no advantage is off by them."""
+    trainer = trainer_for(tiny_policy, "reveal", prompts=8, credit="alignment")
+    report = trainer.step()
+    given = [g for g in report.groups if g.revealed and g.advantages]
+    assert given
+    for drawn in given:
+        lengths = [len(completion.tokens) for completion in drawn.completions]
+        assert [len(row) for row in drawn.advantages] == lengths
+        # All completions are in one state when the first token is drawn: its advantage is the outcome's.
+        mean = sum(drawn.rewards) / len(drawn.rewards)
+        firsts = [row[0] for row in drawn.advantages]
+        signs = [(reward > mean) - (reward < mean) for reward in drawn.rewards]
+        assert [(first > 1e-9) - (first < -1e-9) for first in firsts] == signs
+
+
+def test_what_was_revealed_is_shown_with_what_was_written(tiny_policy):
+    group = next(
+        g for g in trainer_for(tiny_policy, "reveal", prompts=8).step().groups if g.revealed
+    )
+    shown = packed(group, 0, pieces=lambda tokens: [None] * len(tokens))
+    assert "(revealed) " + group.revealed in shown["prompt"]
+    first = shown["texts"][shown["rows"]["text"][0]]["words"]
+    assert first == " ".join((group.revealed + group.completions[0].text).split())
+    assert rollout_record(group, 0)["revealed"] == group.revealed
 
 
 # Demonstrations in the group.
