@@ -904,10 +904,12 @@ class Run:
         before = self.trainer.inherited
         seen = len(self.trainer.seen) - before
         drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
+        imitated = self.trainer.started.answers if self.trainer.started else 0
         size = self.trainer.supply.family_size(self.config.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         earlier = f", besides {before:,} in earlier runs" if before else ""
-        return f"trained on {seen:,} different problems in {drawn:,} draws{share}{earlier}"
+        more = f" and {imitated:,} imitated answers" if imitated else ""
+        return f"trained on {seen:,} different problems in {drawn:,} draws{more}{share}{earlier}"
 
 
 def _is_solved(line: Mapping[str, Any]) -> bool:
