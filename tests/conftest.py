@@ -8,6 +8,7 @@ import torch
 from hypothesis import Phase, settings
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import train
 from grpo.load import BUILTIN, load_policy
 
 
@@ -56,6 +57,30 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+# A task whose groups vary, whatever is written: the text of a file of the user's own.
+OWN = """
+from tasks.base import Problem, Score, key_of
+
+class Own:
+    name, rewards, default_level = "own", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i) for i in range(len(completions))]
+"""
+
+
+def whole_run(flags, home):
+    """Make the run "whole" in the folder `home`, and return its directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert train.main([*flags, "--name", "whole"]) == 0
+    return home / "runs" / "whole"
 
 
 @pytest.fixture(scope="session")

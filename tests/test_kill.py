@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import whole_run
 from conftest import BY_PLACE
 from same import assert_same_run
 
@@ -75,11 +76,7 @@ def flags(quick_flags):
 @pytest.fixture(scope="module")
 def whole(flags, tmp_path_factory):
     """The run that no signal ends."""
-    home = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        assert train.main([*flags, "--name", "whole"]) == 0
-    return home / "runs" / "whole"
+    return whole_run(flags, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2)])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import whole_run
 from conftest import BY_PLACE
 from same import assert_same_run
 
@@ -43,11 +44,7 @@ def flags(quick_flags):
 @pytest.fixture(scope="module")
 def whole(flags, tmp_path_factory):
     """The run that may write everywhere."""
-    home = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        assert train.main([*flags, "--name", "whole"]) == 0
-    return home / "runs" / "whole"
+    return whole_run(flags, tmp_path_factory.mktemp("whole"))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import OWN
 import yaml
 from conftest import make_tiny_model
 
@@ -34,19 +35,6 @@ SMALL = [
     "cpu",
 ]
 LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]
-OWN = """
-from tasks.base import Problem, Score, key_of
-
-class Own:
-    name, rewards, default_level = "own", (), 1
-
-    def make(self, level, split, rng):
-        number = str(rng.randrange(10**6))
-        return Problem(self.name, level, number, number, key_of(number))
-
-    def score(self, problem, completions):
-        return [Score(0.1 * i) for i in range(len(completions))]
-"""
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from conftest import OWN
 import torch
 import yaml
 from same import assert_same_run
@@ -30,19 +31,6 @@ SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device cpu --no-ramp "
     "--warmup 0 --max-new-tokens 16 --preflight off"
 ).split()
-OWN = """
-from tasks.base import Problem, Score, key_of
-
-class Own:
-    name, rewards, default_level = "own", (), 1
-
-    def make(self, level, split, rng):
-        number = str(rng.randrange(10**6))
-        return Problem(self.name, level, number, number, key_of(number))
-
-    def score(self, problem, completions):
-        return [Score(0.1 * i) for i in range(len(completions))]
-"""
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {
     "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2", "--lora-alpha", "4"],

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 from grpo import load_run
 from grpo.curriculum import warm_start
+from grpo.curriculum.preflight import LEVELS
 
 TOP = Path(__file__).resolve().parents[2]
 ARMS = {
@@ -29,7 +30,6 @@ ARMS = {
     "imitation": ["--warm-start", "imitation", "--no-ramp"],
     "imitation alone": ["--warm-start", "imitation", "--no-ramp"],
 }
-LADDER = "1,2,3,5,10"
 
 
 def parse() -> argparse.Namespace:
@@ -49,8 +49,9 @@ def parse() -> argparse.Namespace:
 
 def command(own: argparse.Namespace, arm: str, seed: str) -> list[str]:
     """Return the command line of one run."""
-    rungs = [rung for rung in LADDER.split(",") if int(rung) < own.words]
-    ladder = ["--curriculum", ",".join([*rungs, str(own.words)])] if arm == "ladder" else []
+    rungs = [level for level in LEVELS if level < own.words]
+    levels = ",".join(map(str, [*rungs, own.words]))
+    ladder = ["--curriculum", levels] if arm == "ladder" else []
     flags = [
         *("--task", "interleave", "--model", own.model, "--words", str(own.words)),
         *("--steps", str(own.steps), "--seed", seed, "--name", name_of(own, arm, seed)),

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import OWN
 import torch
 
 import train
@@ -21,19 +22,6 @@ from grpo.store.metrics import read_metrics
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
-OWN = """
-from tasks.base import Problem, Score, key_of
-
-class Own:
-    name, rewards, default_level = "own", (), 1
-
-    def make(self, level, split, rng):
-        number = str(rng.randrange(10**6))
-        return Problem(self.name, level, number, number, key_of(number))
-
-    def score(self, problem, completions):
-        return [Score(0.1 * i) for i in range(len(completions))]
-"""
 SMALL = [
     "--task",
     "own.py:Own",
