@@ -5,8 +5,8 @@ exist than were asked for, all of them are evaluated and the output says so. Tho
 and counted. A run is evaluated as it was trained: task, level, wording, system turn, examples, chat template's variables,
 temperature, top-k, top-p and completion budget are the run's own unless a flag says otherwise.
 
-With --texts every text of the folder is held out, but for those that the run's own training drew from. --foreign adds
-texts of kinds that nothing is trained on (`data/foreign.py`), and reports each kind.
+--texts evaluates on every text of the folder except those that the run itself trained on. --foreign adds kinds of
+text that nothing is trained on (`data/foreign.py`), and reports each kind.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Models in one GGUF file: what `from_pretrained` is told of them, and what is put right in what it returns.
 
-`transformers` reads the file (extra `gguf`). The weights are dequantised while they are loaded, so that the result is
-an ordinary model: it can be trained, saved in Hugging Face layout, and loaded again without the file.
+`transformers` reads the file (extra `gguf`). The weights are dequantised while they are loaded, so
+that the result is an ordinary model: it can be trained, saved in Hugging Face layout, and loaded
+again without the file.
 """
 
 import io
@@ -71,8 +72,8 @@ def name_model(model, source: str) -> None:
 def correct_end(tokenizer, source: str) -> str:
     """Give the tokenizer of a GGUF file the end token of its chat template, else the file's own.
 
-    Returns a warning that names both, or "" where the reader was right. The reader of `transformers` 5 names the first
-    token of a turn for models such as SmolLM2.
+    Returns a warning that names both, or "" where the reader was right. The reader of
+    `transformers` 5 names the first token of a turn for models such as SmolLM2.
     """
     read, end, why = tokenizer.eos_token_id, end_of_turn(tokenizer), "its chat template"
     if end is None:

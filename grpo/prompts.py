@@ -1,9 +1,11 @@
 """How a problem is put to the model: the turns before the question, what the chat template is told, and how all of it is shown.
 
-    system turn ─► K times (an example's prompt as the user, its answer as the assistant) ─► the problem's prompt as the user
+    system turn ─► K times (an example's prompt as the user, its answer as the assistant) ─► the
+    problem's prompt as the user
 
-A chat template is a program of the model's maker, and some leave out a system turn, or all turns but the last, without a word.
-So a format is tried on the template before it is used, and what the template does not pass on is refused.
+A chat template is a program of the model's maker, and some leave out a system turn, or all turns
+but the last, without a word. So a format is tried on the template before it is used, and what the
+template does not pass on is refused.
 """
 
 import json
@@ -29,8 +31,8 @@ PROBE = "probe of the {} turn"
 class PromptFormat:
     """What stands around a problem's prompt, e.g. ``PromptFormat("Be brief.", Examples(task, seed=0, count=2), {"enable_thinking": False})``.
 
-    `system` is the text of a system turn ("": none), `examples` the solved problems that are shown before the question, and
-    `arguments` are variables of the chat template.
+    `system` is the text of a system turn ("": none), `examples` the solved problems that are shown
+    before the question, and `arguments` are variables of the chat template.
     """
 
     system: str = ""
@@ -156,7 +158,8 @@ def _try(tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str):
 def sent_lines(policy, problem: Problem) -> list[str]:
     """Return what the model is sent of `problem`, decoded from its token ids, line by line and with nothing unprintable.
 
-    Control tokens are shown by their names. Where a name stands that is text, it gets a backslash: ``\\<|end|>``.
+    Control tokens are shown by their names. Where a name stands that is text, it gets a backslash:
+    ``\\<|end|>``.
     """
     tokenizer, ids = policy.tokenizer, policy.encode(problem)
     controls = controls_of(tokenizer)

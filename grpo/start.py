@@ -1,7 +1,8 @@
 """The policy that a new run starts from, where --model names an earlier run or one of its checkpoints.
 
-A checkpoint of full fine-tuning is a model: it is the new run's base. A checkpoint of LoRA is an adapter: it goes on
-being trained over its own base, so that the new run's checkpoints depend on that base alone.
+A checkpoint of full fine-tuning is a model: it is the new run's base. A checkpoint of LoRA is an
+adapter: it goes on being trained over its own base, so that the new run's checkpoints depend on
+that base alone.
 """
 
 import dataclasses
@@ -22,7 +23,8 @@ AUTOMATIC = {"lora_rank": -1, "learning_rate": 0.0}  # values by which a flag le
 def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     """Return the checkpoint `model`, or the newest valid one of the run `model`; and warnings.
 
-    (None, []) for what is no run of ours. Raises UserError where a run has no valid checkpoint.
+    Returns (None, []) if `model` is not one of our runs. Raises UserError where a run has no valid
+    checkpoint.
     """
     path = Path(model)
     if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
@@ -33,9 +35,9 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
-    What the flags (`given`) leave open of how the policy is loaded, prompted and trained is as it was in that run, and so
-    is the wording of the same task. Raises
-    UserError where they ask for another adapter than the checkpoint's.
+    The new run is loaded, prompted and trained as the earlier one was, unless a flag (`given`) says
+    otherwise; the wording is kept if the task is the same. Raises UserError if the flags ask for a
+    different adapter.
     """
     checkpoint, warnings = checkpoint_of(config.model)
     if checkpoint is None:

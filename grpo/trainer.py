@@ -49,8 +49,8 @@ from tasks.base import (
     credits_of,
     declared_budget,
     draft_of,
+    is_right,
     range_of,
-    rescaled,
     scores_of,
 )
 from tasks.supply import Supply
@@ -291,11 +291,10 @@ class Trainer:
 
     @property
     def knows_answers(self) -> bool:
-        """Whether the target of the next problem is scored as right: exact, or of the highest reward."""
+        """Whether the target of the next problem is scored as right."""
         _, problem = self.next_problem(self.drawn, self.curriculum.level)
         (score,) = scores_of(self.task, problem, [problem.target])
-        top = self.reward_range and rescaled(score.reward, self.reward_range) >= 1
-        return score.exact or bool(top)
+        return is_right(score)
 
     def answers(self, size: int) -> list[Group]:
         """Draw the next `size` problems of the training stream at the current level, with their right answers."""

@@ -42,6 +42,7 @@ __all__ = [
     "plain_texts_of",
     "check_wording",
     "worded",
+    "is_right",
     "scores_of",
     "sources_of",
     "unseen_texts",
@@ -108,6 +109,11 @@ class Score:
         object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
+
+
+def is_right(score: Score) -> bool:
+    """Return whether an answer is right in full; a task need not say so where its highest score does."""
+    return score.exact or score.value >= 1.0
 
 
 class Task(Protocol):

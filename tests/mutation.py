@@ -775,8 +775,8 @@ TABLE = {
         (
             "right groups get demonstrations too",
             "fails",
-            "not any(score.exact for score in group.scores)",
-            "not all(score.exact for score in group.scores)",
+            "not any(map(is_right, group.scores))",
+            "not all(map(is_right, group.scores))",
         ),
         (
             "the right answer does not end",

@@ -1,15 +1,16 @@
 """Right answers as completions: for groups in which every completion fails, and for imitation.
 
-Demonstrations in the group (LUFFY, arXiv:2504.14945): where no completion of a group is right, the last one is replaced by
-the right answer. The group then has variance, and the policy a direction. Departures: the paper mixes demonstrations of a
-stronger model into every group; ours are the task's own right answers, and only groups that fail get one.
+Demonstrations in the group (LUFFY, arXiv:2504.14945): where no completion of a group is right, the
+last one is replaced by the right answer. The group then has variance, and the policy a direction.
+Departures: the paper mixes demonstrations of a stronger model into every group; ours are the task's
+own right answers, and only groups that fail get one.
 """
 
 from dataclasses import replace
 
 from grpo.policy import Policy
 from grpo.records import Completion, Group
-from tasks.base import Problem, Task, scores_of
+from tasks.base import Problem, Task, is_right, scores_of
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -36,7 +37,7 @@ def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Gr
 
 def fails(group: Group) -> bool:
     """Return whether no completion of `group` is right, so that nothing in it shows the policy where to go."""
-    return group.verdict != "solved" and not any(score.exact for score in group.scores)
+    return group.verdict != "solved" and not any(map(is_right, group.scores))
 
 
 def with_demonstration(policy: Policy, task: Task, group: Group) -> Group:

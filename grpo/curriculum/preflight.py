@@ -1,15 +1,16 @@
 """The pre-flight: what a policy can do before its first step, level by level, and where the run should start.
 
-GRPO learns from the differences within a group. So before anything is trained a few problems of each level are sampled
-exactly as the run samples, and the run starts where groups differ *and* a right answer is within reach. Differences
-alone are not enough: at two words SmolLM2 was paid for "the first word, then stop", its groups varied, and it learned
-that.
+GRPO learns from the differences within a group. So before anything is trained a few problems of
+each level are sampled exactly as the run samples, and the run starts where groups differ *and* a
+right answer is within reach. Differences alone are not enough: at two words SmolLM2 was paid for
+"the first word, then stop", its groups varied, and it learned that.
 
-The problems are those of the training split, drawn with a seed of their own. They do not count as seen: nothing is
-learned from them. Every run of a task has the same ones, so that tables can be compared.
+The problems are those of the training split, drawn with a seed of their own. They do not count as
+seen: nothing is learned from them. Every run of a task has the same ones, so that tables can be
+compared.
 
-The pre-flight also measures the perplexity on a few plain paragraphs, because a model that was converted wrongly looks
-much like one that merely cannot do the task; see `Perplexity`.
+The pre-flight also measures the perplexity on a few plain paragraphs, because a model that was
+converted wrongly looks much like one that merely cannot do the task; see `Perplexity`.
 """
 
 import math
@@ -31,7 +32,7 @@ from grpo.policy import Policy
 from grpo.ranks import ALONE, Ranks
 from grpo.records import Group
 from grpo.variance import classify
-from tasks.base import Problem, Score, Task, levels_of, range_of
+from tasks.base import Problem, Task, is_right, levels_of, range_of
 from tasks.supply import Supply, patience
 
 SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
@@ -56,10 +57,11 @@ MOST_NATS = 50.0  # a token; exp() of more says nothing
 class LevelSurvey:
     """What a few groups of one level came to, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5, ...)``.
 
-    `value`, `reward`, `exact` (right answers) and `truncated` are means over all completions, `reward_std` is the mean
-    standard deviation within a group (divisor n), `varied` and `any_exact` are the shares of the groups whose rewards
-    differ and that hold a right answer (pass@G), `distinct` is the mean number of different texts in a group. `seconds` is
-    the share, by tokens, of the time that the levels took that were sampled together.
+    `value`, `reward`, `exact` (right answers) and `truncated` are means over all completions,
+    `reward_std` is the mean standard deviation within a group (divisor n), `varied` and `any_exact`
+    are the shares of the groups whose rewards differ and that hold a right answer (pass@G),
+    `distinct` is the mean number of different texts in a group. `seconds` is the share, by tokens,
+    of the time that the levels took that were sampled together.
     """
 
     level: int
@@ -97,8 +99,8 @@ class LevelSurvey:
 class Start:
     """Where a run starts, e.g. ``Start([2, 3, 5, 10], 2, "75% of its groups vary ...")``.
 
-    `rungs` are the levels of training, `level` is the first of them, or None where no level is within reach (then the
-    rungs are those that were asked for), and `why` is a sentence.
+    `rungs` are the levels of training, `level` is the first of them, or None where no level is
+    within reach (then the rungs are those that were asked for), and `why` is a sentence.
     """
 
     rungs: list[int]
@@ -118,7 +120,8 @@ class SurveySettings:
 def levels_to_survey(supply: Supply, rungs: Sequence[int]) -> list[int]:
     """Return the `rungs` and the easier levels up to the last of them, rising.
 
-    The easier levels are those that the dataset has, or else those that the task names, or else LEVELS.
+    The easier levels are those that the dataset has, or else those that the task names, or else
+    LEVELS.
     """
     top = rungs[-1]
     offered = supply.levels or levels_of(supply.task, top) or LEVELS
@@ -136,8 +139,9 @@ def survey(
 ) -> tuple[list[LevelSurvey], list[Group]]:
     """Return a row for each of the `levels` (rising) that was sampled, and all the groups.
 
-    Beyond the first of the `rungs` the survey ends at a level without a right answer: the harder ones would take
-    longest and show nothing. A level that the task cannot make is left out, unless it is one of the `rungs`.
+    Beyond the first of the `rungs` the survey ends at a level without a right answer: the harder
+    ones would take longest and show nothing. A level that the task cannot make is left out, unless
+    it is one of the `rungs`.
     """
     # The easier levels are sampled together, which takes as many forward passes as the longest of them.
     lots = [[level for level in levels if level <= rungs[0]]]
@@ -246,11 +250,6 @@ def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -
     )
 
 
-def is_right(score: Score) -> bool:
-    """Return whether an answer is right in full; a task need not say so where its highest score does."""
-    return score.exact or score.value >= 1.0
-
-
 def choose_start(surveys: Sequence[LevelSurvey], rungs: Sequence[int]) -> Start:
     """Return where a run that was asked for `rungs` starts, by what its levels were found to be.
 
@@ -319,11 +318,11 @@ def _past_the_solved(rungs: list[int], found: dict[int, LevelSurvey], solved: in
 class Perplexity:
     """How well a model predicts a few plain paragraphs: exp of the mean negative log-likelihood.
 
-    `token` and `word` are the perplexity per token and per word, `unigram` is the perplexity per token of a model that
-    knows nothing but how often each token stands in these very paragraphs. No model that ignores the order of words
-    can do better than that, and every language model does: SmolLM2-135M has a quarter of it. With its query and key
-    rows in the order of GGUF, or without its rotary embedding, it has more (runs/LOG.md). A single damaged layer does
-    not show.
+    `token` and `word` are the perplexity per token and per word, `unigram` is the perplexity per
+    token of a model that knows nothing but how often each token stands in these very paragraphs. No
+    model that ignores the order of words can do better than that, and every language model does:
+    SmolLM2-135M has a quarter of it. With its query and key rows in the order of GGUF, or without
+    its rotary embedding, it has more (runs/LOG.md). A single damaged layer does not show.
     """
 
     token: float
@@ -347,8 +346,8 @@ class Perplexity:
     def warning(self, surveys: Sequence[LevelSurvey]) -> str:
         """Return what to say of a model that is no language model, "" where there is nothing to warn of.
 
-        A policy that solves problems is not broken, whatever it makes of prose: the embedded model was raised on
-        nothing but the task.
+        A policy that solves problems is not broken, whatever it makes of prose: the embedded model
+        was raised on nothing but the task.
         """
         if self.is_language or any(row.any_exact for row in surveys):
             return ""
@@ -363,7 +362,8 @@ class Perplexity:
 def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | None:
     """Return the perplexity of the policy, without its chat template, on the beginnings of TEXTS of the `texts`.
 
-    A text's first token (the tokenizer's own start token, where it has one) is given. None without any text.
+    A text's first token (the tokenizer's own start token, where it has one) is given. None without
+    any text.
     """
     beginnings = [_beginning(text) for text in texts[:TEXTS]]
     sequences = [policy.tokenizer(text).input_ids[: policy.context] for text in beginnings]

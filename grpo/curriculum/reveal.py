@@ -1,12 +1,14 @@
 """Reveal: the completion begins with a part of the right answer, given and not sampled.
 
-Where a policy never earns anything, all completions of a group earn the same and there is no gradient. With most of the
-answer given, the rest is short enough to be right sometimes. As the policy succeeds, less is given, down to nothing: a
-reverse curriculum (arXiv:2402.05808) whose share follows success (AdaBack, arXiv:2506.18110).
+Where a policy never earns anything, all completions of a group earn the same and there is no
+gradient. With most of the answer given, the rest is short enough to be right sometimes. As the
+policy succeeds, less is given, down to nothing: a reverse curriculum (arXiv:2402.05808) whose share
+follows success (AdaBack, arXiv:2506.18110).
 
-Departures: AdaBack keeps a share for each problem, but our problems are new in every step, so there is one state for each
-level. The share of each group is uniform between nothing and that bound: a policy that only ever saw one remaining word
-learned to write that word and stop. A quarter of the groups are given nothing; they alone count as the policy's score.
+Departures: AdaBack keeps a share for each problem, but our problems are new in every step, so there
+is one state for each level. The share of each group is uniform between nothing and that bound: a
+policy that only ever saw one remaining word learned to write that word and stop. A quarter of the
+groups are given nothing; they alone count as the policy's score.
 """
 
 import random
@@ -19,7 +21,7 @@ from typing import Any
 from grpo.policy import Policy
 from grpo.records import Completion, Group
 from grpo.rollout.engine import Guess
-from tasks.base import key_of
+from tasks.base import is_right, key_of
 
 ALONE = 0.25  # share of the groups that are given nothing
 SUCCESS = 0.5  # share of exact answers among revealed groups at which the bound stays as it is
@@ -44,9 +46,7 @@ class Reveal:
         exact: dict[int, list[float]] = {}
         for group in groups:
             if group.attempt == 0 and group.revealed:
-                exact.setdefault(group.problem.level, []).append(
-                    fmean(score.exact for score in group.scores)
-                )
+                exact.setdefault(group.problem.level, []).append(fmean(map(is_right, group.scores)))
 
         for level, shares in exact.items():
             bound = self.bounds.get(level, 1.0) - RATE * (fmean(shares) - SUCCESS)
@@ -54,7 +54,7 @@ class Reveal:
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the bound, and how the step's revealed groups did."""
-        revealed = [score.exact for group in groups if group.revealed for score in group.scores]
+        revealed = [is_right(score) for group in groups if group.revealed for score in group.scores]
         return {
             "reveal/bound": max(self.bounds.values(), default=1.0),
             "reveal/groups": sum(bool(group.revealed) for group in groups),
@@ -71,7 +71,8 @@ class Reveal:
 def beginning(policy: Policy, target: str, share: float) -> tuple[tuple[int, ...], str]:
     """Return the first tokens of the right answer, about `share` of them and never all, and what they write.
 
-    The text is always a beginning of what all of them write: a token that ends inside a character is left out.
+    The text is always a beginning of what all of them write: a token that ends inside a character
+    is left out.
     """
     tokens = policy.target_tokens(target)
     whole = policy.decode(tokens)

@@ -1,7 +1,7 @@
 """Warm start: a short imitation of right answers, for a policy that earns nothing and so cannot learn from rewards.
 
-It ends as soon as the policy earns something: at a held-out score of ENOUGH, or at a cost of MOST of the run. What it came
-to is kept apart from what reinforcement then adds.
+It ends as soon as the policy earns something: at a held-out score of ENOUGH, or at a cost of MOST
+of the run. What it came to is kept apart from what reinforcement then adds.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ MOST = 0.05  # of the tokens that the run is going to learn from
 class WarmStart:
     """What an imitation came to, e.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[5, 0.1], ...], "...")``.
 
-    `losses` (nats a token) has one entry an update; `looks` pairs of (updates, held-out score), from before the first update on.
+    `losses` (nats a token) has one entry an update; `looks` pairs of (updates, held-out score),
+    from before the first update on.
     """
 
     updates: int = 0
@@ -56,8 +57,8 @@ def warm_start(
 ) -> tuple[WarmStart, list[Group]]:
     """Imitate until the policy earns something; return what it came to, and the answers that were learned from.
 
-    `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards them, `look` returns the
-    policy's held-out score; at most `limit` updates are made.
+    `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards
+    them, `look` returns the policy's held-out score; at most `limit` updates are made.
     """
     made, learned = WarmStart(looks=[[0, look()]]), []
     while made.score < ENOUGH and made.updates < limit:

@@ -1,7 +1,7 @@
 """Imitation: one optimizer step towards right answers, by cross-entropy over their tokens, end tokens included.
 
-It shares batches, packing, log-probabilities and optimizer with the update of GRPO, of which it is the case of one answer
-with advantage 1 and no ratio.
+It shares batches, packing, log-probabilities and optimizer with the update of GRPO, of which it is
+the case of one answer with advantage 1 and no ratio.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,8 @@ def imitate(
 ) -> dict[str, Any]:
     """Take one step towards the completions of `groups`, whose advantages are 1; return loss (nats a token) and gradient norm.
 
-    Of several ranks each takes a part of the answers. Raises FloatingPointError where weights or moments are no longer finite.
+    Of several ranks each takes a part of the answers. Raises FloatingPointError where weights or
+    moments are no longer finite.
     """
     ranks = optimizer.ranks
     optimizer.clear()

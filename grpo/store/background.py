@@ -1,8 +1,9 @@
 """Saving without holding up training: the state is copied into the host's memory, and a thread writes the copy.
 
-What a save costs training is the copy, and a core's work where it has no other to spare; the write of gigabytes, its
-checksums and the reading back are the thread's. One job is under way at a time. A run that is killed in the middle of one leaves a folder
-that the next start removes, and the checkpoints before it.
+What a save costs training is the copy, and a core's work where it has no other to spare; the write
+of gigabytes, its checksums and the reading back are the thread's. One job is under way at a time. A
+run that is killed in the middle of one leaves a folder that the next start removes, and the
+checkpoints before it.
 """
 
 import os
@@ -28,8 +29,9 @@ NAME = "checkpoint writer"
 class HostMemory:
     """Copies of tensors in the host's memory.
 
-    The copies of one call are overwritten by the next: memory that is used again has not to be zeroed and mapped by the
-    system first, which takes several times as long as the copy itself. For tensors of a GPU it is page-locked.
+    The copies of one call are overwritten by the next: memory that is used again has not to be
+    zeroed and mapped by the system first, which takes several times as long as the copy itself. For
+    tensors of a GPU it is page-locked.
     """
 
     def __init__(self):
@@ -39,7 +41,8 @@ class HostMemory:
     def copy(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return nested dictionaries with a copy of each tensor, and everything else as it is.
 
-        Tensors that are the same memory (tied weights) share one copy. Raises MemoryError where there is no room.
+        Tensors that are the same memory (tied weights) share one copy. Raises MemoryError where
+        there is no room.
         """
         tensors = dict(_tensors(tree))
         firsts: dict[Hashable, Hashable] = {}
@@ -173,7 +176,8 @@ class Writer:
     def collect(self, *, wait: bool = False) -> Saved | None:
         """Return the checkpoint that was started last, once it is whole, and once; or raise what stopped it.
 
-        None where there is none, or it is still being written. With `wait` none is being written afterwards.
+        None where there is none, or it is still being written. With `wait` none is being written
+        afterwards.
         """
         if self._saved is None or not (wait or self._saved.done()):
             return None
@@ -191,7 +195,8 @@ def _do(save: Save, saved: Future[Saved]):
 def end_process(status: int):
     """End the program with this exit status, at once where a checkpoint is being written (after a second Ctrl-C).
 
-    The interpreter would tear down a thread that is writing from within Rust, which aborts the process (status 134).
+    The interpreter would tear down a thread that is writing from within Rust, which aborts the
+    process (status 134).
     """
     if any(thread.name == NAME for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -237,6 +237,13 @@ def test_a_group_fails_where_nothing_in_it_is_right(exact, verdict, expected):
     assert fails(group(exact, verdict=verdict)) == expected
 
 
+def test_the_highest_score_is_right_where_a_task_never_says_exact():
+    """As in the pre-flight: a group that holds such an answer needs no demonstration."""
+    drawn = group([False, False], verdict="varied")
+    drawn.scores[0] = Score(1.0)
+    assert not fails(drawn)
+
+
 def test_demonstration_loss_is_that_of_the_paper():
     """-f(p) A with f(p) = p / (p + 0.1), and its gradient f'(p) p by the log-probability."""
     logp = torch.tensor([[-0.1, -3.0, 7.0]], dtype=torch.float64, requires_grad=True)
