@@ -32,6 +32,7 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }  # low, high; each paper's own; else 0.2, 0.2
+SCHEDULES = ("constant", "cosine")
 WAYS = ("auto", "off", "imitation", "reveal", "demonstrations")
 PREFLIGHTS = ("on", "off", "only")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
@@ -242,8 +243,10 @@ class Config:
         "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they are wider than 576; of an "
         "earlier run's policy: that run's",
     )
-    schedule: str = flag(
-        "constant", "learning rate after the warm-up: constant, or cosine (falls to zero)"
+    schedule: str | None = flag(
+        None,
+        "learning rate after the warm-up: constant, or cosine (falls to zero at the last step) (default: constant for builtin, "
+        "cosine for other models)",
     )
     warmup: int = flag(5, "steps of linear warm-up")
     optimizer: str = flag(
@@ -273,7 +276,7 @@ class Config:
     )
     # run
     steps: int = flag(
-        0, "training steps (0: the default of the task for builtin, 1,000 for other models)"
+        0, "training steps (0: the default of the task for builtin, 800 for other models)"
     )
     seed: int = flag(0, "of everything: problems, samples, adapter")
     name: str | None = flag(
@@ -372,7 +375,7 @@ class Config:
             self.credit == "outcome" or self.loss != "gspo",
             "gspo weighs whole sequences, not tokens; give another --loss",
         )
-        yield "schedule", self.schedule in ("constant", "cosine"), one_of("constant", "cosine")
+        yield "schedule", self.schedule in (None, *SCHEDULES), one_of(*SCHEDULES)
         yield (
             "promote_by",
             self.promote_by in (None, "running", "heldout"),

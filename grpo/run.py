@@ -103,7 +103,7 @@ from tasks.base import (
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 LORA_RANK = 64  # of models that are not ours
-STEPS = 1000  # of models that are not ours; a run that is solved ends sooner
+STEPS = 800  # of models that are not ours; a run that is solved ends sooner
 BUILTIN_RATE = 2e-4
 WARM_START_SEED = 3_000_017  # of the looks that end an imitation
 WARM_START_PROBLEMS = 32
@@ -208,6 +208,7 @@ class Run:
             promote_at=config.promote_at or PROMOTE_AT[promote_by],
             dynamic_sampling=varied,
             lora_rank=rank,
+            schedule=config.schedule or ("constant" if builtin else "cosine"),
             reward=config.reward or getattr(task, "reward", None),
             steps=config.steps
             or (getattr(task, "default_steps", lambda level: 100)(level) if builtin else STEPS),

@@ -454,7 +454,7 @@ class Trainer:
         is at most all steps but the last, so that the full rate is reached however short the run.
         """
         warmup, steps = self.config.warmup, self.config.steps
-        if self.config.schedule == "constant":
+        if self.config.schedule != "cosine":
             return min(1.0, step / (warmup + 1))
 
         warmup = min(warmup, steps - 1)

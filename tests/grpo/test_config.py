@@ -148,6 +148,20 @@ def test_what_is_left_to_defaults(tmp_path, given, settled):
     ) == settled
 
 
+@pytest.mark.parametrize(
+    "given, schedule, steps",
+    [
+        (dict(), "constant", 60),
+        (dict(schedule="cosine"), "cosine", 60),
+        (dict(model="somewhere/else"), "cosine", 800),
+        (dict(model="somewhere/else", schedule="constant", steps=7), "constant", 7),
+    ],
+)
+def test_models_that_are_not_ours_anneal_their_learning_rate(tmp_path, given, schedule, steps):
+    config = Run(tmp_path).settle(Config(level=25, **given), Interleave())
+    assert (config.schedule, config.steps) == (schedule, steps)
+
+
 def groups(values):
     return [
         Group(i, Problem("t", 1, "p", "x", "k"), (1,), 1.0, [], scores=[Score(v, exact=v == 1)])

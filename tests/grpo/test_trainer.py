@@ -342,7 +342,6 @@ def rates(policy, steps, **options):
 
 
 def test_the_rate_is_constant_after_the_warm_up(tiny_policy):
-    assert Config.schedule == "constant"
     trainer = trainer_for(tiny_policy, warmup=1)
     assert trainer.step().metrics["learning_rate"] == pytest.approx(0.5e-3)  # half of 1e-3
     assert rates(tiny_policy, 4, warmup=1) == [0.5, 1.0, 1.0, 1.0]
