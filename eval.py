@@ -33,9 +33,9 @@ from grpo.evaluate import (
     truncated_share,
     truncation_warning,
 )
-from grpo.load import load_policy
-from grpo.policy import Policy
-from grpo.prompts import (
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
+from grpo.model.prompts import (
     format_of,
     middle_left_out,
     sent_lines,
@@ -44,8 +44,8 @@ from grpo.prompts import (
     wording_text,
 )
 from grpo.records import Group
-from grpo.sources import accepted_kinds, check_base, read_sources
-from grpo.start import checkpoint_of
+from grpo.run.sources import accepted_kinds, check_base, read_sources
+from grpo.run.start import checkpoint_of
 from grpo.text import visible
 from tasks.base import (
     Parser,

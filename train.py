@@ -13,13 +13,13 @@ from pathlib import Path
 
 from data.streams import reason_of
 from grpo.config import Config, parse
-from grpo.interrupt import Interrupt
-from grpo.load import load_policy
-from grpo.ranks import RANK, Ranks, meeting
-from grpo.run import Run, check_fit, open_run
+from grpo.distributed import RANK, Ranks, meeting
+from grpo.model.load import load_policy
+from grpo.run.background import end_process
+from grpo.run.interrupt import Interrupt
+from grpo.run.session import Run, check_fit, open_run
 from grpo.show.console import Console
 from grpo.show.settings import settings
-from grpo.store.background import end_process
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
 from tasks.dataset import read_problems

@@ -18,12 +18,18 @@ from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
 from grpo.learn.optimizer import OPTIMIZERS
-from grpo.load import LORA_VARIANTS, QUANTISED
-from grpo.prompts import PromptFormat, format_of, system_text, template_arguments, wording_text
-from grpo.rollout.drafting import parse_mode
-from grpo.sources import KINDS, accepted_kinds
-from grpo.store.run_data import read_config
-from grpo.store.trackers import TRACKERS, names_of
+from grpo.model.load import LORA_VARIANTS, QUANTISED
+from grpo.model.prompts import (
+    PromptFormat,
+    format_of,
+    system_text,
+    template_arguments,
+    wording_text,
+)
+from grpo.rollout.speculative import parse_mode
+from grpo.run.reader import read_config
+from grpo.run.sources import KINDS, accepted_kinds
+from grpo.run.trackers import TRACKERS, names_of
 from tasks.base import Parser, Task, UserError, check_wording, flags_of_tasks, split_options
 from tasks.supply import fixed_size
 
@@ -481,7 +487,7 @@ class Config:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the policy is loaded: keywords of `grpo.load.load_policy`, beside the model's name."""
+        """How the policy is loaded: keywords of `grpo.model.load.load_policy`, beside the model's name."""
         return {
             "device": self.device,
             "dtype": self.dtype,
@@ -575,7 +581,7 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
         epilog=flags_of_tasks(),
     )
     _remove(parser, "task_options")  # the task's own flags are read by name, below
-    _remove(parser, "start")  # follows from --model, see `grpo.start`
+    _remove(parser, "start")  # follows from --model, see `grpo.run.start`
     _remove(parser, "mixed")  # follows from the dataset, see `Run.settle`
     known = [option for action in parser._actions for option in action.option_strings]
     for (

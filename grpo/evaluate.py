@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from grpo.policy import Policy
+from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import budget_for, fitting, generate
+from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.rollout.speculative import Drafting
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
 from tasks.supply import HeldOut, family_size, held_out, patience

@@ -23,23 +23,23 @@ from typing import Any
 import torch
 
 from grpo.config import Config
+from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum
+from grpo.curriculum.reveal import Reveal, beginning, behind, continued
+from grpo.curriculum.servo import Servo
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
+from grpo.distributed import ALONE, Ranks
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.optimizer import Optimizer, maker
 from grpo.learn.update import update
-from grpo.memory import optimizer_bytes
-from grpo.policy import Policy
-from grpo.ranks import ALONE, Ranks
+from grpo.model.memory import optimizer_bytes
+from grpo.model.policy import Policy
 from grpo.records import Group, Outcome, StepReport
-from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import budget_for, fitting, generate
+from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
-from grpo.curriculum.reveal import Reveal, beginning, behind, continued
-from grpo.curriculum.servo import Servo
+from grpo.rollout.speculative import Drafting
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import (

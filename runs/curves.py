@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib
 
-from grpo.store.metrics import read_metrics
+from grpo.run.logs import read_metrics
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402

@@ -22,10 +22,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from grpo.learn.batch import micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402
-from grpo.load import BUILTIN, load_policy  # noqa: E402
-from grpo.policy import Policy  # noqa: E402
+from grpo.model.load import BUILTIN, load_policy  # noqa: E402
+from grpo.model.policy import Policy  # noqa: E402
 from grpo.records import Group  # noqa: E402
-from grpo.rollout.engine import generate  # noqa: E402
+from grpo.rollout.generate import generate  # noqa: E402
 from grpo.rollout.sampling import sample_key  # noqa: E402
 from tasks.base import Problem, UserError  # noqa: E402
 

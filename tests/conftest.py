@@ -9,8 +9,7 @@ from hypothesis import Phase, settings
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import train
-from grpo.load import BUILTIN, load_policy
-
+from grpo.model.load import BUILTIN, load_policy
 
 settings.register_profile(
     "house", deadline=None

@@ -12,8 +12,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from grpo.load import BUILTIN
-from grpo.rollout.engine import generate
+from grpo.model.load import BUILTIN
+from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
 
 VOCABULARY = AutoConfig.from_pretrained(BUILTIN).vocab_size

@@ -23,9 +23,9 @@ with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     from data.errors import UserError
     from data.files import read_json
     from grpo.config import Config, load_config
-    from grpo.store.checkpoint import verify
-    from grpo.store.metrics import read_metrics
-    from grpo.store.rollouts import groups_of
+    from grpo.run.checkpoint import verify
+    from grpo.run.logs import read_metrics
+    from grpo.run.rollouts import groups_of
     from tasks.answers import extract
     from tasks.dataset import read_problems
 

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from same import differing, written  # noqa: E402
 
 import train  # noqa: E402
-from grpo.store.checkpoint import checkpoints  # noqa: E402
+from grpo.run.checkpoint import checkpoints  # noqa: E402
 
 SMALL = [
     "--prompts",

@@ -259,7 +259,7 @@ TABLE = {
             "if False:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
         ),
     ],
-    ("grpo/memory.py", "grpo/test_memory.py"): [
+    ("grpo/model/memory.py", "grpo/test_memory.py"): [
         ("values of the cache forgotten", "Shape.cache", "2 * self.layers", "self.layers"),
         (
             "activations and caches may take more than there is",
@@ -274,7 +274,7 @@ TABLE = {
             "masters + STATE[kind] * trained // parts + 4 * trained // parts",
         ),
     ],
-    ("grpo/rollout/engine.py", "grpo/test_memory.py"): [
+    ("grpo/rollout/generate.py", "grpo/test_memory.py"): [
         (
             "every lot at the first one's temperatures",
             "generate",
@@ -282,14 +282,14 @@ TABLE = {
             "temperatures[:lot]",
         ),
     ],
-    ("grpo/plan.py", "grpo/test_plan.py"): [
+    ("grpo/tools/plan.py", "grpo/test_plan.py"): [
         ("every GPU has all prompts", "forecast", "-(-work.prompts // gpus)", "work.prompts"),
         ("masters forgotten", "forecast", "optimizer - gradients", "optimizer - 2 * gradients"),
     ],
-    ("grpo/ranks.py", "test_ranks.py"): [
+    ("grpo/distributed.py", "test_ranks.py"): [
         ("every rank samples everything", "Ranks.share", "items[self.rank::self.size]", "items"),
     ],
-    ("grpo/learn/packing.py", "grpo/test_packing.py"): [
+    ("grpo/model/packed_attention.py", "grpo/test_packing.py"): [
         (
             "flash kernel told of one query",
             "_attend",
@@ -328,7 +328,7 @@ TABLE = {
             "torch.arange(after[r])",
         ),
     ],
-    ("grpo/learn/joined.py", "grpo/test_lean.py"): [
+    ("grpo/model/merged_linear.py", "grpo/test_lean.py"): [
         (
             "adapter's scale ignored",
             "Joined.copies",
@@ -336,7 +336,7 @@ TABLE = {
             "(self.up.t()[columns, :len(first)], second.data, 1.0)",
         ),
     ],
-    ("grpo/learn/precision.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
+    ("grpo/model/matmul.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
         (
             "bias forgotten by the faster product",
             "linear",
@@ -345,7 +345,7 @@ TABLE = {
         ),
     ],
     (
-        "grpo/rollout/captured.py",
+        "grpo/rollout/cuda_graph.py",
         "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence",
     ): [
         (
@@ -355,7 +355,7 @@ TABLE = {
             "torch.backends.cuda.preferred_blas_library()",
         ),
     ],
-    ("grpo/learn/operations.py", "grpo/test_lean.py"): [
+    ("grpo/model/ops.py", "grpo/test_lean.py"): [
         ("sign within the norm's gradient", "_AddNorm.backward", "-N", "N"),
         ("residual's gradient dropped", "_AddNorm.backward", "d_sum.add_(d_total)", "d_sum"),
     ],
@@ -393,12 +393,12 @@ TABLE = {
             "logits_RV.sort(-1)",
         ),
     ],
-    ("grpo/rollout/drafting.py", "grpo/test_drafting.py::test_plans_by_hand"): [
+    ("grpo/rollout/speculative.py", "grpo/test_drafting.py::test_plans_by_hand"): [
         ("drafts aimed a token too far", "Plans.offer", "written[:, None]", "written[:, None] + 1"),
         ("end of the text not drafted", "Plans._aim", "[*plan, *self.end]", "plan"),
     ],
     (
-        "grpo/rollout/eager.py",
+        "grpo/rollout/eager_decoder.py",
         "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row",
     ): [
         (
@@ -434,7 +434,7 @@ TABLE = {
         ("rows with other tokens not parted", "EagerDecoder._part", "self.last", "self.written"),
     ],
     (
-        "grpo/rollout/cache.py",
+        "grpo/model/prefix_cache.py",
         "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward grpo/test_engine.py::test_rows_may_stand_in_any_order grpo/test_engine.py::test_long_rows_attend_as_short_ones_do grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]",
     ): [
         (
@@ -482,12 +482,12 @@ TABLE = {
         ),
     ],
     (
-        "grpo/policy.py",
+        "grpo/model/policy.py",
         "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]",
     ): [
         ("policy in training mode", "Policy.__init__", "model.eval", "model.train"),
     ],
-    ("grpo/policy.py", "grpo/test_policy.py"): [
+    ("grpo/model/policy.py", "grpo/test_policy.py"): [
         (
             "reference keeps the adapter",
             "Policy.reference",
@@ -501,7 +501,7 @@ TABLE = {
             "pass",
         ),
     ],
-    ("grpo/policy.py", "grpo/test_encoding.py"): [
+    ("grpo/model/policy.py", "grpo/test_encoding.py"): [
         (
             "control tokens unseen",
             "Policy.decode",
@@ -509,7 +509,7 @@ TABLE = {
             "self.tokenizer.decode(written, skip_special_tokens=True)",
         ),
     ],
-    ("grpo/encoding.py", "grpo/test_encoding.py"): [
+    ("grpo/model/encoding.py", "grpo/test_encoding.py"): [
         (
             "texts of control tokens not looked for",
             "prompt_tokens",
@@ -529,7 +529,7 @@ TABLE = {
             "tokenizer(list(texts), add_special_tokens=False)",
         ),
     ],
-    ("grpo/prompts.py", "grpo/test_prompts.py"): [
+    ("grpo/model/prompts.py", "grpo/test_prompts.py"): [
         (
             "a turn that is left out passes",
             "_try",
@@ -543,7 +543,7 @@ TABLE = {
             "(*system, ('user', prompt), *shown)",
         ),
     ],
-    ("grpo/model_check.py", "grpo/test_model_check.py"): [
+    ("grpo/model/check.py", "grpo/test_model_check.py"): [
         (
             "update is not compared",
             "_difference",
@@ -552,11 +552,11 @@ TABLE = {
         ),
         ("rounding excuses float32", "tolerance", "EXACT", "1e3"),
     ],
-    ("grpo/load.py", "grpo/test_weights.py"): [
+    ("grpo/model/load.py", "grpo/test_weights.py"): [
         ("missing weights pass", "_load_model", "info['missing_keys']", "()"),
         ("adapter's missing tensors pass", "_load_adapter", "expected - found", "()"),
     ],
-    ("grpo/load.py", "grpo/test_policy.py"): [
+    ("grpo/model/load.py", "grpo/test_policy.py"): [
         (
             "cuDNN's attention is asked",
             "load_policy",
@@ -570,7 +570,7 @@ TABLE = {
             "copy.copy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)",
         ),
     ],
-    ("grpo/load.py", "test_start.py"): [
+    ("grpo/model/load.py", "test_start.py"): [
         (
             "the reference is the base, not the start",
             "load_policy",
@@ -578,7 +578,7 @@ TABLE = {
             "copy.deepcopy(model)",
         ),
     ],
-    ("grpo/policy.py", "grpo/test_endings.py"): [
+    ("grpo/model/policy.py", "grpo/test_endings.py"): [
         (
             "the chat template's end token ends nothing",
             "_stop_ids",
@@ -674,13 +674,13 @@ TABLE = {
             "[x - y for x, y in zip(after.values(), before.values())]",
         ),
     ],
-    ("grpo/sources.py", "test_resume.py"): [
+    ("grpo/run/sources.py", "test_resume.py"): [
         ("changed sources accepted unasked", "check", "set(found) <= set(accept)", "True"),
     ],
-    ("grpo/sources.py", "grpo/test_sources.py"): [
+    ("grpo/run/sources.py", "grpo/test_sources.py"): [
         ("one page of each tensor", "_places", "(last - start) * i // (PAGES - 1)", "0"),
     ],
-    ("grpo/run.py", "test_resume.py"): [
+    ("grpo/run/session.py", "test_resume.py"): [
         (
             "settings taken from config.yaml as they are",
             "Run.check_sources",
@@ -696,7 +696,7 @@ TABLE = {
             "pass",
         ),
     ],
-    ("grpo/interrupt.py", "test_lost_console.py::test_under_nohup_a_hangup_is_nothing"): [
+    ("grpo/run/interrupt.py", "test_lost_console.py::test_under_nohup_a_hangup_is_nothing"): [
         (
             "a hangup counts under nohup",
             "Interrupt.__enter__",
@@ -870,10 +870,10 @@ TABLE = {
             "sample_key('eval', seed, problem.key)",
         ),
     ],
-    ("grpo/run.py", "grpo/test_background.py"): [
+    ("grpo/run/session.py", "grpo/test_background.py"): [
         ("what is being written goes on learning", "Run._copied", "self.memory.copy(live)", "live"),
     ],
-    ("grpo/store/background.py", "grpo/test_background.py"): [
+    ("grpo/run/background.py", "grpo/test_background.py"): [
         (
             "training waits for the disk",
             "Writer.collect",
@@ -881,10 +881,10 @@ TABLE = {
             "True",
         ),
     ],
-    ("grpo/store/checkpoint.py", "grpo/test_background.py"): [
+    ("grpo/run/checkpoint.py", "grpo/test_background.py"): [
         ("what was read back is not compared", "_on_disk", "_sha256(path) != checksum", "False"),
     ],
-    ("grpo/store/checkpoint.py", "grpo/test_checkpoint.py"): [
+    ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
         (
             "the first save does not count for the spacing",
             "CheckpointRules.reasons",
@@ -906,7 +906,7 @@ TABLE = {
             "step_of(path) >= step",
         ),
     ],
-    ("grpo/store/rollouts.py", "grpo/test_store_logs.py"): [
+    ("grpo/run/rollouts.py", "grpo/test_store_logs.py"): [
         ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
     ],
     ("tasks/supply.py", "tasks/test_supply.py"): [

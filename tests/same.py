@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from data.files import read_jsonl_zst
-from grpo.store.checkpoint import checkpoints
-from grpo.store.metrics import read_metrics
+from grpo.run.checkpoint import checkpoints
+from grpo.run.logs import read_metrics
 
 DATE = re.compile(r"(?m)^(=== step \d+) .*")
 CLOCKS = ("time", "step_time", "tokens_per_second")

@@ -20,8 +20,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum, is_shown
-from grpo.records import Outcome
 from grpo.curriculum.servo import Servo
+from grpo.records import Outcome
 from grpo.statistics import mean_bounds, rate_interval
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]

@@ -15,7 +15,7 @@ from bench_learning import OUT_OF_MEMORY, Arm, Record, parse
 from learning_sides import Course, Job, Stream, train_ours, train_trl, trl_trainer
 
 from grpo.evaluate import Sampling, evaluate
-from grpo.load import BUILTIN, load_policy
+from grpo.model.load import BUILTIN, load_policy
 from grpo.trainer import Trainer
 from tasks.base import UserError, scores_of
 

@@ -15,10 +15,10 @@ from data.corpus import load_corpus
 from data.errors import UserError
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.config import Config, load_config, parse
-from grpo.store.checkpoint import find_resume, verify
-from grpo.store.metrics import read_metrics
-from grpo.store.rollouts import groups_of
-from grpo.store.run_data import load_run
+from grpo.run.checkpoint import find_resume, verify
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
+from grpo.run.rollouts import groups_of
 from tasks.answers import extract
 from tasks.dataset import read_problems
 

@@ -14,12 +14,12 @@ MAY = {  # room: what it may import of the project
     "grpo": {"grpo", "tasks.base", "tasks.supply", "data.files"},
 }
 WIRES = {
-    "grpo/pretrain.py": {
-        "tasks.diet",
+    "grpo/pretrain/train.py": {
+        "grpo.pretrain.lessons",
         "data.corpus",
     },  # a program of its own, like train.py and eval.py
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
-    "grpo/show/samples.py": {"align.words"},
+    "grpo/tools/report/samples.py": {"align.words"},
 }
 
 

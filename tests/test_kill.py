@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import whole_run
-from conftest import BY_PLACE
+from conftest import BY_PLACE, whole_run
 from same import assert_same_run
 
 import train
 from grpo.evaluate import summarise
-from grpo.store.lock import locked
+from grpo.run.lock import locked
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
@@ -113,7 +112,7 @@ def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "grpo.run.summarise",
+            "grpo.run.session.summarise",
             lambda groups: (signal.raise_signal(signal.SIGTERM), summarise(groups))[1],
         )
         assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGTERM

@@ -22,8 +22,8 @@ import train
 from data.errors import exit_status
 from data.files import write_whole
 from data.streams import Lasting
-from grpo.interrupt import Interrupt
-from grpo.store.checkpoint import checkpoints
+from grpo.run.checkpoint import checkpoints
+from grpo.run.interrupt import Interrupt
 from tasks.base import UserError
 
 TOP = Path(train.__file__).resolve().parent

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import whole_run
-from conftest import BY_PLACE
+from conftest import BY_PLACE, whole_run
 from same import assert_same_run
 
 import train

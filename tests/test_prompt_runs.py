@@ -13,10 +13,10 @@ import eval as evaluation
 import train
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import Config, parse
-from grpo.replay import replay
-from grpo.start import start_from
-from grpo.store import checkpoint as store
-from grpo.store.run_data import load_run
+from grpo.run import checkpoint as store
+from grpo.run.reader import load_run
+from grpo.run.start import start_from
+from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BY_PLACE
-from same import unhurried
 from safetensors.torch import load_file
+from same import unhurried
 
 import train
 from data.files import read_jsonl_zst
-from grpo.store.checkpoint import checkpoints
-from grpo.store.metrics import read_metrics
-from grpo.store.run_data import load_run
+from grpo.run.checkpoint import checkpoints
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
 
 TRAIN = Path(train.__file__)
 ENVIRONMENT = {

@@ -15,14 +15,14 @@ from same import assert_same_run
 from transformers import AutoModelForCausalLM
 
 import train
-from grpo import export
-from grpo.endings import end_of_turn
-from grpo.load import load_policy
 from grpo.learn.logprobs import token_logprobs
-from grpo.rollout.engine import generate
+from grpo.model.endings import end_of_turn
+from grpo.model.load import load_policy
+from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
-from grpo.run import Run
-from grpo.store.metrics import read_metrics
+from grpo.run.logs import read_metrics
+from grpo.run.session import Run
+from grpo.tools import export
 from tasks.base import load_task, problem_at
 
 MODEL = os.environ.get("GRPO_REAL_MODEL", "")

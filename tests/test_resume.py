@@ -5,15 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import OWN
 import yaml
-from conftest import make_tiny_model
+from conftest import OWN, make_tiny_model
 
 import data.corpus
 import eval as evaluation
 import train
-from grpo import export, sources
-from grpo.store import checkpoint as store
+from grpo.run import checkpoint as store
+from grpo.run import sources
+from grpo.tools import export
 from tasks import audit
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
@@ -212,7 +212,7 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
 
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
     """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no edit."""
-    monkeypatch.setattr("grpo.run.Run.save_if_due", lambda *_: 1 / 0)
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main(["--resume", "runs/lora", "--steps", "3"])
     monkeypatch.undo()

@@ -10,7 +10,8 @@ import pytest
 
 import eval
 import train
-from grpo import inspect, report
+from grpo.tools import inspect
+from grpo.tools.report import page as report
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")

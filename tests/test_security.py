@@ -14,8 +14,8 @@ from conftest import make_tiny_model
 
 import eval as evaluation
 import train
-from grpo import inspect
-from grpo.load import load_policy
+from grpo.model.load import load_policy
+from grpo.tools import inspect
 from tasks import audit
 from tasks.base import UserError
 

@@ -7,22 +7,22 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from conftest import OWN
 import torch
 import yaml
+from conftest import OWN
 from same import assert_same_run
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
 import train
-from grpo import export
-from grpo.load import load_policy
-from grpo.plan import parse as parse_plan
-from grpo.replay import replay
-from grpo.run import EVAL_SEED, Run
-from grpo.store import checkpoint as store
-from grpo.store.metrics import read_metrics
-from grpo.store.run_data import load_run
+from grpo.model.load import load_policy
+from grpo.run import checkpoint as store
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
+from grpo.run.session import EVAL_SEED, Run
+from grpo.tools import export
+from grpo.tools.plan import parse as parse_plan
+from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.base import load_task, problem_stream
 from tasks.dataset import write_problems

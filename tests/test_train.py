@@ -19,9 +19,9 @@ from same import assert_same_run, timeless
 import eval as evaluation
 import train
 from data.files import read_jsonl_zst
-from grpo.store import checkpoint as store
-from grpo.store.metrics import read_metrics
-from grpo.store.rollouts import groups_of
+from grpo.run import checkpoint as store
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
 from grpo.variance import REMEDIES, TRAP_REMEDY
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
@@ -207,7 +207,7 @@ def _killed_and_resumed(home, monkeypatch, flags, task):
         if report.step == 3:
             raise Killed
 
-    monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", _after(killed))
     with pytest.raises(Killed):
         train.main([*flags, "--name", "cut"])
     monkeypatch.undo()
@@ -220,7 +220,7 @@ def _killed_and_resumed(home, monkeypatch, flags, task):
 
 
 def _after(then):
-    from grpo.run import Run
+    from grpo.run.session import Run
 
     original = Run.save_if_due
 
@@ -706,7 +706,7 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tin
         if report.step == 4:
             raise Killed
 
-    monkeypatch.setattr("grpo.run.Run.save_if_due", _after(killed))
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", _after(killed))
     with pytest.raises(Killed):
         train.main([*options, "--name", "cut"])
     monkeypatch.undo()

@@ -8,7 +8,7 @@ own right answers, and only groups that fail get one.
 
 from dataclasses import replace
 
-from grpo.policy import Policy
+from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from tasks.base import Problem, Task, is_right, scores_of
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 from grpo.curriculum.ladder import LADDER
+from grpo.distributed import ALONE, Ranks
 from grpo.evaluate import TOO_MANY_TRUNCATED, Sampling, evaluate, select, truncated_share
 from grpo.learn.logprobs import token_logprobs
-from grpo.policy import Policy
-from grpo.ranks import ALONE, Ranks
+from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.variance import classify
 from tasks.base import Problem, Task, is_right, levels_of, range_of

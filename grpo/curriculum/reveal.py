@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from grpo.policy import Policy
+from grpo.model.policy import Policy
 from grpo.records import Completion, Group
-from grpo.rollout.engine import Guess
+from grpo.rollout.generate import Guess
 from tasks.base import is_right, key_of
 
 ALONE = 0.25  # share of the groups that are given nothing

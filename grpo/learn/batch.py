@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
-from grpo.learn.packing import places, sent
+from grpo.model.packed_attention import places, sent
 from grpo.records import Group
 
 

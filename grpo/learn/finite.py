@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from grpo.ranks import ALONE, Ranks
+from grpo.distributed import ALONE, Ranks
 from tasks.base import UserError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grpo.learn.precision import linear, products
+from grpo.model.matmul import linear, products
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
 Truncate = Callable[
@@ -95,7 +95,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 temperature_N[part],
             )
             if is_fused:
-                from grpo.learn import kernels
+                from grpo.model import kernels
 
                 kernels.logprobs[(len(logits_nV),)](
                     logits_nV,
@@ -146,7 +146,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 d_N[part],
             )
             if lse_N is not None:
-                from grpo.learn import kernels
+                from grpo.model import kernels
 
                 d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
                 n, V = d_logits_nV.shape

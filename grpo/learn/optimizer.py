@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.memory import STATE
-from grpo.ranks import ALONE, Ranks
+from grpo.distributed import ALONE, Ranks
+from grpo.model.memory import STATE
 from tasks.base import needs
 
 OPTIMIZERS = tuple(STATE)

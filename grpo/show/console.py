@@ -15,7 +15,8 @@ from contextlib import contextmanager, nullcontext
 from statistics import fmean
 from typing import Any, TextIO
 
-from rich.console import Console as RichConsole, Group as Stack
+from rich.console import Console as RichConsole
+from rich.console import Group as Stack
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from grpo.config import Config
-from grpo.prompts import template_arguments
+from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
 from tasks.base import Task, declared_budget, sources_of
 

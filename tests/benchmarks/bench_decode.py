@@ -18,11 +18,13 @@ import bench_model
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo.load import BUILTIN
-from grpo.policy import Policy
-from grpo.rollout.cache import NAME
-from grpo.rollout import captured, engine, fused
-from grpo.rollout.drafting import Drafting, Plans
+from grpo.model.load import BUILTIN
+from grpo.model.policy import Policy
+from grpo.model.prefix_cache import NAME
+from grpo.rollout import cuda_decoder as fused
+from grpo.rollout import cuda_graph as captured
+from grpo.rollout import generate as engine
+from grpo.rollout.speculative import Drafting, Plans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 

@@ -11,10 +11,10 @@ import time
 import torch
 
 from data.corpus import documents_of, load_corpus
-from grpo.load import load_policy
-from grpo.rollout.drafting import Drafting
-from grpo.rollout.engine import generate
+from grpo.model.load import load_policy
+from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
+from grpo.rollout.speculative import Drafting
 from tasks.drafts import Guess
 
 

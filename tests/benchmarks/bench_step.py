@@ -2,12 +2,12 @@
 
 Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
 rewards, LoRA, KL weight, learning rate and precision: bfloat16 on a GPU (in full fine-tuning ours has float32 masters, TRL none), else float32
-(ours by its default, `--dtype auto`: on a CPU with units for bfloat16 the products of the backward pass are in bfloat16, see `grpo.learn.precision`). Each is a process of its own, so
+(ours by its default, `--dtype auto`: on a CPU with units for bfloat16 the products of the backward pass are in bfloat16, see `grpo.model.matmul`). Each is a process of its own, so
 that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
 memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With `--gpus N` ours is N processes
-that share out the step (TRL is not run; "plan" is what `grpo.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
+that share out the step (TRL is not run; "plan" is what `grpo.tools.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
 
 Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
 - decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
@@ -119,7 +119,7 @@ def trained_by(model) -> int:
 
 def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
     """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and lengths seen; parameters trained; memory used)."""
-    from grpo.ranks import meeting
+    from grpo.distributed import meeting
 
     device, _ = precision(arguments)
     if arguments.gb:
@@ -136,7 +136,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
 def config_of(arguments, folder: Path):
     """Return our configuration, defaults filled in."""
     from grpo.config import Config
-    from grpo.run import Run
+    from grpo.run.session import Run
 
     task = RandomRewards()
     config = Config(
@@ -165,10 +165,10 @@ def config_of(arguments, folder: Path):
 
 
 def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
-    """Return the row that `grpo.plan` would have foretold for a GPU that it knows, or None."""
+    """Return the row that `grpo.tools.plan` would have foretold for a GPU that it knows, or None."""
     import torch
 
-    from grpo import plan
+    from grpo.tools import plan
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     known = next((gpu for called, gpu in plan.GPUS.items() if called in name), None)
@@ -198,7 +198,7 @@ def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, 
 def run_ranks(
     arguments, folder: Path, device: str, ranks
 ) -> tuple[list[dict], int, dict[str, float]]:
-    from grpo.load import load_policy
+    from grpo.model.load import load_policy
     from grpo.trainer import Trainer
 
     task, config = RandomRewards(), config_of(arguments, folder)

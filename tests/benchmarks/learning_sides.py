@@ -25,10 +25,10 @@ from bench_step import memory_used, now, trained_by
 from grpo.config import CLIP, Config
 from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
 from grpo.learn.optimizer import maker
-from grpo.load import adapter_of, load_policy, load_tokenizer, resolve
-from grpo.policy import Policy
-from grpo.rollout.engine import fitting
-from grpo.run import EVAL_SEED, Run
+from grpo.model.load import adapter_of, load_policy, load_tokenizer, resolve
+from grpo.model.policy import Policy
+from grpo.rollout.generate import fitting
+from grpo.run.session import EVAL_SEED, Run
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, load_task, scores_of
 from tasks.supply import Supply

@@ -14,7 +14,7 @@ from data import foreign
 from data.corpus import Document, documents_of, load_corpus
 from data.errors import UserError
 from data.foreign import KINDS, foreign_texts, generated
-from tasks import diet
+from grpo.pretrain import lessons as diet
 from tasks.base import foreign_of, load_task, problem_at
 
 SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")

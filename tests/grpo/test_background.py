@@ -9,16 +9,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import OWN
 import torch
+from conftest import OWN
 
 import train
-from grpo.load import load_policy
-from grpo.memory import free_host_memory
-from grpo.store import background, checkpoint
-from grpo.store.background import HostMemory, Save, Writer
-from grpo.store.checkpoint import checkpoints, verify
-from grpo.store.metrics import read_metrics
+from grpo.model.load import load_policy
+from grpo.model.memory import free_host_memory
+from grpo.run import background, checkpoint
+from grpo.run.background import HostMemory, Save, Writer
+from grpo.run.checkpoint import checkpoints, verify
+from grpo.run.logs import read_metrics
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
@@ -277,7 +277,7 @@ def test_a_program_that_ends_at_once_has_its_own_status(tmp_path):
     """The interpreter would abort where it ends while a thread writes from within Rust."""
     code = (
         "import time, torch; from safetensors.torch import save_file\n"
-        "from grpo.store.background import Save, Writer, end_process\n"
+        "from grpo.run.background import Save, Writer, end_process\n"
         "tensors = {'a': torch.zeros(100)}\n"
         "def write(folder):\n    while True: save_file(tensors, folder / 'a')\n"
         "Writer().start(Save('.', 1, write, [], 0.0, 1, (), None))\n"

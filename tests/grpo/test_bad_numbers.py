@@ -14,14 +14,14 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import train
 from grpo.config import Config
+from grpo.distributed import Ranks
 from grpo.learn.finite import check_loaded, check_step
-from grpo.load import load_policy
-from grpo.ranks import Ranks
+from grpo.model.load import load_policy
 from grpo.records import Completion
-from grpo.rollout import engine
-from grpo.store.run_data import load_run
-from grpo.store import checkpoint as store
-from grpo.store.metrics import read_metrics
+from grpo.rollout import generate as engine
+from grpo.run import checkpoint as store
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 

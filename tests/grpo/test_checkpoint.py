@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from grpo.learn.optimizer import Optimizer
-from grpo.store import checkpoint as store
-from grpo.store.checkpoint import (
+from grpo.run import checkpoint as store
+from grpo.run.checkpoint import (
     CheckpointRules,
     checkpoints,
     find_resume,

@@ -6,7 +6,7 @@ import pytest
 from grpo.config import Config, load_config, parse
 from grpo.evaluate import summarise
 from grpo.records import Group
-from grpo.run import Run
+from grpo.run.session import Run
 from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave
 

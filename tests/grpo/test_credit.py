@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from grpo.encoding import plain_tokens
 from grpo.learn.advantages import SCALES, advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.credit import token_advantages, token_ends, token_states
 from grpo.learn.loss import step_loss
-from grpo.load import BUILTIN
-from grpo.policy import Policy
+from grpo.model.encoding import plain_tokens
+from grpo.model.load import BUILTIN
+from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave

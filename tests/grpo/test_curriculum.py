@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.curriculum.ladder import LADDER, Curriculum, is_auto, parse_rungs, ramp_to
-from grpo.records import Outcome
 from grpo.curriculum.servo import EXPLORE, Servo
+from grpo.records import Outcome
 from tasks.base import UserError
-
 
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
 

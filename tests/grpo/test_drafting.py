@@ -8,11 +8,11 @@ from conftest import make_tiny_model
 from families import FAMILIES, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.load import BUILTIN, load_policy
-from grpo.rollout.drafting import LENGTHS, NONE, Drafting, Plans
-from grpo.rollout.eager import EagerDecoder
-from grpo.rollout.fused import FusedDecoder
+from grpo.model.load import BUILTIN, load_policy
+from grpo.rollout.cuda_decoder import FusedDecoder
+from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.sampling import sample_key, uniform
+from grpo.rollout.speculative import LENGTHS, NONE, Drafting, Plans
 from tasks.base import UserError, problem_at
 from tasks.drafts import Guess
 from tasks.interleave import Interleave
@@ -132,7 +132,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
             ]
             self._set(rows.tolist(), written.tolist(), plans, [True] * len(rows))
 
-    import grpo.rollout.engine as engine
+    import grpo.rollout.generate as engine
 
     kept, engine.Plans = engine.Plans, Known
     try:

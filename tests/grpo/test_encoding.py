@@ -19,10 +19,10 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from grpo.encoding import controls_of, plain_tokens, prompt_tokens, target_length
-from grpo.load import BUILTIN
-from grpo.policy import Policy
-from grpo.rollout.drafting import Plans
+from grpo.model.encoding import controls_of, plain_tokens, prompt_tokens, target_length
+from grpo.model.load import BUILTIN
+from grpo.model.policy import Policy
+from grpo.rollout.speculative import Plans
 from tasks.base import UserError, load_task, problem_at
 
 TASK = load_task("interleave")

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
-from grpo.endings import end_of_turn
-from grpo.load import BUILTIN, load_policy
+from grpo.model.endings import end_of_turn
+from grpo.model.load import BUILTIN, load_policy
 
 USER = "{% for m in messages %}<|user|>{{ m['content'] }}"
 

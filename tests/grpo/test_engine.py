@@ -16,12 +16,12 @@ from transformers import (
 
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
-from grpo.load import BUILTIN, load_policy
+from grpo.model import prefix_cache as cache
+from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
-from grpo.rollout import cache
-from grpo.rollout.captured import light_products
-from grpo.rollout.eager import EagerDecoder, accepted
-from grpo.rollout.engine import budget_for, fitting, generate
+from grpo.rollout.cuda_graph import light_products
+from grpo.rollout.eager_decoder import EagerDecoder, accepted
+from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 

@@ -11,8 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from grpo import export
-from grpo.load import BUILTIN
+from grpo.model.load import BUILTIN
+from grpo.tools import export
 
 FLAGS = [
     "--words",

@@ -8,12 +8,12 @@ import torch
 from families import FAMILIES, PROMPTS, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.load import BUILTIN, load_policy
-from grpo.rollout import engine
-from grpo.rollout.captured import FusedModel
-from grpo.rollout.drafting import Drafting, Plans
-from grpo.rollout.fused import FusedDecoder, disagreement
+from grpo.model.load import BUILTIN, load_policy
+from grpo.rollout import generate as engine
+from grpo.rollout.cuda_decoder import FusedDecoder, disagreement
+from grpo.rollout.cuda_graph import FusedModel
 from grpo.rollout.sampling import sample_key, truncation, uniform
+from grpo.rollout.speculative import Drafting, Plans
 
 pytestmark = pytest.mark.gpu
 FUSED = ("llama-3 rotary scaling", "qwen2", "qwen3", "mistral")

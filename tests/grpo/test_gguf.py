@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 import eval as evaluation
 import train
-from grpo import export
-from grpo.load import load_policy, load_tokenizer
-from grpo.sources import base_sources
+from grpo.model.load import load_policy, load_tokenizer
+from grpo.run.sources import base_sources
+from grpo.tools import export
 from tasks.base import UserError
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")

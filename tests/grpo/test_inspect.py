@@ -1,4 +1,4 @@
-"""A run read back: load_run, and every command of grpo.inspect."""
+"""A run read back: load_run, and every command of grpo.tools.inspect."""
 
 import csv
 import importlib.util
@@ -10,10 +10,11 @@ import sys
 import pytest
 
 import train
-from grpo import inspect, load_run
+from grpo import load_run
 from grpo.records import Completion, Group
-from grpo.store.metrics import read_metrics
-from grpo.store.rollouts import groups_of, summaries, write_rollouts
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of, summaries, write_rollouts
+from grpo.tools import inspect
 from tasks.base import Problem, Score, UserError
 
 STEPS, PROMPTS, SIZE = 5, 3, 4
@@ -150,7 +151,7 @@ def test_records_as_a_data_frame(run, monkeypatch):
 
 
 def test_torch_is_not_imported(run):
-    code = f"import sys, grpo.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    code = f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -7,11 +7,12 @@ from families import FAMILIES, SHAPE
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
-from grpo.learn import operations, precision
-from grpo.learn.lean import checkpoint_layers, lean_model
 from grpo.learn.logprobs import token_logprobs
-from grpo.load import BUILTIN, load_policy
-from grpo.policy import Policy
+from grpo.model import matmul as precision
+from grpo.model import ops as operations
+from grpo.model.llama import checkpoint_layers, lean_model
+from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Policy
 
 LEAN = ["llama-3 rotary scaling", "mistral", "qwen2", "qwen3"]
 PROMPTS, COMPLETIONS = [(5, 6, 7), (8, 9)], [(1, 2, 3), (4, 5), (6,), (7, 8, 9)]

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import train
-from grpo.store.metrics import read_metrics
+from grpo.run.logs import read_metrics
 
 # Nats a token that bfloat16's rounding may put between sampler and trainer. Of this model's 28 random layers, with logits five times as large as theirs
 # would be, it makes much: transformers in bfloat16 is 0.013 from itself in float32, 0.86 at the worst of 192 tokens.

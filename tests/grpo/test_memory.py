@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from grpo.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
-from grpo.rollout.engine import generate
+from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
+from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
 
 

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.store.metrics import MetricsLog, SamplesLog, read_metrics
+from grpo.run.logs import MetricsLog, SamplesLog, read_metrics
 from tasks.base import Problem, Score
 
 

@@ -19,11 +19,11 @@ from transformers import (
     PhimoeConfig,
 )
 
-from grpo import model_check
-from grpo.load import BUILTIN, load_policy
-from grpo.model_check import EXACT, ROUGH, _between, _factor, choose_path, probe_of
-from grpo.policy import Policy
-from grpo.rollout import cache
+from grpo.model import check as model_check
+from grpo.model import prefix_cache as cache
+from grpo.model.check import EXACT, ROUGH, _between, _factor, choose_path, probe_of
+from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Policy
 from tasks.base import UserError
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
+from grpo.distributed import Ranks
 from grpo.learn.optimizer import Optimizer, maker
-from grpo.ranks import Ranks
-from grpo.store import checkpoint
-from grpo.store.checkpoint import load_optimizer, save_optimizer
+from grpo.run import checkpoint
+from grpo.run.checkpoint import load_optimizer, save_optimizer
 from tasks.base import UserError
 
 RATE = 1e-4

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.learn import packing
-from grpo.learn.packing import Packing
+from grpo.model import packed_attention as packing
+from grpo.model.packed_attention import Packing
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
     lambda size: st.tuples(

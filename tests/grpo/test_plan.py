@@ -7,8 +7,8 @@ import pytest
 from llama import CONFIG
 from transformers import AutoTokenizer, GPT2Config
 
-from grpo import plan
-from grpo.load import BUILTIN
+from grpo.model.load import BUILTIN
+from grpo.tools import plan
 from tasks.base import UserError
 
 H200 = plan.GPUS["H200"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import snapshot_download
 
-from grpo.load import load_policy, resolve
+from grpo.model.load import load_policy, resolve
 from tasks.base import UserError
 
 PROMPT = (5, 6, 7)
@@ -81,8 +81,8 @@ def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
             "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b."
         )
 
-    monkeypatch.setattr("grpo.load.AutoModelForCausalLM.from_pretrained", refused)
-    monkeypatch.setattr("grpo.load._hub_answers", lambda _: True)
+    monkeypatch.setattr("grpo.model.load.AutoModelForCausalLM.from_pretrained", refused)
+    monkeypatch.setattr("grpo.model.load._hub_answers", lambda _: True)
     with pytest.raises(
         UserError,
         match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory",
@@ -94,10 +94,10 @@ def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
 def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("grpo.load.getproxies", dict)
-    monkeypatch.setattr("grpo.load.ENDPOINT", "https://localhost")  # nobody answers there
+    monkeypatch.setattr("grpo.model.load.getproxies", dict)
+    monkeypatch.setattr("grpo.model.load.ENDPOINT", "https://localhost")  # nobody answers there
     monkeypatch.setattr(
-        "grpo.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path)
+        "grpo.model.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path)
     )
     with pytest.raises(
         UserError,

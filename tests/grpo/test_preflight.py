@@ -11,7 +11,6 @@ from same import assert_same_run, differing, written
 from transformers import AutoModelForCausalLM
 
 import train
-from grpo import inspect, report
 from grpo.curriculum.preflight import (
     NO_LEVEL,
     PROBLEMS,
@@ -28,9 +27,11 @@ from grpo.curriculum.preflight import (
 )
 from grpo.evaluate import Sampling
 from grpo.records import Completion, Group
-from grpo.run import Run
-from grpo.store.metrics import read_metrics
-from grpo.store.run_data import load_run
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
+from grpo.run.session import Run
+from grpo.tools import inspect
+from grpo.tools.report import page as report
 from tasks.base import Problem, Score, load_task, problem_at, split_of_key
 from tasks.dataset import write_problems
 from tasks.interleave import Interleave

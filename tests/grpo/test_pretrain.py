@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from grpo import pretrain
-from grpo.muon import Muon, orthogonal
+from grpo.pretrain import train as pretrain
+from grpo.pretrain.muon import Muon, orthogonal
 
 SHAPE = ["--layers", "2", "--width", "32", "--inner", "48", "--heads", "2", "--kv-heads", "1"]
 VOCABULARY = 64

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from grpo.config import Config, parse
-from grpo.encoding import controls_of
-from grpo.load import BUILTIN
-from grpo.policy import Policy
-from grpo.prompts import (
+from grpo.model.encoding import controls_of
+from grpo.model.load import BUILTIN
+from grpo.model.policy import Policy
+from grpo.model.prompts import (
     MOST_CHARACTERS,
     MOST_LINES,
     PromptFormat,
@@ -24,7 +24,7 @@ from grpo.prompts import (
     template_arguments,
     wording_text,
 )
-from grpo.rollout.engine import budget_for, fitting
+from grpo.rollout.generate import budget_for, fitting
 from tasks.arithmetic import Arithmetic
 from tasks.base import UserError, problem_at
 from tasks.supply import Examples

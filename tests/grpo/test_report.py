@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo import report
 from grpo.records import Completion, Group
-from grpo.show import samples
-from grpo.store.metrics import MetricsLog
-from grpo.store.rollouts import write_rollouts
-from grpo.store.run_data import load_run
+from grpo.run.logs import MetricsLog
+from grpo.run.reader import load_run
+from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import page as report
+from grpo.tools.report import samples
 from tasks.base import Problem, Score
 
 EVIL = "<script>alert(1)</script>"
@@ -422,7 +422,7 @@ def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
 
 
 def test_torch_is_not_imported(made):
-    code = f"import sys, grpo.report as r; assert r.main([{str(made)!r}]) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    code = f"import sys, grpo.tools.report.page as r; assert r.main([{str(made)!r}]) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

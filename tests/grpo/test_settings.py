@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config import Config
-from grpo.load import load_policy
+from grpo.model.load import load_policy
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from tasks.base import UserError, load_task

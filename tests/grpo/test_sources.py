@@ -7,8 +7,8 @@ import torch
 from conftest import make_tiny_model
 from safetensors.torch import save_file
 
-from grpo import sources
-from grpo.sources import (
+from grpo.run import sources
+from grpo.run.sources import (
     PAGE,
     PAGES,
     base_sources,

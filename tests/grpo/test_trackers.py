@@ -6,9 +6,9 @@ import pytest
 from conftest import BY_PLACE
 
 import train
-from grpo.store import trackers
-from grpo.store.metrics import read_metrics
-from grpo.store.trackers import Trackers, check_installed, names_of, scalars
+from grpo.run import trackers
+from grpo.run.logs import read_metrics
+from grpo.run.trackers import Trackers, check_installed, names_of, scalars
 from tasks.base import UserError
 
 FLAGS = [

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from grpo import trainer as trainer_module
 from grpo.config import Config
 from grpo.learn.loss import LOSSES
-from grpo.load import load_policy
-from grpo.rollout.engine import budget_for
+from grpo.model.load import load_policy
+from grpo.rollout.generate import budget_for
 from grpo.trainer import Trainer, _Clock, outcome_of
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.supply import Supply

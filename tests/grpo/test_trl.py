@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import LOSSES, step_loss, token_weights
-from grpo.load import BUILTIN
+from grpo.model.load import BUILTIN
 
 pytest.importorskip("trl", reason="needs the extra bench")
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and datasets' own

@@ -14,13 +14,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import grpo.learn.update as update_module
 from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
-from grpo.learn.optimizer import Optimizer
 from grpo.learn.loss import LOSSES, step_loss, token_weights
+from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs, update
-from grpo.learn.precision import has_fast_products
-from grpo.load import load_policy
+from grpo.model.load import load_policy
+from grpo.model.matmul import has_fast_products
 from grpo.records import Group
-from grpo.rollout.engine import generate
+from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, Score
 

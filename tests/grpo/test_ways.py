@@ -24,12 +24,12 @@ from grpo.curriculum.warm_start import ANSWERS, ENOUGH, LOOK_EVERY, most_updates
 from grpo.learn.imitate import imitate
 from grpo.learn.loss import SHAPING, demonstration_loss, step_loss
 from grpo.learn.optimizer import default_rate
-from grpo.load import load_policy
+from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.run import Run
-from grpo.show.samples import packed
-from grpo.store.rollouts import groups_of, write_rollouts
-from grpo.store.run_data import rollout_record
+from grpo.run.reader import rollout_record
+from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.session import Run
+from grpo.tools.report.samples import packed
 from grpo.trainer import Trainer
 from grpo.variance import VarianceMonitor
 from tasks import audit

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import eval as evaluation
 import train
-from grpo.load import load_policy
+from grpo.model.load import load_policy
 from tasks.base import UserError
 
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from tasks import diet
+from grpo.pretrain import lessons as diet
 from tasks.interleave import interleaved
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

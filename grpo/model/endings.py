@@ -1,0 +1,38 @@
+"""Which token ends an answer.
+
+A model's files name its end tokens, and its chat template shows one: the control token that it writes after an
+assistant's turn. The two may differ. Base models with a chat template name the end of a document, and the GGUF reader
+of `transformers` takes the first token of a turn for the last one. The template is right: the model was trained on it.
+"""
+
+from jinja2.exceptions import TemplateError
+
+from grpo.model.encoding import controls_of
+
+QUESTION = "Which?"
+ANSWER = "This"  # one plain word, which no template changes
+
+
+def end_of_turn(tokenizer) -> int | None:
+    """Return the control token that the chat template writes after an assistant's answer.
+
+    None where there is no template, where it takes no assistant's turn, or where plain text follows the answer.
+    """
+    pattern = controls_of(tokenizer).pattern
+    if not tokenizer.chat_template or pattern is None:
+        return None
+
+    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except TemplateError:
+        return None
+
+    _, answer, rest = text.rpartition(ANSWER)
+    found = pattern.match(rest.lstrip()) if answer else None
+    return tokenizer.convert_tokens_to_ids(found[0]) if found else None
+
+
+def name_of(tokenizer, token: int | None) -> str:
+    """Return a token as messages show it: "<|im_end|>"."""
+    return "no token" if token is None else str(tokenizer.convert_ids_to_tokens(token))

@@ -1,0 +1,113 @@
+"""The files that a run appends to, step by step; of several ranks the first one has them, the others `NoFiles`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from data.files import write_whole
+from grpo.records import Decision, Group, StepReport
+from grpo.run import checkpoint as checkpoints
+from grpo.run.logs import MetricsLog, SamplesLog, append
+from grpo.run.rollouts import file_of, remove_after, summaries, write_rollouts
+from grpo.run.trackers import Trackers
+from grpo.text import visible
+from tasks.base import UserError
+
+
+class RunFiles:
+    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log, prompt.txt, warnings.log and rollouts/ of the run in
+    `folder`, and its trackers.
+
+    `config` has the run's settings by name, of which "track" and "samples_every" count here; `mark` stands in each line that could be taken for a real
+    run's; the run has `done` so many steps; `warn` says a line.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        mark: Mapping[str, str],
+        done: int,
+        warn: Callable[[str], None],
+    ):
+        self.folder, self.mark = folder, mark
+        self.metrics, self.evals = MetricsLog(folder), MetricsLog(folder, "eval.jsonl")
+        self.seen, self.decisions = (
+            MetricsLog(folder, "seen.jsonl"),
+            MetricsLog(folder, "curriculum.jsonl"),
+        )
+        self.groups = MetricsLog(folder, "groups.jsonl")
+        self.samples = SamplesLog(folder, every=config["samples_every"])
+        self.trackers = Trackers(config["track"], folder, config, done, warn)
+
+    def began(self, keys: Sequence[str]):
+        """Write the keys of the problems that the policy was trained on before this run, as those of step 0."""
+        self.seen.append({"step": 0, "keys": list(keys)})
+
+    def step(self, report: StepReport):
+        """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
+        self.keep("step", report.step, report.groups)
+        self.metrics.append(report.metrics)
+        self.trackers.log(report.metrics)
+        keys = dict.fromkeys(group.problem.key for group in report.groups)
+        self.seen.append({"step": report.step, "keys": list(keys)})
+        self.groups.append({"step": report.step, "groups": summaries(report.groups)})
+        self.decided(report.decisions)
+        self.samples.append(report.step, report.groups)
+
+    def imitated(self, groups: list[Group]):
+        """Write the right answers that were imitated before the first step, and the keys of their problems."""
+        self.keep("imitation", 0, groups)
+        keys = [group.problem.key for group in groups]
+        self.seen.append({"step": 0, "imitated": True, "keys": keys})
+
+    def decided(self, decisions: Sequence[Decision]):
+        for decision in decisions:
+            self.decisions.append({**decision.to_json(), **self.mark})
+
+    def evaluated(self, line: dict[str, Any]):
+        self.evals.append(line)
+        self.trackers.log(line)
+
+    def concluded(self, verdict: dict[str, Any]):
+        """Append the verdict to eval.jsonl."""
+        self.evals.append(verdict)
+
+    def keep(self, name: str, step: int, groups: list[Group]):
+        """Write groups with all their texts to rollouts/."""
+        try:
+            write_rollouts(file_of(self.folder, name, step), groups, step=step)
+        except UserError as error:
+            raise UserError(f"{error}; go on with --resume {self.folder}") from error
+
+    def rewind(self, done: int):
+        """Remove what was written of steps after `done`, for they will be made again."""
+        checkpoints.remove_partial(self.folder)
+        for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
+            log.truncate_after(done)
+        remove_after(self.folder, done)
+        checkpoints.remove_after(self.folder, done)
+
+    def prompted(self, lines: Sequence[str]):
+        """Write what the model is sent for the run's first problem to prompt.txt, once in the life of the run."""
+        path = self.folder / "prompt.txt"
+        if not path.exists():
+            write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+    def warned(self, line: str):
+        """Keep a warning in warnings.log, for a console may be closed, or lost."""
+        append(
+            self.folder / "warnings.log",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {visible(line)}\n",
+        )
+
+    def finish(self):
+        self.trackers.finish()
+
+
+class NoFiles:
+    """Goes through the same motions and writes nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None

@@ -1,0 +1,183 @@
+"""A run read back from its directory: `run = load_run("runs/NAME")`.
+
+    run.metrics                        a record (dict) a step, the lines of metrics.jsonl; likewise run.evals, run.decisions
+    run.group_index                    a record a group of all steps: class, action, spread ... (groups.jsonl)
+    run.rollouts(step=12, group=3)     a record a completion: text, tokens, reward, parts, advantage ...
+    run.groups(12)                     the groups of a step as the trainer had them (`grpo.records.Group`)
+
+Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one after the other. Records
+are plain dicts in a list; `to_pandas()` makes a data frame of them. Neither torch nor transformers is imported.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.files import read_text
+from grpo.records import Group
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import file_of, groups_of, steps_of, summaries
+from tasks.base import UserError, needs
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the values of a run's config.yaml, unchecked. Raises UserError for a file that is none."""
+    try:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"{path}: is no YAML, so not the configuration of a run ({str(error).splitlines()[0]})"
+        ) from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
+    return values
+
+
+class Records(list):
+    """Plain dicts in a list, e.g. ``Records([{"step": 1, "reward": 0.3}])``."""
+
+    def to_pandas(self):
+        """Return the records as a pandas DataFrame (the extra `notebook`)."""
+        with needs("pandas", "notebook"):
+            import pandas
+        return pandas.DataFrame.from_records(self)
+
+
+class RunData:
+    """What a run has stored. Raises UserError where a file is damaged, or there is no such step or group."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not (self.path / "config.yaml").is_file():
+            raise UserError(
+                f"{self.path}: is no run (it has no config.yaml); give the directory that train.py named, such as runs/NAME"
+            )
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, with the "facts" of the run."""
+        return read_config(self.path / "config.yaml")
+
+    @cached_property
+    def metrics(self) -> Records:
+        return self._log("metrics.jsonl")
+
+    @cached_property
+    def evals(self) -> Records:
+        """The evaluations: those lines of eval.jsonl that are no verdict."""
+        return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """The last verdict on the run (see `grpo.verdict`); None before it has one."""
+        lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
+        return lines[-1] if lines else None
+
+    @property
+    def reports(self) -> Records:
+        """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that are no looks."""
+        return Records(line for line in self.evals if line["purpose"] == "report")
+
+    @cached_property
+    def decisions(self) -> Records:
+        return self._log("curriculum.jsonl")
+
+    @cached_property
+    def group_index(self) -> Records:
+        """What `grpo.run.rollouts.summaries` says of each group of all steps; from the rollouts where an older run has no groups.jsonl."""
+        lines = self._log("groups.jsonl") or [
+            {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
+        ]
+        return Records(
+            {"step": line["step"], **group} for line in lines for group in line["groups"]
+        )
+
+    def steps(self, kind: str = "step") -> list[int]:
+        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion" (looks), "preflight", "failed"."""
+        return steps_of(self.path, kind)
+
+    def groups(self, step: int, kind: str = "step") -> list[Group]:
+        """Return the groups of a step, in the order in which they were drawn."""
+        path = file_of(self.path, kind, step)
+        if not path.exists():
+            there = self.steps(kind)
+            which = f"it has {there[0]} to {there[-1]}" if there else "it has none"
+            raise UserError(f"{self.path}: no rollouts of {kind} {step} are stored; {which}")
+        return groups_of(path)
+
+    def group(self, step: int, number: int, kind: str = "step") -> Group:
+        """Return the group `number`, from 0, of a step."""
+        groups = self.groups(step, kind)
+        if not 0 <= number < len(groups):
+            raise UserError(
+                f"{self.path}: {kind} {step} has no group {number}; it has 0 to {len(groups) - 1}"
+            )
+        return groups[number]
+
+    def rollouts(
+        self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
+    ) -> Records:
+        """Return a record for each completion of the steps (None: all) and group asked for; see `each_rollout`."""
+        return Records(self.each_rollout(step, group, kind))
+
+    def each_rollout(
+        self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a record for each completion, one step in memory at a time.
+
+        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action, key, prompt, target, text (behind what was "revealed", if anything was), finish, num_tokens,
+        tokens, logprobs, reward, value, exact, parts, and advantage: a number, a list of one a token, or None where nothing was learned.
+        """
+        steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
+        for number in steps:
+            groups = (
+                enumerate(self.groups(number, kind))
+                if group is None
+                else [(group, self.group(number, group, kind))]
+            )
+            for place, drawn in groups:
+                for sample in range(len(drawn.completions)):
+                    yield {
+                        "step": number,
+                        "group": place,
+                        "sample": sample,
+                        **rollout_record(drawn, sample),
+                    }
+
+    def _log(self, name: str) -> Records:
+        return Records(read_metrics(self.path / name))
+
+
+def rollout_record(group: Group, sample: int) -> dict[str, Any]:
+    """Return what is known of one completion of a group, as JSON values."""
+    completion, score = group.completions[sample], group.scores[sample]
+    return {
+        "index": group.index,
+        "attempt": group.attempt,
+        "level": group.problem.level,
+        "temperature": group.temperature,
+        "class": group.verdict,
+        "action": group.action,
+        "key": group.problem.key,
+        "prompt": group.problem.prompt,
+        "target": group.problem.target,
+        "text": completion.text,
+        **({"revealed": group.revealed} if group.revealed else {}),
+        "finish": completion.finish,
+        "num_tokens": len(completion.tokens),
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
+        "reward": score.reward,
+        "value": score.value,
+        "exact": score.exact,
+        "parts": dict(score.parts),
+        "advantage": group.advantages[sample] if group.advantages else None,
+    }
+
+
+def load_run(path: str | Path) -> RunData:
+    """Return what the run in directory `path` has stored, read when it is asked for. Raises UserError when there is no run."""
+    return RunData(path)

@@ -1,0 +1,248 @@
+"""What a run depends on beside its own directory, as fingerprints: base model, adapter that it started from, dataset,
+corpus, configuration, task file.
+
+Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter, eval.py and
+grpo.tools.export) takes them anew and refuses each difference, unless `--accept-changes` names its kind.
+
+A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are hashed
+whole. Of weights the header is hashed whole (names, shapes, types), and of each tensor PAGES pages of
+PAGE bytes, evenly spaced, the first and the last among them, or all of it where it is no larger: 6 GB
+take well under a second. A model that was fine-tuned differs in every page of the matrices it trained;
+what can be missed is a change that is confined to bytes between the pages, such as a few rows of the
+embedding. Of a task of the user's own its file counts, not what that imports.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+
+from data.files import read_json
+from grpo.model import load
+from grpo.model.gguf import is_gguf
+from grpo.text import shortened
+from tasks.base import Task, UserError, sources_of, task_file
+
+KINDS = ("base", "start", "dataset", "corpus", "config", "task")
+NAME = "sources.json"
+DIGITS = 16
+PAGE = 4096
+PAGES = 8
+SHOWN = 3  # differences of a kind that a line names; the others are counted
+BASE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)  # what transformers reads of a model: a README or a license beside them may change
+
+Fingerprints = Mapping[str, str]  # name of a file, a document, or a setting -> fingerprint
+
+
+def accepted_kinds(text: str | None) -> list[str]:
+    """Return the kinds that `--accept-changes` names, with commas between them."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def sources_now(
+    model: str, dataset: str | None, spec: str, task: Task, start: str | None = None
+) -> dict[str, Any]:
+    """Return the fingerprints of all kinds but the configuration, as things are now.
+
+    `start` is the checkpoint of an earlier run that this one began with.
+    """
+    return {
+        "base": base_sources(model),
+        "start": start_sources(model, start),
+        "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
+        "corpus": sources_of(task),
+        "task": {str(file): file_digest(file) for file in task_file(spec)},
+    }
+
+
+def base_sources(model: str) -> Fingerprints | None:
+    """Return the fingerprints of a model's files; None for a model of the hub that is not on disk yet."""
+    if is_gguf(model):
+        return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
+
+    folder = _folder_of(model)
+    if folder is None:
+        return None
+
+    files = {path for pattern in BASE_FILES for path in folder.glob(pattern) if path.is_file()}
+    return {
+        path.name: weights_digest(path) if path.suffix == ".safetensors" else file_digest(path)
+        for path in sorted(files)
+        if not path.name.startswith("optimizer")  # of a checkpoint that is the base; not read
+    }
+
+
+def start_sources(model: str, start: str | None) -> Fingerprints | None:
+    """Return the fingerprints of the adapter that a run began with; none where it began with `model` itself.
+
+    None for one that is not there any more: only the reference of --beta still depends on it.
+    """
+    if start is None or start == model:
+        return {}
+    if not Path(start).is_dir():
+        return None
+    return {path.name: file_digest(path) for path in sorted(Path(start).glob("adapter_*"))}
+
+
+def read_sources(checkpoint: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint says of the run's sources; None where it was made before they were kept."""
+    path = checkpoint / NAME
+    if not path.is_file():
+        return None
+
+    saved = read_json(path)
+    is_sound = isinstance(saved, dict) and isinstance(saved.get("accepted", []), list)
+    if not (is_sound and all(isinstance(saved.get(kind) or {}, dict) for kind in KINDS)):
+        raise UserError(f"{path}: does not hold the sources of a run; give another checkpoint")
+    return saved
+
+
+def check(
+    checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], accept: Sequence[str]
+) -> dict[str, str]:
+    """Return what has changed since `checkpoint` was saved, by kind; all of it is accepted.
+
+    `saved` is what `read_sources` returned, `now` the same of today. Kinds that one of them lacks are not compared.
+    Raises UserError, naming all that has changed, where a kind that has is not in `accept`.
+    """
+    found = {
+        kind: ", ".join(_some(lines))
+        for kind in KINDS
+        if (lines := differences(saved.get(kind), now.get(kind), is_config=kind == "config"))
+    }
+    if not set(found) <= set(accept):
+        said = "; ".join(f"{kind}: {change}" for kind, change in found.items())
+        raise UserError(
+            f"{checkpoint}: changed since it was saved: {said}; undo that, or if it is intended "
+            f"give --accept-changes {','.join(found)}"
+        )
+    return found
+
+
+def check_base(checkpoint: Path, model: str, accept: Sequence[str]) -> list[str]:
+    """Check the base model under the adapter of `checkpoint`; return what is to be said of it.
+
+    A checkpoint that is a whole model does not depend on its base.
+    """
+    if not (checkpoint / "adapter_config.json").exists():
+        return []
+
+    saved = read_sources(checkpoint)
+    if saved is None:
+        return [unknown(checkpoint)]
+    changes = check(checkpoint, saved, {"base": base_sources(model)}, accept)
+    return [accepted(checkpoint, kind, change) for kind, change in changes.items()]
+
+
+def accepted(checkpoint: Path, kind: str, change: str) -> str:
+    return f"changed since {checkpoint} was saved, and accepted: {kind}: {change}"
+
+
+def unknown(checkpoint: Path) -> str:
+    return (
+        f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, dataset, corpus, "
+        "task or configuration have changed since cannot be checked"
+    )
+
+
+def differences(
+    saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, *, is_config: bool = False
+) -> list[str]:
+    """Return each name whose value differs, with both values; none where one side is not known (None)."""
+    if saved is None or now is None:
+        return []
+
+    return [
+        f"{name} {_shown(saved, name, is_config)} → {_shown(now, name, is_config)}"
+        for name in sorted({*saved, *now})
+        if saved.get(name) != now.get(name)
+    ]
+
+
+def file_digest(path: Path) -> str:
+    """Return the fingerprint of a whole file."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def weights_digest(path: Path) -> str:
+    """Return the fingerprint of a safetensors file: its size, its header, and some pages of each tensor."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(str(size).encode())
+            for start, stop in _spans(file.fileno(), size):
+                for place in _places(start, stop):
+                    digest.update(os.pread(file.fileno(), min(PAGE, stop - place), place))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    return digest.hexdigest()[:DIGITS]
+
+
+def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where the header lies, in pieces that are hashed whole, and where each tensor does; all as one where there is no header."""
+    begin = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    try:
+        header = json.loads(os.pread(descriptor, begin - 8, 8)) if begin <= size else {}
+        places = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        spans = sorted((begin + start, begin + stop) for start, stop in places)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        spans = []
+    if not spans:  # damaged: loading it will say so
+        yield 0, size
+        return
+
+    for start in range(0, begin, PAGE):
+        yield start, min(begin, start + PAGE)
+    yield from spans
+
+
+def _places(start: int, stop: int) -> range | list[int]:
+    """Return where the pages of a span begin: all of them, or PAGES evenly spaced from its first to its last."""
+    if stop - start <= PAGE * PAGES:
+        return range(start, stop, PAGE)
+    last = stop - PAGE
+    return [start + (last - start) * i // (PAGES - 1) for i in range(PAGES)]
+
+
+def _folder_of(model: str) -> Path | None:
+    """Return the directory that holds a model; None for one of the hub that is not on disk yet."""
+    if model == "builtin":
+        return load.BUILTIN
+    if Path(model).exists():
+        return Path(model)
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def _shown(values: Mapping[str, Any], name: str, is_config: bool) -> str:
+    if name not in values:
+        return "absent"
+    return shortened(str(values[name])) if is_config else str(values[name])[:8]
+
+
+def _some(lines: list[str]) -> list[str]:
+    others = len(lines) - SHOWN
+    return lines[:SHOWN] + ([f"and {others} more"] if others > 0 else [])

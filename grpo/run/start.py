@@ -1,0 +1,71 @@
+"""The policy that a new run starts from, where --model names an earlier run or one of its checkpoints.
+
+A checkpoint of full fine-tuning is a model: it is the new run's base. A checkpoint of LoRA is an
+adapter: it goes on being trained over its own base, so that the new run's checkpoints depend on
+that base alone.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Config, load_config
+from grpo.run.checkpoint import find_resume
+from tasks.base import UserError
+
+ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")  # what an adapter's shape and scale hang on
+PROMPT = ("system", "shots", "chat_template_kwargs")
+TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)  # by the new run, unless a flag differs
+AUTOMATIC = {"lora_rank": -1, "learning_rate": 0.0}  # values by which a flag leaves it open
+
+
+def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint `model`, or the newest valid one of the run `model`; and warnings.
+
+    Returns (None, []) if `model` is not one of our runs. Raises UserError where a run has no valid
+    checkpoint.
+    """
+    path = Path(model)
+    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
+        return None, []
+    return find_resume(path, flag="--model")
+
+
+def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """Return the configuration of a new run whose --model may be an earlier run; and warnings.
+
+    The new run is loaded, prompted and trained as the earlier one was, unless a flag (`given`) says
+    otherwise; the wording is kept if the task is the same. Raises UserError if the flags ask for a
+    different adapter.
+    """
+    checkpoint, warnings = checkpoint_of(config.model)
+    if checkpoint is None:
+        return config, []
+
+    given = {name: value for name, value in given.items() if value != AUTOMATIC.get(name)}
+    earlier = load_config(checkpoint.parent.parent / "config.yaml")
+    has_adapter = (checkpoint / "adapter_config.json").exists()
+    if has_adapter:
+        _check_adapter(checkpoint, earlier, given)
+
+    taken = {name: getattr(earlier, name) for name in TAKEN_OVER if name not in given}
+    if config.task == earlier.task and "wording" not in given:
+        taken["wording"] = earlier.wording
+    rank = {**taken, **given}["lora_rank"]
+    if "learning_rate" not in given and rank == earlier.lora_rank:
+        taken["learning_rate"] = earlier.learning_rate
+    base = earlier.model if has_adapter else str(checkpoint)
+    return dataclasses.replace(config, **taken, model=base, start=str(checkpoint)), warnings
+
+
+def _check_adapter(checkpoint: Path, earlier: Config, given: Mapping[str, Any]) -> None:
+    """Raise UserError where the flags ask for another adapter than that of the checkpoint."""
+    for name in ADAPTER:
+        own = getattr(earlier, name)
+        if name in given and given[name] != own:
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag} {given[name]}: the adapter of {checkpoint} has {own}; leave the flag out, or merge "
+                f"the adapter (python -m grpo.export {checkpoint} FOLDER) and give --model FOLDER"
+            )
