@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data.files import write_whole
-from grpo.config import Config, load_config
+from grpo.config import Config, load_config, names_in
 from grpo.evaluate import (
     Sampling,
     budgets,
@@ -44,7 +44,7 @@ from grpo.model.prompts import (
     wording_text,
 )
 from grpo.records import Group
-from grpo.run.sources import accepted_kinds, check_base, read_sources
+from grpo.run.sources import check_base, read_sources
 from grpo.run.start import checkpoint_of
 from grpo.text import visible
 from tasks.base import (
@@ -92,7 +92,7 @@ def report(argv: list[str]) -> int:
         policy, seen = load_policy(arguments.model, device=arguments.device), set()
     else:
         policy, seen = load_run_policy(
-            checkpoint, config, arguments.device, accepted_kinds(arguments.accept_changes)
+            checkpoint, config, arguments.device, names_in(arguments.accept_changes)
         )
     for note in policy.notes:
         print(f"eval.py: warning: {note}", file=sys.stderr)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 import zstandard
 
 from data.errors import UserError
@@ -135,3 +136,17 @@ def _parse(where: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not JSON ({error})") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the values of a run's config.yaml, unchecked. Raises UserError unless it is a mapping."""
+    try:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"{path}: not valid YAML, so not the configuration of a run ({str(error).splitlines()[0]})"
+        ) from error
+
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
+    return values

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from data.files import write_whole
+from data.files import read_config, write_whole
 from grpo.curriculum.ladder import LADDER, is_auto, parse_rungs, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
@@ -27,9 +27,6 @@ from grpo.model.prompts import (
     wording_text,
 )
 from grpo.rollout.speculative import parse_mode
-from grpo.run.reader import read_config
-from grpo.run.sources import KINDS, accepted_kinds
-from grpo.run.trackers import TRACKERS, names_of
 from tasks.base import Parser, Task, UserError, check_wording, flags_of_tasks, split_options
 from tasks.supply import fixed_size
 
@@ -38,6 +35,8 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }  # low, high; each paper's own; else 0.2, 0.2
+SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
+TRACKERS = ("tensorboard", "wandb", "trackio")
 SCHEDULES = ("constant", "cosine")
 WAYS = ("auto", "off", "imitation", "reveal", "demonstrations")
 PREFLIGHTS = ("on", "off", "only")
@@ -56,6 +55,15 @@ ON_RESUME = (
     "patience",
     "track",
 )
+
+
+def names_in(text: str | None) -> list[str]:
+    """Return the names of a list such as "wandb,trackio".
+
+    >>> names_in("wandb, trackio"), names_in(None)
+    (['wandb', 'trackio'], [])
+    """
+    return [part.strip() for part in text.split(",")] if text else []
 
 
 def flag(default: Any, help: str, **extra: Any) -> Any:
@@ -297,7 +305,7 @@ class Config:
     accept_changes: str | None = flag(
         None,
         "with --resume: go on although these have changed since the checkpoint: any of "
-        + ", ".join(KINDS)
+        + ", ".join(SOURCES)
         + " (several: commas between them)",
     )
     eval_every: int = flag(
@@ -471,14 +479,17 @@ class Config:
                 getattr(self, name) is None or getattr(self, name) > 0,
                 "give a number above 0",
             )
-        accepted = accepted_kinds(self.accept_changes)
-        yield "accept_changes", set(accepted) <= set(KINDS), one_of(*KINDS)
+        yield (
+            "accept_changes",
+            set(names_in(self.accept_changes)) <= set(SOURCES),
+            one_of(*SOURCES),
+        )
+        yield "track", set(names_in(self.track)) <= set(TRACKERS), one_of(*TRACKERS)
         parse_mode(self.draft)
         template_arguments(self.chat_template_kwargs)
         if self.curriculum:
             parse_rungs(self.curriculum)
         fixed_size(self.problems)
-        names_of(self.track)
 
     @property
     def clips(self) -> tuple[float, float]:

@@ -173,7 +173,7 @@ TABLE = {
             "pass",
         ),
     ],
-    ("grpo/learn/finite.py", "grpo/test_bad_numbers.py"): [
+    ("grpo/model/finite.py", "grpo/test_bad_numbers.py"): [
         (
             "each rank judges by its own numbers",
             "check_step",

@@ -14,13 +14,27 @@ MAY = {  # room: what it may import of the project
     "grpo": {"grpo", "tasks.base", "tasks.supply", "data.files"},
 }
 WIRES = {
-    "grpo/pretrain/train.py": {
-        "grpo.pretrain.lessons",
-        "data.corpus",
-    },  # a program of its own, like train.py and eval.py
+    # How the embedded model was made: a program of its own, like train.py and eval.py.
+    "grpo/pretrain/train.py": {"data.corpus"},
+    "grpo/pretrain/lessons.py": {"data.corpus", "tasks.arithmetic", "tasks.interleave"},
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
 }
+
+
+LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower layers alone
+    ("text", "statistics", "records", "distributed"),
+    ("model", "spread"),
+    ("rollout", "learn"),
+    ("evaluate", "variance"),
+    ("curriculum",),
+    ("config", "verdict"),
+    ("trainer",),
+    ("run",),
+    ("show",),
+    ("tools", "pretrain"),
+    ("inspect", "export", "plan", "report", "smollm2", "grpo"),  # what `python -m` runs
+)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -49,6 +63,22 @@ def test_imports_follow_the_way_of_the_data(file):
             parent for good in allowed for parent in (good.rsplit(".", 1)[0],) if "." in good
         }
         assert prefixes & allowed or name in parents, f"{file} imports {name}"
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module of `grpo`: "model" of "grpo.model.policy"."""
+    return (module.split(".") + ["grpo"])[1]
+
+
+@pytest.mark.parametrize("file", [file for file in files() if file.startswith("grpo/")])
+def test_rooms_of_grpo_import_downwards(file):
+    module = file[:-3].replace("/", ".").removesuffix(".__init__")
+    height = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+    here = room_of(module) if module != "grpo" else "grpo"
+    for name in imports_of(TOP / file):
+        there = room_of(name)
+        if name.startswith("grpo.") and there != here:
+            assert height[there] < height[here], f"{file} imports {name}"
 
 
 def test_no_circles():

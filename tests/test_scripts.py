@@ -11,7 +11,7 @@ import pytest
 import eval
 import train
 from grpo.tools import inspect
-from grpo.tools.report import page as report
+from grpo.tools.report import page
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -48,9 +48,11 @@ def test_the_flags_of_written_commands_exist(path, known):
         assert flags <= known[name], path
 
 
-@pytest.mark.parametrize(("program", "least"), [(inspect, 8), (report, 2)])
-def test_the_commands_of_readers_in_the_readme_are_read(program, least):
-    written = re.findall(rf"python -m {program.__name__} (.*)", (HOUSE / "README.md").read_text())
+@pytest.mark.parametrize(
+    ("name", "program", "least"), [("grpo.inspect", inspect, 8), ("grpo.report", page, 2)]
+)
+def test_the_commands_of_readers_in_the_readme_are_read(name, program, least):
+    written = re.findall(rf"python -m {name} (.*)", (HOUSE / "README.md").read_text())
     assert len(written) >= least
     for line in written:
         program.parse(shlex.split(line, comments=True))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo.learn.batch import micro_batches
-from grpo.learn.finite import check_step
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs, named_tensors
+from grpo.model.finite import check_step
 from grpo.model.matmul import rough_gradients
 from grpo.model.policy import Policy
 from grpo.records import Group

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from grpo.distributed import Ranks
 from grpo.learn.batch import MicroBatch, micro_batches
-from grpo.learn.finite import check_step
 from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
 from grpo.learn.optimizer import Optimizer
+from grpo.model.finite import check_step
 from grpo.model.matmul import rough_gradients
 from grpo.model.policy import Policy
 from grpo.records import Group

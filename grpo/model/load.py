@@ -27,8 +27,8 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from grpo.learn.finite import check_loaded
 from grpo.model import gguf
+from grpo.model.finite import check_loaded
 from grpo.model.matmul import has_fast_products
 from grpo.model.policy import Policy
 from tasks.base import UserError, needs

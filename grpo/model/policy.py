@@ -9,8 +9,9 @@ Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -26,8 +27,6 @@ from grpo.model.memory import prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PlainPacking
 from grpo.model.prefix_cache import SharedPrompt
 from grpo.model.prompts import PromptFormat, check_format
-from grpo.rollout.cuda_decoder import fused_model
-from grpo.rollout.cuda_graph import FusedModel
 from tasks.base import Problem, UserError
 
 REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
@@ -69,12 +68,8 @@ class Policy:
             p.numel() * p.element_size()
             for p in (*model.parameters(), *(frozen.parameters() if frozen else ()))
         )
+        self.decoder_cache: dict[str, Any] = {}  # what the rollout keeps for this policy
         choose_path(self)
-
-    @cached_property
-    def fused(self) -> FusedModel | None:
-        """The fast decode step, where device and model have one."""
-        return fused_model(self)
 
     @property
     def is_plain(self) -> bool:

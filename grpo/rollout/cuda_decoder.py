@@ -146,9 +146,16 @@ class FusedDecoder:
         return self.laid_out[1]
 
 
+def cuda_step(policy) -> FusedModel | None:
+    """Return the captured decode step of `policy`, made once and kept with it, or None if it has none."""
+    if "cuda" not in policy.decoder_cache:
+        policy.decoder_cache["cuda"] = fused_model(policy)
+    return policy.decoder_cache["cuda"]
+
+
 @torch.no_grad()
 def fused_model(policy) -> FusedModel | None:
-    """Return the fused decode step of `policy`, or None where device or model have none."""
+    """Return a new captured decode step of `policy`, or None where device or model have none."""
     if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128):
         return None
     model = FusedModel(policy)

@@ -14,7 +14,7 @@ import torch
 
 from grpo.model.policy import Policy
 from grpo.records import Completion
-from grpo.rollout.cuda_decoder import FusedDecoder
+from grpo.rollout.cuda_decoder import FusedDecoder, cuda_step
 from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.speculative import LENGTHS, SHORT, Drafting, Plans
 from tasks.base import Problem, UserError
@@ -127,7 +127,8 @@ def _generate(
     policy: Policy, prompts, keys, temperatures, budgets, truncate, guesses, drafting
 ) -> list[list[Completion]]:
     P, G, room = len(prompts), len(keys[0]), max(budgets)
-    kind, source = (FusedDecoder, policy.fused) if policy.fused else (EagerDecoder, policy)
+    captured = cuda_step(policy)
+    kind, source = (FusedDecoder, captured) if captured else (EagerDecoder, policy)
     is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
     width = room + longest + 1  # drafts may reach beyond the budget; there they never count

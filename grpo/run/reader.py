@@ -14,26 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from data.files import read_text
+from data.files import read_config
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import file_of, groups_of, steps_of, summaries
 from tasks.base import UserError, needs
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the values of a run's config.yaml, unchecked. Raises UserError for a file that is none."""
-    try:
-        values = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"{path}: is no YAML, so not the configuration of a run ({str(error).splitlines()[0]})"
-        ) from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
-    return values
 
 
 class Records(list):

@@ -19,14 +19,14 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import peft
 import torch
 import transformers
 
 from data.files import read_json
-from grpo.config import ON_RESUME, Config, load_config
+from grpo.config import ON_RESUME, Config, load_config, names_in
 from grpo.curriculum.ladder import PROMOTE_AT, is_shown
 from grpo.curriculum.preflight import (
     PROBLEMS,
@@ -52,9 +52,9 @@ from grpo.evaluate import (
     truncated_share,
     truncation_warning,
 )
-from grpo.learn.finite import check_loaded
 from grpo.learn.optimizer import default_rate
 from grpo.learn.update import named_tensors
+from grpo.model.finite import check_loaded
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Decision, Group, StepReport
@@ -77,7 +77,6 @@ from grpo.run.rollouts import file_of
 from grpo.run.sources import (
     NAME,
     accepted,
-    accepted_kinds,
     check,
     differences,
     read_sources,
@@ -86,7 +85,6 @@ from grpo.run.sources import (
 )
 from grpo.run.start import start_from
 from grpo.run.trackers import check_installed
-from grpo.show.console import Console
 from grpo.text import shortened
 from grpo.trainer import Trainer, curriculum_of
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
@@ -110,6 +108,24 @@ WARM_START_PROBLEMS = 32
 PROMOTION_SEED = (
     2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
 )
+
+
+class Display(Protocol):
+    """Where a run says what it does, e.g. `grpo.show.console.Console`."""
+
+    def say(self, line: str, style: str = "") -> None: ...
+    def warn(self, line: str) -> None: ...
+    def prompt(self, title: str, lines: Sequence[str]) -> None: ...
+    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def evaluation(self, line: Mapping[str, Any]) -> None: ...
+    def summary(
+        self,
+        before: Sequence[Mapping[str, Any]],
+        after: Sequence[Mapping[str, Any]],
+        files: Mapping[str, str],
+        next_commands: Sequence[str],
+        verdict: Sequence[str] = (),
+    ) -> None: ...
 
 
 def open_run(
@@ -142,7 +158,7 @@ def open_run(
                 f"--resume only {', '.join(ON_RESUME)} can be changed"
             )
     run = Run(folder, checkpoint, warnings, ranks)
-    run.found, run.accept = saved, accepted_kinds(config.accept_changes)
+    run.found, run.accept = saved, names_in(config.accept_changes)
     return run, Config(**{**saved, **changed})
 
 
@@ -268,7 +284,7 @@ class Run:
             *(f"config.yaml, since {self.checkpoint.name} was saved: {line}" for line in since),
         ]
 
-    def attach(self, trainer: Trainer, console: Console):
+    def attach(self, trainer: Trainer, console: Display):
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
         self.rules = CheckpointRules(

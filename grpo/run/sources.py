@@ -22,12 +22,12 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from data.files import read_json
+from grpo.config import SOURCES
 from grpo.model import load
 from grpo.model.gguf import is_gguf
 from grpo.text import shortened
 from tasks.base import Task, UserError, sources_of, task_file
 
-KINDS = ("base", "start", "dataset", "corpus", "config", "task")
 NAME = "sources.json"
 DIGITS = 16
 PAGE = 4096
@@ -48,11 +48,6 @@ BASE_FILES = (
 )  # what transformers reads of a model: a README or a license beside them may change
 
 Fingerprints = Mapping[str, str]  # name of a file, a document, or a setting -> fingerprint
-
-
-def accepted_kinds(text: str | None) -> list[str]:
-    """Return the kinds that `--accept-changes` names, with commas between them."""
-    return [part.strip() for part in text.split(",")] if text else []
 
 
 def sources_now(
@@ -108,7 +103,7 @@ def read_sources(checkpoint: Path) -> dict[str, Any] | None:
 
     saved = read_json(path)
     is_sound = isinstance(saved, dict) and isinstance(saved.get("accepted", []), list)
-    if not (is_sound and all(isinstance(saved.get(kind) or {}, dict) for kind in KINDS)):
+    if not (is_sound and all(isinstance(saved.get(kind) or {}, dict) for kind in SOURCES)):
         raise UserError(f"{path}: does not hold the sources of a run; give another checkpoint")
     return saved
 
@@ -123,7 +118,7 @@ def check(
     """
     found = {
         kind: ", ".join(_some(lines))
-        for kind in KINDS
+        for kind in SOURCES
         if (lines := differences(saved.get(kind), now.get(kind), is_config=kind == "config"))
     }
     if not set(found) <= set(accept):

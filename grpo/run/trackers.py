@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.config import names_in
 from tasks.base import UserError
 
 PROJECT = "grpo"
@@ -64,32 +65,21 @@ class _Trackio(_Run):
         )
 
 
-TRACKERS = {
+CLASSES = {
     "tensorboard": ("tensorboard", _TensorBoard),
     "wandb": ("wandb", _WeightsAndBiases),
     "trackio": ("trackio", _Trackio),
 }
 
 
-def names_of(text: str | None) -> list[str]:
-    """Return the trackers of a list such as "tensorboard,wandb". Raises UserError for a name that there is not."""
-    names = text.split(",") if text else []
-    for name in names:
-        if name not in TRACKERS:
-            raise UserError(
-                f"--track {text}: there is no tracker {name!r}; give one of {', '.join(TRACKERS)}, or several with commas between them"
-            )
-    return names
-
-
 def check_installed(text: str | None):
     """Raise UserError where a tracker of the list is not installed."""
-    for name in names_of(text):
+    for name in names_in(text):
         try:
-            importlib.import_module(TRACKERS[name][0])
+            importlib.import_module(CLASSES[name][0])
         except ImportError as error:
             raise UserError(
-                f"--track {text}: {name} is not installed: pip install {TRACKERS[name][0]}"
+                f"--track {text}: {name} is not installed: pip install {CLASSES[name][0]}"
             ) from error
 
 
@@ -118,9 +108,9 @@ class Trackers:
         say: Callable[[str], None],
     ):
         self.say, self.live = say, {}
-        for name in names_of(text):
+        for name in names_in(text):
             self._try(
-                name, lambda: self.live.update({name: TRACKERS[name][1](folder, config, done)})
+                name, lambda: self.live.update({name: CLASSES[name][1](folder, config, done)})
             )
 
     def log(self, line: Mapping[str, Any]):

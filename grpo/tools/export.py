@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from grpo.config import load_config
+from grpo.config import load_config, names_in
 from grpo.model.load import load_policy
 from grpo.model.policy import save_model
 from grpo.run.checkpoint import find_resume, step_of
 from grpo.run.reader import RunData, load_run
-from grpo.run.sources import accepted_kinds, check_base
+from grpo.run.sources import check_base
 from grpo.show.console import interval
 from tasks.base import Parser, UserError, exit_status
 
@@ -33,7 +33,7 @@ def write(arguments: argparse.Namespace) -> int:
         arguments.folder,
         adapter=arguments.adapter,
         dtype=arguments.dtype,
-        accept=accepted_kinds(arguments.accept_changes),
+        accept=names_in(arguments.accept_changes),
     )
     print(
         f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, with its tokenizer and card"

@@ -24,6 +24,7 @@ from grpo.model.prefix_cache import NAME
 from grpo.rollout import cuda_decoder as fused
 from grpo.rollout import cuda_graph as captured
 from grpo.rollout import generate as engine
+from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.speculative import Drafting, Plans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
@@ -100,7 +101,7 @@ def time_of(work, repeats: int = 20) -> float:
 @torch.no_grad()
 def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[float, int, int]:
     """Return seconds of one step, and the bytes that it must read, prompts once a group and once a row."""
-    model, prompt = policy.fused, context // 2
+    model, prompt = cuda_step(policy), context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
     ones = torch.ones(rows, dtype=torch.int64)
@@ -145,7 +146,7 @@ def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int 
 
 def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float):
     """Return the first and the best time of the rollout with drafts of which the share `right` is right, and drafting's figures."""
-    task, rng, model = Interleave(), random.Random(1), policy.fused
+    task, rng, model = Interleave(), random.Random(1), cuda_step(policy)
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     truth = [rng.choices(range(model.V), k=new) for _ in range(P * G)]
@@ -235,8 +236,8 @@ def main():
                 f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
                 flush=True,
             )
-            policy.fused.rows = 0  # the next case makes its own caches
-            policy.fused.own = policy.fused.shared = None
+            cuda_step(policy).rows = 0  # the next case makes its own caches
+            cuda_step(policy).own = cuda_step(policy).shared = None
     if tables != ["steps"]:
         print(
             "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | drafted: first s   then s   acceptance   a forward"

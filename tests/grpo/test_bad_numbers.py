@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import train
 from grpo.config import Config
 from grpo.distributed import Ranks
-from grpo.learn.finite import check_loaded, check_step
+from grpo.model.finite import check_loaded, check_step
 from grpo.model.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import generate as engine

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
-from grpo.rollout.cuda_decoder import FusedDecoder, disagreement
+from grpo.rollout.cuda_decoder import FusedDecoder, cuda_step, disagreement
 from grpo.rollout.cuda_graph import FusedModel
 from grpo.rollout.sampling import sample_key, truncation, uniform
 from grpo.rollout.speculative import Drafting, Plans
@@ -39,7 +39,7 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
         if "lora_B" in name:  # 0 in a new adapter
             torch.nn.init.normal_(parameter, 0.0, 0.1)
     policy.stops = stops
-    assert policy.fused is not None
+    assert cuda_step(policy) is not None
     return policy
 
 
@@ -77,7 +77,7 @@ def assert_same_samples(policy, ids, found, expected, temperature, truncate=None
 
 
 def eagerly(policy):
-    policy.__dict__["fused"] = None
+    policy.decoder_cache["cuda"] = None
     return policy
 
 
@@ -91,11 +91,11 @@ def eagerly(policy):
 def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
     policy = policy_of(tmp_path, family, lora)
     for temperature in (0.3, 0.15, 0.0):  # cold: see test_drafting
-        policy.fused  # noqa: B018
+        cuda_step(policy)
         ids, found = rollout(policy, samples=8, temperature=temperature, truncate=truncate)
-        kept, policy = policy.fused, eagerly(policy)
+        kept, policy = cuda_step(policy), eagerly(policy)
         expected = rollout(policy, samples=8, temperature=temperature, truncate=truncate)[1]
-        policy.__dict__["fused"] = kept
+        policy.decoder_cache["cuda"] = kept
         assert_same_samples(policy, ids, found, expected, temperature, truncate)
 
 
@@ -149,7 +149,7 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         _, shared = policy.prefill(prompts)
         shared.allot(rows, length)
         expected = policy.extend(tokens, shared)
-        model, ones = policy.fused, torch.ones(rows, dtype=torch.int64)
+        model, ones = cuda_step(policy), torch.ones(rows, dtype=torch.int64)
         decoder = FusedDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
@@ -162,10 +162,10 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
 def test_fused_sees_what_the_optimizer_changes(tmp_path):
     for lora in (0, 4):
         policy = policy_of(tmp_path, "qwen2", lora)
-        assert disagreement(policy.fused) < 1e-4
+        assert disagreement(cuda_step(policy)) < 1e-4
         for parameter in policy.parameters:
             parameter.data += 0.1 * torch.randn_like(parameter)
-        assert disagreement(policy.fused) < 1e-4
+        assert disagreement(cuda_step(policy)) < 1e-4
 
 
 def test_fused_models_are_saved_whole(tmp_path):

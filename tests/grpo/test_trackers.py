@@ -6,9 +6,10 @@ import pytest
 from conftest import BY_PLACE
 
 import train
+from grpo.config import TRACKERS, Config
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
-from grpo.run.trackers import Trackers, check_installed, names_of, scalars
+from grpo.run.trackers import CLASSES, Trackers, check_installed, scalars
 from tasks.base import UserError
 
 FLAGS = [
@@ -55,7 +56,8 @@ class Spy:
 
 @pytest.fixture
 def spied(monkeypatch):
-    monkeypatch.setattr(trackers, "TRACKERS", {"spy": ("json", Spy), "other": ("json", Spy)})
+    monkeypatch.setattr(trackers, "CLASSES", {"spy": ("json", Spy), "other": ("json", Spy)})
+    monkeypatch.setattr("grpo.config.TRACKERS", ("spy", "other"))
     monkeypatch.setattr(Spy, "made", [])
     return monkeypatch
 
@@ -122,11 +124,11 @@ def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
 
 
 def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys):
-    assert names_of(None) == [] and names_of("wandb,trackio") == ["wandb", "trackio"]
     with pytest.raises(
-        UserError, match="there is no tracker 'excel'; give one of tensorboard, wandb, trackio"
+        UserError, match="--track wandb,excel: give one of tensorboard, wandb, trackio"
     ):
-        names_of("wandb,excel")
+        Config(track="wandb,excel")
+    assert set(CLASSES) == set(TRACKERS)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="wandb is not installed: pip install wandb"):
         check_installed("wandb")
