@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from data.files import read_config, write_whole
-from grpo.curriculum.ladder import LADDER, is_auto, parse_rungs, problems_needed, ramp_to
+from grpo.curriculum.ladder import LADDER, parse_rungs, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.learn.loss import LOSSES
@@ -38,7 +38,7 @@ CLIP = {
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
 SCHEDULES = ("constant", "cosine")
-WAYS = ("auto", "off", "imitation", "reveal", "demonstrations")
+WAYS = ("auto", "off", "imitation", "demonstrations")
 PREFLIGHTS = ("on", "off", "only")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
 ON_RESUME = (
@@ -105,10 +105,7 @@ class Config:
     )
     curriculum: str | None = flag(
         None,
-        "climb these levels, e.g. 10,25,50; alone: "
-        + ",".join(map(str, LADDER))
-        + "; auto, or auto:10-500: no "
-        "climbing, each step trains where groups differ most",
+        "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
         nargs="?",
         const=",".join(map(str, LADDER)),
     )
@@ -235,9 +232,9 @@ class Config:
     )
     warm_start: str = flag(
         "auto",
-        "the way from nothing to something: imitation (of a few right answers, before the first step), reveal (a part of the "
-        "right answer is given), demonstrations (the right answer joins groups that fail), off; auto: imitation where the "
-        "pre-flight finds that the first level is out of reach, else off",
+        "how a policy that earns nothing begins: imitation (of a few right answers, before the first step), demonstrations "
+        "(the right answer joins groups that fail), off; auto: imitation where the pre-flight finds the first level out of "
+        "reach, else off",
     )
     # learning
     loss: str = flag("dapo", " | ".join(LOSSES))
@@ -395,17 +392,6 @@ class Config:
             self.promote_by in (None, "running", "heldout"),
             one_of("running", "heldout"),
         )
-        yield (
-            "promote_by",
-            not (self.auto and self.promote_by == "heldout"),
-            "leave it out: --curriculum auto promotes nothing",
-        )
-        for name in ("rung_minutes", "rung_tokens"):
-            yield (
-                name,
-                not (self.auto and getattr(self, name) > 0),
-                "leave it out: --curriculum auto has no rungs to spend it on",
-            )
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
         yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
@@ -525,11 +511,6 @@ class Config:
     def mark(self) -> dict[str, str]:
         """What every line of a control run carries, so that it is never taken for a real one; nothing for a real run."""
         return {} if self.control == "none" else {"control": self.control}
-
-    @property
-    def auto(self) -> bool:
-        """Whether the levels are the servo's to choose."""
-        return is_auto(self.curriculum)
 
     @property
     def rungs(self) -> list[int]:

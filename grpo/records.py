@@ -40,8 +40,7 @@ class Group:
     learned from instead); `advantages` has one number for
     each completion, or (--credit alignment) one list for each, of a number for each of its tokens, or is empty where the group was
     not learned from; `trap` is what half of its completions or more do instead of what was asked, as the task names it
-    (`Score.parts["trap"]`), None where there is no such name; `revealed` is the beginning of the right answer that was given
-    with the prompt (`grpo.curriculum.reveal`): its tokens stand at the end of `prompt`, and nothing is learned from them.
+    (`Score.parts["trap"]`), None where there is no such name.
     """
 
     index: int  # the problem's index in the training stream
@@ -55,13 +54,12 @@ class Group:
     action: str = "keep"
     advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
-    revealed: str = ""
     shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
 
     @property
     def texts(self) -> list[str]:
-        """The answers that are scored: what was revealed, and what each completion wrote after it."""
-        return [self.revealed + completion.text for completion in self.completions]
+        """The answers that are scored."""
+        return [completion.text for completion in self.completions]
 
     @property
     def rewards(self) -> list[float]:
@@ -84,16 +82,15 @@ class Group:
 class Outcome:
     """A training step as the curriculum sees it.
 
-    E.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [0.1, 0.2]}, {10: [False, False]}, tokens=900)``.
+    E.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [False, False]}, tokens=900)``.
 
-    `values`, `spreads` and `collapsed` have for each level a list with an entry a group (first
-    tries): its mean score, the standard deviation of its rewards, and whether it collapsed.
+    `values` and `collapsed` have for each level a list with an entry per group (first tries): its
+    mean score, and whether it collapsed.
     `seconds` is what the step took, `tokens` what it sampled.
     """
 
     step: int
     values: dict[int, list[float]]
-    spreads: dict[int, list[float]] = field(default_factory=dict)
     collapsed: dict[int, list[bool]] = field(default_factory=dict)
     seconds: float = 0.0
     tokens: int = 0
@@ -103,8 +100,7 @@ class Outcome:
 class Decision:
     """What a curriculum decided after a step, a line of curriculum.jsonl.
 
-    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough), "spread" (the
-    servo moves). `before` and `after` are levels, `why` is a sentence with the `figures`.
+    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough). `before` and `after` are levels, `why` is a sentence with the `figures`.
     """
 
     step: int

@@ -25,8 +25,6 @@ import torch
 from grpo.config import Config
 from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum
-from grpo.curriculum.reveal import Reveal, beginning, behind, continued
-from grpo.curriculum.servo import Servo
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.distributed import ALONE, Ranks
 from grpo.learn.advantages import advantages
@@ -94,7 +92,6 @@ class Trainer:
         self.draft, self.drafting = draft_of(task), Drafting(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.progress = Progress(config.patience if config.control == "none" else 0)
-        self.reveal = Reveal({}) if config.warm_start == "reveal" else None
         self.started: WarmStart | None = None  # what imitation came to, where there was any
         self.solved = ""  # why the run ends early, once a held-out check has confirmed it
         self.done = 0  # steps
@@ -139,8 +136,6 @@ class Trainer:
         metrics["events"] = self.said + self.monitor.observe(groups, self.curriculum.level)
         self.said = []
         self.progress.observe(groups)
-        if self.reveal:
-            self.reveal.observe(groups)
         decisions = self.curriculum.observe(outcome_of(step, groups, seconds=metrics["step_time"]))
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done, self.drawn = step, problems[-1][0] + 1
@@ -215,11 +210,10 @@ class Trainer:
                 return max(1, number - 1)
         return len(problems)
 
-    def budget(self, prompt: tuple[int, ...], problem: Problem, revealed: int = 0) -> int:
-        """Return the most new tokens that a completion of `problem` may take after its `prompt` (token ids), which ends with
-        so many `revealed` tokens of the right answer."""
+    def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
+        """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
         asked, declared = self.config.max_new_tokens, declared_budget(self.task, problem.level)
-        return budget_for(self.policy, prompt, problem.target, asked, declared, revealed)
+        return budget_for(self.policy, prompt, problem.target, asked, declared)
 
     def rollout(
         self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
@@ -312,11 +306,7 @@ class Trainer:
         """Return an unscored group for each (index in the stream, problem, temperature)."""
         if not problems:
             return []
-        given = [self.given(step, index, problem) for index, problem, _ in problems]
-        prompts = [
-            self.policy.encode(problem) + tokens
-            for (_, problem, _), (tokens, _) in zip(problems, given)
-        ]
+        prompts = [self.policy.encode(problem) for _, problem, _ in problems]
         keys = [
             [
                 sample_key(self.config.seed, step, index, sample, attempt)
@@ -325,8 +315,7 @@ class Trainer:
             for index, _, _ in problems
         ]
         budgets = [
-            self.budget(prompt, problem, len(tokens))
-            for prompt, (_, problem, _), (tokens, _) in zip(prompts, problems, given)
+            self.budget(prompt, problem) for prompt, (_, problem, _) in zip(prompts, problems)
         ]
         answers = generate(
             self.policy,
@@ -336,12 +325,7 @@ class Trainer:
             budgets=budgets,
             truncate=self.truncate,
             drafting=self.drafting,
-            guesses=[
-                continued(self.draft(problem), text)
-                for (_, problem, _), (_, text) in zip(problems, given)
-            ]
-            if self.draft
-            else None,
+            guesses=[self.draft(problem) for _, problem, _ in problems] if self.draft else None,
         )
         return [
             Group(
@@ -349,22 +333,14 @@ class Trainer:
                 problem,
                 prompt,
                 temperature,
-                [behind(self.policy, tokens, text, completion) for completion in completions],
+                completions,
                 attempt,
-                revealed=text,
                 shots=self.policy.shots(problem),
             )
-            for (index, problem, temperature), prompt, completions, (tokens, text) in zip(
-                problems, prompts, answers, given
+            for (index, problem, temperature), prompt, completions in zip(
+                problems, prompts, answers
             )
         ]
-
-    def given(self, step: int, index: int, problem: Problem) -> tuple[tuple[int, ...], str]:
-        """Return the beginning of the right answer that the prompt of `problem` ends with: token ids and text."""
-        if self.reveal is None:
-            return (), ""
-        share = self.reveal.share(self.config.seed, step, index, problem.level)
-        return beginning(self.policy, problem.target, share)
 
     def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: a number a completion, or by --credit alignment a list of one for each token."""
@@ -467,9 +443,8 @@ class Trainer:
     ) -> dict[str, Any]:
         """Return the step's line for metrics.jsonl; figures of reward and length are over first tries."""
         first = [group for group in groups if group.attempt == 0]
-        alone = [group for group in first if not group.revealed] or first
-        completions = [completion for group in alone for completion in group.completions]
-        scores = [score for group in alone for score in group.scores]
+        completions = [completion for group in first for completion in group.completions]
+        scores = [score for group in first for score in group.scores]
         tokens = sum(group.tokens for group in groups)
         self.tokens += tokens
         new = {group.problem.key for group in first} - self.seen.keys()
@@ -486,7 +461,6 @@ class Trainer:
             "exact": fmean(score.exact for score in scores),
             **self.monitor.metrics(groups),
             **learned,
-            **(self.reveal.metrics(first) if self.reveal else {}),
             **self.drafting.metrics(),
             "problems/seen": len(self.seen) + len(new),
             "problems/repeated": 1 - len(new) / len(first),
@@ -519,7 +493,6 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "solved": self.solved,
             "drafting": self.drafting.state_dict(),
-            "reveal": self.reveal.state_dict() if self.reveal else None,
             "started": self.started.to_json() if self.started else None,
         }
 
@@ -548,19 +521,15 @@ class Trainer:
         self.progress.load_state_dict(state["progress"])
         self.solved = state["solved"]
         self.drafting.load_state_dict(state["drafting"])
-        if self.reveal:
-            self.reveal.load_state_dict(state["reveal"])
         if state["started"]:
             self.started = WarmStart(**state["started"])
 
 
-def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum | Servo:
-    """Return the curriculum that is asked for: the servo, a ladder, or a ladder of one rung; of other `rungs` where given."""
+def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum:
+    """Return the ladder that is asked for, of one level or more; with other levels where `rungs` are given."""
     rungs = list(rungs) or config.rungs
     promote_by = config.promote_by or "running"
     promote_at = config.promote_at or PROMOTE_AT[promote_by]
-    if config.auto:
-        return Servo(rungs, replay=config.replay, mastered_at=promote_at)
     return Curriculum(
         rungs,
         promote_by=promote_by,
@@ -622,12 +591,9 @@ class _Clock:
 def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
     """Return the step as the curriculum sees it: first tries, but the tokens of all."""
     first = [group for group in groups if group.attempt == 0]
-    values, spreads, collapsed = defaultdict(list), defaultdict(list), defaultdict(list)
+    values, collapsed = defaultdict(list), defaultdict(list)
     for group in first:
-        if group.revealed:  # it is no measure of what the policy can do alone
-            continue
         values[group.problem.level].append(fmean(score.value for score in group.scores))
-        spreads[group.problem.level].append(group.spread)
         collapsed[group.problem.level].append(group.verdict in COLLAPSED)
     tokens = sum(group.tokens for group in groups)
-    return Outcome(step, dict(values), dict(spreads), dict(collapsed), seconds, tokens)
+    return Outcome(step, dict(values), dict(collapsed), seconds, tokens)

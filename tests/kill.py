@@ -64,11 +64,11 @@ CASES = {
         "--on-degenerate",
         "resample",
     ],
-    "interleave, LoRA, servo, KL": [
+    "interleave, LoRA, ladder, KL": [
         "--words",
         "6",
         "--curriculum",
-        "auto:1-6",
+        "1,2,4,6",
         "--lora-rank",
         "4",
         "--beta",

@@ -751,26 +751,6 @@ TABLE = {
             "min(solved, len(rungs) - 1)",
         ),
     ],
-    ("grpo/curriculum/reveal.py", "grpo/test_ways.py"): [
-        (
-            "success reveals more",
-            "Reveal.observe",
-            "RATE * (fmean(shares) - SUCCESS)",
-            "RATE * (SUCCESS - fmean(shares))",
-        ),
-        (
-            "no group is given nothing",
-            "Reveal.share",
-            "0.0 if is_alone else share * self.bounds.get(level, 1.0)",
-            "share * self.bounds.get(level, 1.0)",
-        ),
-        (
-            "what is written loses its first space",
-            "behind",
-            "whole[len(text):]",
-            "whole[len(text):].lstrip()",
-        ),
-    ],
     ("grpo/curriculum/demonstrations.py", "grpo/test_ways.py"): [
         (
             "right groups get demonstrations too",
@@ -799,20 +779,6 @@ TABLE = {
             "imitate",
             "-(batch.weights_R[:, None] * logp_RT).sum()",
             "(batch.weights_R[:, None] * logp_RT).sum()",
-        ),
-    ],
-    ("grpo/curriculum/servo.py", "grpo/test_curriculum.py"): [
-        (
-            "mastered levels hold the servo",
-            "Servo.is_flat",
-            "weight >= FORGOTTEN and spread < FLAT",
-            "False",
-        ),
-        (
-            "the servo stays at an impossible level",
-            "Servo._best",
-            "max(filter(self.is_mastered, reach), default=reach[0])",
-            "max(reach)",
         ),
     ],
     ("grpo/spread.py", "grpo/test_variance.py"): [

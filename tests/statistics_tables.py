@@ -4,7 +4,6 @@ coverage   how often the 95 % intervals hold the true value, and how wide they a
 heldout    how likely a held-out look promotes, by true mean and number of problems
 running    how likely the running mean promotes, by true mean and prompts a step
 ladder     the moves of a ladder whose second rung is out of reach
-servo      where `--curriculum auto` trains a policy whose groups do not vary
 
 Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
 """
@@ -20,7 +19,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum, is_shown
-from grpo.curriculum.servo import Servo
 from grpo.records import Outcome
 from grpo.statistics import mean_bounds, rate_interval
 
@@ -276,35 +274,11 @@ def ladder(_: int):
     )
 
 
-def shares_of_a_servo() -> Iterator[list[str]]:
-    rungs = [10, 25, 50, 100]
-    policies = {"all mastered": 100, "10 mastered, nothing above": 10, "nothing mastered": 0}
-
-    yield ["policy", "prompts", *(f"share at {level}" for level in rungs), "moves", "first moves"]
-    for name, mastered in policies.items():
-        for prompts in (1, 4, 16):
-            curriculum, moves, drawn = Servo(rungs), [], Counter()
-            for step in range(1, 401):
-                levels = Counter(curriculum.levels_for(0, step, prompts))
-                drawn.update(levels)
-                values = {level: [float(level <= mastered)] * n for level, n in levels.items()}
-                spreads = {level: [0.0] * n for level, n in levels.items()}
-                moves += curriculum.observe(Outcome(step, values, spreads))
-            shares = [f"{drawn[level] / drawn.total():.3f}" for level in rungs]
-            first = ", ".join(f"{move.step} → {move.after}" for move in moves[:4])
-            yield [name, str(prompts), *shares, str(len(moves)), first]
-
-
-def servo(_: int):
-    show("400 steps of `--curriculum auto`; no rewards vary within a group", shares_of_a_servo())
-
-
 TABLES = {
     "coverage": coverage,
     "heldout": heldout,
     "running": running,
     "ladder": ladder,
-    "servo": servo,
 }
 
 

@@ -149,7 +149,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     )
 
 
-# Each of these, and SERVO, decides something after the checkpoint of step 2, by what it saw before.
+# Each of these decides something after the checkpoint of step 2, by what it saw before.
 CLIMBS = {
     "ladder": [
         "--curriculum",
@@ -167,7 +167,6 @@ CLIMBS = {
 }
 
 
-SERVO = ["--curriculum", "auto:1-6", "--prompts", "5", "--seed", "12"]
 ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
 DORA = [*ADAPTER, "--lora-variant", "dora"]
 
@@ -175,7 +174,7 @@ DORA = [*ADAPTER, "--lora-variant", "dora"]
 @pytest.mark.parametrize(
     "tuning",
     [
-        [*SERVO, "--credit", "alignment", "--epochs", "2"],
+        [*CLIMBS["ladder"], "--credit", "alignment", "--epochs", "2"],
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(ADAPTER, marks=pytest.mark.slow),
         pytest.param(DORA, marks=pytest.mark.slow),
@@ -183,7 +182,7 @@ DORA = [*ADAPTER, "--lora-variant", "dora"]
 )
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
     _killed_and_resumed(tmp_path, monkeypatch, [*SMALL, *tuning], [])
-    assert decides_late(tmp_path / "runs" / "cut") == (tuning[: len(SERVO)] == SERVO)
+    assert decides_late(tmp_path / "runs" / "cut") == ("--curriculum" in tuning)
 
 
 @pytest.mark.parametrize("tuning", [ADAPTER, DORA, *CLIMBS.values()])
@@ -397,10 +396,7 @@ def test_bad_command_lines(tmp_path, capsys):
         "--credit", "alignment", "--loss", "gspo"
     )
     assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
-    assert "--curriculum auto:10: give rising numbers" in said("--curriculum", "auto:10")
-    assert "--rung-tokens 5: leave it out: --curriculum auto has no rungs" in said(
-        "--curriculum", "auto", "--rung-tokens", "5"
-    )
+    assert "--curriculum auto: give rising numbers" in said("--curriculum", "auto")
     assert "--promote-by luck: give one of running, heldout" in said("--promote-by", "luck")
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
     assert "--max-new-tokens 3: the right answer takes" in said(
@@ -486,10 +482,6 @@ def test_a_dataset_says_which_levels_there_are(
         (
             ["--curriculum", "4,10,12"],
             "--curriculum 4,10,12: set.jsonl has no problem of level 10; it has those of 4, 12",
-        ),
-        (
-            ["--curriculum", "auto:4-12"],
-            "--curriculum auto:4-12: set.jsonl has no problem of level 10; it has those of 4, 12",
         ),
     ],
 )

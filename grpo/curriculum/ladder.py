@@ -1,13 +1,15 @@
 """The ladder: levels climbed one after the other, with replay, budgets, and a step back on collapse.
 
-A curriculum, this one or `grpo.curriculum.servo`, has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is nothing left
-to climb; "" while there is), `levels_for` a step, `observe` what came of it, `wants_look` (at held-out problems) and a state.
+A curriculum has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is
+nothing left to climb; "" while there is), `levels_for` a step, `observe` what came of it,
+`wants_look` (at held-out problems) and a state.
 """
 
 import hashlib
 import random
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -46,38 +48,18 @@ def ramp_to(level: int) -> list[int]:
     return [rung for rung in LADDER if rung < level] + [level]
 
 
-def is_auto(text: str | None) -> bool:
-    """Return whether --curriculum asks for the servo."""
-    return (text or "").partition(":")[0] == "auto"
-
-
 def parse_rungs(text: str) -> list[int]:
-    """Return the levels written as "10,25,50", "auto" (the whole ladder), or "auto:10-40" (the ladder from 10 to 40).
-
-    Raises UserError unless they are rising positive whole numbers.
-    """
-    if text == "auto":
-        return list(LADDER)
-    parts = text.removeprefix("auto:").split("-") if is_auto(text) else text.split(",")
+    """Return the levels written as "10,25,50". Raises UserError unless they rise from 1 or more."""
     try:
-        rungs = [int(part) for part in parts]
+        rungs = [int(part) for part in text.split(",")]
     except ValueError:
         rungs = []
-    if (
-        not rungs
-        or rungs[0] < 1
-        or any(low >= high for low, high in zip(rungs, rungs[1:]))
-        or is_auto(text)
-        and len(rungs) != 2
-    ):
+
+    if not rungs or rungs[0] < 1 or any(low >= high for low, high in pairwise(rungs)):
         raise UserError(
-            f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50; or auto, or auto:10-500"
+            f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50"
         )
-    return (
-        rungs[:1] + [rung for rung in ramp_to(rungs[1]) if rung > rungs[0]]
-        if is_auto(text)
-        else rungs
-    )
+    return rungs
 
 
 def level_draws(seed: int, step: int, drawn: int) -> random.Random:

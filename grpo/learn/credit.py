@@ -50,13 +50,9 @@ def token_advantages(
     ):
         states = [
             token_states(
-                group.revealed + completion.text,
-                [
-                    len(group.revealed) + end
-                    for end in token_ends(completion.tokens, completion.text, decode, decode_one)
-                ],
+                completion.text,
+                token_ends(completion.tokens, completion.text, decode, decode_one),
                 score.credits,
-                start=len(group.revealed),
             )
             for completion, score in zip(group.completions, group.scores, strict=True)
         ]
@@ -75,18 +71,16 @@ def token_advantages(
 
 
 def token_states(
-    text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]], start: int = 0
+    text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]]
 ) -> list[State]:
     """Return the state (T,) in which each token of `text` was drawn; `ends` (T,) are where they end in it.
-
-    The first token follows the first `start` characters, which were given.
 
     Earnings are rounded to 12 places: completions that earned the same by different sums were in one state.
     """
     word_ends = [0, *(end for end, _ in credits)]
     earned = [0.0, *accumulate(amount for _, amount in credits)]
     states = []
-    for reached in (start, *ends[:-1]):
+    for reached in (0, *ends[:-1]):
         words = bisect_left(word_ends, reached, lo=1) - 1
         states.append((words, round(earned[words], 12), text[word_ends[words] : reached].lstrip()))
     return states

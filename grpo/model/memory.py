@@ -1,4 +1,4 @@
-"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes its micro-batches by it, `grpo.tools.plan` its forecasts.
+"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes its micro-batches by it, `grpo.plan` its forecasts.
 
 Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b bytes a number.
 """

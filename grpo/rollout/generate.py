@@ -53,15 +53,14 @@ def budget_for(
     target: str,
     asked: int = 0,
     declared: int = 0,
-    revealed: int = 0,
 ) -> int:
     """Return the most new tokens a completion may take; at most what the context leaves.
 
     That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less than the task has
-    `declared`. The prompt may end with the first `revealed` tokens of the target, which then need not be written.
+    `declared`.
     Raises UserError where `asked` is too small for the target, or the context for prompt and target.
     """
-    needed = policy.target_length(target) - revealed
+    needed = policy.target_length(target)
     return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
 

@@ -113,7 +113,7 @@ class RunData:
     ) -> Iterator[dict[str, Any]]:
         """Yield a record for each completion, one step in memory at a time.
 
-        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action, key, prompt, target, text (behind what was "revealed", if anything was), finish, num_tokens,
+        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action, key, prompt, target, text, finish, num_tokens,
         tokens, logprobs, reward, value, exact, parts, and advantage: a number, a list of one a token, or None where nothing was learned.
         """
         steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
@@ -150,7 +150,6 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
         "prompt": group.problem.prompt,
         "target": group.problem.target,
         "text": completion.text,
-        **({"revealed": group.revealed} if group.revealed else {}),
         "finish": completion.finish,
         "num_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),

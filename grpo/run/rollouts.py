@@ -96,7 +96,6 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "trap": group.trap,
         "problem": group.problem.to_json(),
         "prompt_tokens": list(group.prompt),
-        **({"revealed": group.revealed} if group.revealed else {}),
         **({"shots": list(group.shots)} if group.shots else {}),
         "completions": [
             {
@@ -146,7 +145,6 @@ def _from_json(line: dict[str, Any]) -> Group:
         scores=[Score(r["reward"], r["parts"], r["value"], r["exact"], _credits(r)) for r in rows],
         advantages=[] if None in advantages else advantages,
         trap=line.get("trap"),
-        revealed=line.get("revealed", ""),
         shots=tuple(line.get("shots", ())),
     )
 

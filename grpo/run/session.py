@@ -208,9 +208,7 @@ class Run:
         )
         chosen = config.level or config.curriculum
         mixed = config.mixed or (len(levels) > 1 and not chosen)
-        promote_by = config.promote_by or (
-            "heldout" if config.curriculum and not config.auto else "running"
-        )
+        promote_by = config.promote_by or ("heldout" if config.curriculum else "running")
         varied = (
             8 * (promote_by == "heldout")
             if config.dynamic_sampling < 0

@@ -2,7 +2,7 @@
 corpus, configuration, task file.
 
 Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter, eval.py and
-grpo.tools.export) takes them anew and refuses each difference, unless `--accept-changes` names its kind.
+grpo.export) takes them anew and refuses each difference, unless `--accept-changes` names its kind.
 
 A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are hashed
 whole. Of weights the header is hashed whole (names, shapes, types), and of each tensor PAGES pages of

@@ -60,8 +60,6 @@ def _prompt(config: Config) -> str:
 
 def _climb(config: Config, trainer: Trainer) -> str:
     rungs = trainer.curriculum.rungs
-    if config.auto:
-        return f" (levels {', '.join(map(str, rungs))}, by the spread within groups)"
     if len(rungs) == 1:
         return ""
     by = "held-out" if config.promote_by == "heldout" else "running"

@@ -24,7 +24,7 @@ from tasks.base import Parser, UserError, exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status("grpo.tools.export", lambda: write(parse(argv)))
+    return exit_status("grpo.export", lambda: write(parse(argv)))
 
 
 def write(arguments: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already; give a new or an empty folder")
     for note in check_base(checkpoint, config.model, accept):
-        print(f"grpo.tools.export: {note}", file=sys.stderr)
+        print(f"grpo.export: {note}", file=sys.stderr)
     as_trained = {
         **config.loading,
         "device": "cpu",

@@ -86,7 +86,7 @@ COMPARED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status("grpo.tools.inspect", lambda: show(argv))
+    return exit_status("grpo.inspect", lambda: show(argv))
 
 
 def show(argv: Sequence[str] | None) -> int:
@@ -262,8 +262,6 @@ def show_group(run: RunData, arguments, console: Console):
     by = f" by {run.config['reward']}" if run.config.get("reward") else ""
     console.print(Text.assemble(("prompt  ", "bold"), visible(group.problem.prompt)))
     console.print(Text.assemble(("wanted  ", "bold"), visible(target)))
-    if group.revealed:
-        console.print(Text.assemble(("revealed ", "bold"), visible(group.revealed)))
     console.print(
         Text.assemble(
             ("group   ", "bold"),

@@ -31,7 +31,7 @@ TOKENS = 30  # most of the answer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status("grpo.tools.smollm2", lambda: start(parse(argv)))
+    return exit_status("grpo.smollm2", lambda: start(parse(argv)))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -7,7 +7,7 @@ that memory is its own, one after the other, ours first, on one device, which sh
 or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
 are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
 memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With `--gpus N` ours is N processes
-that share out the step (TRL is not run; "plan" is what `grpo.tools.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
+that share out the step (TRL is not run; "plan" is what `grpo.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
 
 Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
 - decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
@@ -165,7 +165,7 @@ def config_of(arguments, folder: Path):
 
 
 def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
-    """Return the row that `grpo.tools.plan` would have foretold for a GPU that it knows, or None."""
+    """Return the row that `grpo.plan` would have foretold for a GPU that it knows, or None."""
     import torch
 
     from grpo.tools import plan

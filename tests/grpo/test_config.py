@@ -24,8 +24,6 @@ def test_what_was_given_is_known():
 def test_curriculum_alone_is_the_whole_ladder():
     assert parse(["--curriculum"])[0].rungs == [10, 25, 50, 100, 200, 500]
     assert parse(["--curriculum", "6,12"])[0].rungs == [6, 12]
-    servo, _ = parse(["--curriculum", "auto:10-60"])
-    assert servo.auto and servo.rungs == [10, 25, 50, 60] and not parse(["--curriculum"])[0].auto
     assert Config(level=25).rungs == [10, 25] and Config(level=25, ramp=False).rungs == [25]
 
 
@@ -108,22 +106,10 @@ def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
 
 
 @pytest.mark.parametrize(
-    "extra", [dict(promote_by="heldout"), dict(rung_minutes=5.0), dict(rung_tokens=9)]
-)
-def test_the_servo_has_no_rungs(extra):
-    with pytest.raises(
-        UserError,
-        match=f"--{next(iter(extra)).replace('_', '-')} .*: leave it out: --curriculum auto",
-    ):
-        Config(curriculum="auto", **extra)
-
-
-@pytest.mark.parametrize(
     "given, settled",
     [
         (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)),
         (dict(level=50), ("running", 0.9, 0, 50, 60)),
-        (dict(curriculum="auto:10-25"), ("running", 0.9, 0, 25, 60)),
         (
             dict(
                 curriculum="10,25",

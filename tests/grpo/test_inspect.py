@@ -1,4 +1,4 @@
-"""A run read back: load_run, and every command of grpo.tools.inspect."""
+"""A run read back: load_run, and every command of grpo.inspect."""
 
 import csv
 import importlib.util
@@ -349,4 +349,4 @@ def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
     (copied / "rollouts" / "step-000002.jsonl.zst").write_bytes(b"cut")
     assert "step-000002.jsonl.zst" in said(capsys, copied, "step", 2, status=2).err
     (copied / "config.yaml").write_text("[1")
-    assert "config.yaml: is no YAML" in said(capsys, copied, "compare", run, status=2).err
+    assert "config.yaml: not valid YAML" in said(capsys, copied, "compare", run, status=2).err

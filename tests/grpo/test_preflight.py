@@ -323,7 +323,7 @@ def test_imitation_is_announced_where_no_level_is_within_reach(start, capsys):
     ("flags", "rungs"),
     [
         (["--level", "10", "--no-ramp"], [10]),
-        (["--curriculum", "auto:5-10"], [3, 5, 10]),
+        (["--curriculum", "5,10"], [3, 5, 10]),
         (["--level", "3"], [3]),
     ],
 )

@@ -1,6 +1,5 @@
-"""The ways from nothing to something: reveal, demonstrations in the group, imitation."""
+"""How a policy that earns nothing begins: demonstrations in the group, imitation."""
 
-import copy
 import json
 import math
 import shutil
@@ -10,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 import train
@@ -19,17 +16,14 @@ from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.demonstrations import demonstration, fails, right_answer
 from grpo.curriculum.preflight import Start
-from grpo.curriculum.reveal import Reveal, beginning, behind, continued
 from grpo.curriculum.warm_start import ANSWERS, ENOUGH, LOOK_EVERY, most_updates, warm_start
 from grpo.learn.imitate import imitate
 from grpo.learn.loss import SHAPING, demonstration_loss, step_loss
 from grpo.learn.optimizer import default_rate
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.run.reader import rollout_record
-from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.rollouts import write_rollouts
 from grpo.run.session import Run
-from grpo.tools.report.samples import packed
 from grpo.trainer import Trainer
 from grpo.variance import VarianceMonitor
 from tasks import audit
@@ -45,7 +39,7 @@ def one_policy(tiny_model):
     return load_policy(str(tiny_model), device="cpu")
 
 
-def group(exact=(), *, revealed="", level=2, verdict="varied", attempt=0):
+def group(exact=(), *, level=2, verdict="varied", attempt=0):
     """A group whose completions are right or wrong as `exact` says."""
     return Group(
         0,
@@ -56,7 +50,6 @@ def group(exact=(), *, revealed="", level=2, verdict="varied", attempt=0):
         attempt,
         [Score(float(right), exact=right) for right in exact],
         verdict=verdict,
-        revealed=revealed,
     )
 
 
@@ -75,141 +68,6 @@ def trainer_for(policy, way, **options):
         | options
     )
     return Trainer(config, Interleave(), policy)
-
-
-# Reveal.
-
-
-@given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.floats(0, 1))
-def test_a_share_lies_below_the_bound_and_depends_on_its_arguments_alone(seed, step, index, bound):
-    share = Reveal({5: bound}).share(seed, step, index, 5)
-    assert 0 <= share <= bound
-    assert share == Reveal({5: bound}).share(seed, step, index, 5)
-
-
-def test_a_quarter_of_the_groups_is_given_nothing_and_the_rest_a_uniform_share():
-    shares = [Reveal({}).share(0, 1, index, 7) for index in range(4000)]
-    given = [share for share in shares if share]
-    # binomial, standard deviation 27; uniform, 0.0053: seven and eight of them
-    assert abs(len(shares) - len(given) - 1000) < 200
-    assert sum(given) / len(given) == pytest.approx(0.5, abs=0.04)
-
-
-@pytest.mark.parametrize("right, moved", [(4, -0.05), (2, 0.0), (0, +0.05)])
-def test_the_bound_follows_the_success_of_revealed_groups(right, moved):
-    state = Reveal({2: 0.5})
-    revealed = group([True] * right + [False] * (4 - right), revealed="Owls")
-    # neither groups that were given nothing nor later tries count
-    state.observe([revealed, group([True] * 4), replace(revealed, attempt=1)])
-    assert state.bounds == {2: pytest.approx(0.5 + moved)}
-
-
-def test_the_bound_stays_within_0_and_1_and_ends_at_0():
-    state = Reveal({})
-    for _ in range(30):
-        state.observe([group([False] * 4, revealed="Owls")])
-    assert state.bounds == {2: 1.0}
-    for _ in range(30):
-        state.observe([group([True] * 4, revealed="Owls")])
-    assert state.bounds == {2: 0.0}
-    assert {state.share(0, step, 0, 2) for step in range(50)} == {0.0}
-
-
-def test_the_state_survives_json():
-    state, other = Reveal({2: 0.25, 10: 0.75}), Reveal({})
-    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
-    assert other == state
-
-
-@given(st.text(max_size=30), st.floats(0, 1, exclude_max=True))
-def test_what_is_revealed_is_a_beginning_of_the_answer_and_never_all_of_its_tokens(
-    one_policy, target, share
-):
-    tokens, text = beginning(one_policy, target, share)
-    every = one_policy.target_tokens(target)
-    assert one_policy.decode(every).startswith(text) and tokens == every[: len(tokens)]
-    assert len(tokens) <= share * len(every)
-    assert one_policy.decode(tokens) == text
-
-
-def test_a_completion_keeps_the_space_that_a_tokenizer_drops_where_it_stands_first():
-    class Policy:
-        def decode(self, tokens):
-            return " ".join("abc"[token] for token in tokens)
-
-    written = Completion((1, 2), (0.0, 0.0), "b c", "stop")
-    assert behind(Policy(), (0,), "a", written).text == " b c"
-    assert behind(Policy(), (), "", written) is written
-
-
-def test_a_guess_goes_on_behind_what_was_revealed_and_copies_are_independent():
-    task = Interleave()
-    problem = task.problem(["Owls", "see."], ["It", "rains,"])
-    guess = continued(task.draft(problem), "Owls It")
-    other = copy.copy(guess)
-    assert guess("") == " see. rains,"
-    assert other(" see.") == " rains," and other.guess is not guess.guess
-
-
-def test_a_step_samples_behind_the_revealed_part_and_scores_the_whole(tiny_policy):
-    """The prompt ends with the revealed tokens, the score is of the whole answer, nothing is learned from what was given."""
-    trainer = trainer_for(tiny_policy, "reveal", prompts=8)
-    report = trainer.step()
-    given = [g for g in report.groups if g.revealed]
-    assert given and len(given) < len(report.groups)
-
-    for drawn in given:
-        plain = tiny_policy.encode(drawn.problem)
-        tokens = drawn.prompt[len(plain) :]
-        assert drawn.prompt[: len(plain)] == plain and tiny_policy.decode(tokens) == drawn.revealed
-        assert all(text.startswith(drawn.revealed) for text in drawn.texts)
-        again = trainer.task.score(drawn.problem, drawn.texts)
-        assert [score.reward for score in again] == drawn.rewards
-
-    alone = [score.reward for g in report.groups if not g.revealed for score in g.scores]
-    assert report.metrics["reward"] == pytest.approx(sum(alone) / len(alone))
-    assert report.metrics["reveal/groups"] == len(given)
-
-
-def test_revealed_groups_are_no_measure_of_the_level(tiny_policy):
-    trainer = trainer_for(tiny_policy, "reveal", prompts=8)
-    seen = []
-    trainer.curriculum.observe = lambda outcome: seen.append(outcome) or []
-    report = trainer.step()
-    assert len(seen[0].values[2]) == sum(not g.revealed for g in report.groups)
-
-
-def test_what_was_revealed_is_stored_with_the_group(tmp_path, tiny_policy):
-    report = trainer_for(tiny_policy, "reveal", prompts=8).step()
-    write_rollouts(tmp_path / "r.jsonl.zst", report.groups, step=1)
-    assert groups_of(tmp_path / "r.jsonl.zst") == report.groups
-
-
-def test_credits_of_a_revealed_group_are_those_of_what_was_written(tiny_policy):
-    """Every token is compared with those in its state; the given words earn nothing, and no advantage is off by them."""
-    trainer = trainer_for(tiny_policy, "reveal", prompts=8, credit="alignment")
-    report = trainer.step()
-    given = [g for g in report.groups if g.revealed and g.advantages]
-    assert given
-    for drawn in given:
-        lengths = [len(completion.tokens) for completion in drawn.completions]
-        assert [len(row) for row in drawn.advantages] == lengths
-        # All completions are in one state when the first token is drawn: its advantage is the outcome's.
-        mean = sum(drawn.rewards) / len(drawn.rewards)
-        firsts = [row[0] for row in drawn.advantages]
-        signs = [(reward > mean) - (reward < mean) for reward in drawn.rewards]
-        assert [(first > 1e-9) - (first < -1e-9) for first in firsts] == signs
-
-
-def test_what_was_revealed_is_shown_with_what_was_written(tiny_policy):
-    group = next(
-        g for g in trainer_for(tiny_policy, "reveal", prompts=8).step().groups if g.revealed
-    )
-    shown = packed(group, 0, pieces=lambda tokens: [None] * len(tokens))
-    assert "(revealed) " + group.revealed in shown["prompt"]
-    first = shown["texts"][shown["rows"]["text"][0]]["words"]
-    assert first == " ".join((group.revealed + group.completions[0].text).split())
-    assert rollout_record(group, 0)["revealed"] == group.revealed
 
 
 # Demonstrations in the group.
@@ -403,7 +261,6 @@ def test_copies_that_were_learned_from_are_not_wasted():
         ("imitation", 10, True, False, True),
         ("imitation", None, False, False, True),
         ("imitation", None, True, True, False),  # has imitated already
-        ("reveal", None, True, False, False),
     ],
 )
 def test_right_answers_are_imitated_where_nothing_is_within_reach_or_as_asked(

@@ -39,7 +39,7 @@ Record = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status("grpo.tools.report.page", lambda: report(argv))
+    return exit_status("grpo.report", lambda: report(argv))
 
 
 def report(argv: Sequence[str] | None) -> int:

@@ -37,9 +37,7 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
         key = completion.text, completion.tokens
         if key not in texts:
             answer = group.texts[sample]
-            # Words that were revealed have no tokens, so a revealed group has no figures by word.
-            has_words = pieces and not group.revealed
-            numbers[key] = _word_numbers(completion, pieces) if has_words else None
+            numbers[key] = _word_numbers(completion, pieces) if pieces else None
             texts[key] = {
                 "words": harmless(answer),
                 "ops": run_lengths(group.problem.target, answer),
@@ -70,8 +68,6 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
         for name, value in row.items():
             rows[name].append(value)
     prompt = group.problem.prompt
-    if group.revealed:
-        prompt += f"\n(revealed) {group.revealed}"
     summary = {name: short(value) for name, value in summaries([group])[0].items()}
     return {
         **summary,
