@@ -1,7 +1,6 @@
 """`python -m grpo.pretrain`: see `grpo.pretrain.train`."""
 
-import sys
+from grpo.pretrain.train import parse, train
 
-from grpo.pretrain.train import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    train(parse())

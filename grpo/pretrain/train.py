@@ -434,7 +434,3 @@ def parse(argv=None):
     parser.add_argument("--workers", type=int, default=12, help="processes that make lessons")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    train(parse())

@@ -179,7 +179,3 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
 def origin(start: Path) -> str:
     """Return in words which policy the checkpoint of an earlier run is."""
     return f"step {step_of(start)} of the run `{start.parent.parent.name}`"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -519,7 +519,3 @@ def texts_of_tokens(run: RunData, tokens: Sequence[int]) -> list[str | None]:
 
     tokenizer = Tokenizer.from_file(str(files[-1]))
     return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

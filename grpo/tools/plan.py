@@ -346,9 +346,5 @@ def _parts_of(figures: dict[str, float], unit: float) -> str:
     )
 
 
-def main(argv: list[str]) -> int:
-    return exit_status("python -m grpo.plan", lambda: start(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def main(argv: list[str] | None = None) -> int:
+    return exit_status("grpo.plan", lambda: start(sys.argv[1:] if argv is None else argv))

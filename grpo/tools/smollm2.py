@@ -123,7 +123,3 @@ def ask(folder: Path) -> str:
             "install the versions in constraints.txt"
         )
     return completion.text
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ import html
 import json
 import math
 import re
-import sys
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -310,7 +309,3 @@ def spread(count: int) -> Iterator[int]:
 
 def joined(samples: Mapping[int, str]) -> str:
     return "{" + ",".join(f'"{step}":{text}' for step, text in samples.items()) + "}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
