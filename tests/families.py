@@ -1,5 +1,6 @@
 """Small models of several families, and a rollout that any of them can do."""
 
+import torch
 from transformers import (
     AutoConfig,
     GemmaConfig,
@@ -92,3 +93,22 @@ FAMILIES = {
     ),
     "gpt-neox": lambda: GPTNeoXConfig(**{**SHAPE, "num_key_value_heads": 4}),
 }
+
+
+def neighbouring_logprobs(logits, truncate, token, nudge=1e-3):
+    """Return the log-probabilities of `token` that rounding may give it where logits (1, V) are truncated.
+
+    There is more than one where a change of `nudge` in one logit changes which tokens are kept.
+    """
+    kept = truncate(logits, None).isfinite()
+    ranked = logits[0].argsort(descending=True)[: int(kept.sum()) + 1].tolist()
+    found = []
+    for candidate in ranked:
+        for change in (0.0, nudge, -nudge):
+            nudged = logits.clone()
+            nudged[0, candidate] += change
+            kept = truncate(nudged, None).isfinite()
+            if kept[0, token]:
+                logprobs = logits.masked_fill(~kept, -torch.inf).log_softmax(-1)
+                found.append(logprobs[0, token].item())
+    return found

@@ -15,13 +15,14 @@ from transformers import (
     BertConfig,
     Gemma2Config,
     GraniteConfig,
+    LlamaConfig,
     MixtralConfig,
     PhimoeConfig,
 )
 
 from grpo.model import check as model_check
 from grpo.model import prefix_cache as cache
-from grpo.model.check import EXACT, ROUGH, _between, _factor, choose_path, probe_of
+from grpo.model.check import EXACT, MISSING, ROUGH, _between, _factor, choose_path, probe_of
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 from tasks.base import UserError
@@ -172,6 +173,56 @@ def test_rounding_of_experts_in_bfloat16_passes():
         **(SHAPE | {"num_hidden_layers": 16, "initializer_range": 0.08}), num_local_experts=8
     )
     assert policy_of(config, torch.bfloat16).path == "shared"
+
+
+def deep_random():
+    """A model of random weights whose rounding in bfloat16 grows beyond ROUGH."""
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.3,
+    }
+    return LlamaConfig(**(SHAPE | shape))
+
+
+def differences_of(monkeypatch):
+    """Return a list that gets what each path differs by."""
+    seen = []
+
+    def noted(*arguments):
+        seen.append(model_check_difference(*arguments))
+        return seen[-1]
+
+    model_check_difference = model_check._difference
+    monkeypatch.setattr(model_check, "_difference", noted)
+    return seen
+
+
+def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
+    seen = differences_of(monkeypatch)
+    policy = policy_of(deep_random(), torch.bfloat16)
+    assert policy.path == "lean" and ROUGH < seen[0] < MISSING
+    assert policy.lean is not None and policy.causal.config._attn_implementation == cache.NAME
+
+
+def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
+    seen = differences_of(monkeypatch)
+    original = Policy.predict
+
+    def wrong(self, packing):
+        hidden = original(self, packing)
+        if self.path != "lean":
+            return hidden
+        noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
+        return hidden * (1 + 0.075 * noise).to(hidden.dtype)
+
+    monkeypatch.setattr(Policy, "predict", wrong)
+    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
+        policy = load_policy("builtin", device="cpu", dtype="bfloat16")
+    assert policy.path == "shared" and ROUGH < seen[0] < MISSING
 
 
 def test_differences_by_hand():

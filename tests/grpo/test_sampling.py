@@ -1,6 +1,9 @@
+import math
+
 import numpy as np
 import pytest
 import torch
+from families import neighbouring_logprobs
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import (
@@ -170,3 +173,14 @@ def test_the_support_moves_with_the_tokens_however_they_tie(limits):
     kept = truncate(logits, None)
     assert torch.equal(truncate(logits[:, order], None), kept[:, order])
     assert kept.isfinite()[0].tolist() == 4 * [True] + 3 * [False]
+
+
+def test_neighbouring_logprobs_differ_only_at_a_border():
+    clear = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    assert max(neighbouring_logprobs(clear, truncation(top_p=0.8), 0)) == pytest.approx(
+        min(neighbouring_logprobs(clear, truncation(top_p=0.8), 0))
+    )
+    border = torch.tensor([[0.6, 0.2, 0.2]]).log() + torch.tensor([[0.0, 0.0, -1e-4]])
+    found = neighbouring_logprobs(border, truncation(top_p=0.8), 0)
+    assert min(found) == pytest.approx(math.log(0.6), abs=1e-3)
+    assert max(found) == pytest.approx(math.log(0.6 / 0.8), abs=1e-3)
