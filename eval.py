@@ -1,12 +1,14 @@
-"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25 --problems 200`.
+"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25
+--problems 200`.
 
-Problems come from the test split, of documents that nothing was trained or chosen on. They are distinct: where fewer
-exist than were asked for, all of them are evaluated and the output says so. Those that the run trained on are dropped
-and counted. A run is evaluated as it was trained: task, level, wording, system turn, examples, chat template's variables,
-temperature, top-k, top-p and completion budget are the run's own unless a flag says otherwise.
+Problems come from the test split, of documents that nothing was trained or chosen on. They are
+distinct: where fewer exist than were asked for, all of them are evaluated and the output says so.
+Those that the run trained on are dropped and counted. A run is evaluated as it was trained: task,
+level, wording, system turn, examples, chat template's variables, temperature, top-k, top-p and
+completion budget are the run's own unless a flag says otherwise.
 
---texts evaluates on every text of the folder except those that the run itself trained on. --foreign adds kinds of
-text that nothing is trained on (`data/foreign.py`), and reports each kind.
+--texts evaluates on every text of the folder except those that the run itself trained on.
+--foreign adds kinds of text that nothing is trained on (`data/foreign.py`), and reports each kind.
 """
 
 import argparse
@@ -79,7 +81,9 @@ def main(argv: list[str]) -> int:
 
 
 def report(argv: list[str]) -> int:
-    """Evaluate what the command line asks for, show it and write it to --json; return the exit status."""
+    """Evaluate what the command line asks for, show it and write it to --json; return the exit
+    status.
+    """
     arguments, others = parse(argv)
     checkpoint, config = trained_run(arguments.model)
     task = examples_from = resolve(arguments, others, config)
@@ -120,7 +124,9 @@ def report(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the flags, and the words that may be flags of the task. None stands for "as the run has it"."""
+    """Return the flags, and the words that may be flags of the task. None stands for "as the run
+    has it".
+    """
     parser = Parser(
         prog="python eval.py",
         description=__doc__.splitlines()[0],
@@ -149,7 +155,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--samples",
         type=int,
         default=1,
-        help="independent completions of each problem, whose mean counts (for tasks of few problems)",
+        help="independent completions of each problem, whose mean counts (for tasks of few "
+        "problems)",
     )
     parser.add_argument(
         "--dataset",
@@ -160,7 +167,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--foreign",
         action="store_true",
-        help="and as many problems of foreign kinds of text in all: tables, code, lists, numbers, other alphabets ...",
+        help="and as many problems of foreign kinds of text in all: tables, code, lists, numbers, "
+        "other alphabets ...",
     )
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
     parser.add_argument("--temperature", type=float, help="default: the run's, else 1")
@@ -190,7 +198,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--shots",
         type=int,
         metavar="K",
-        help="solved problems of the training split before each question (default: the run's, else 0)",
+        help="solved problems of the training split before each question (default: the run's, else "
+        "0)",
     )
     parser.add_argument(
         "--chat-template-kwargs",
@@ -200,7 +209,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--wording",
         metavar="FILE",
-        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; default: the run's)",
+        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
+        "default: the run's)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the problems, their examples and the samples"
@@ -252,7 +262,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def trained_run(model: str) -> tuple[Path | None, Config]:
-    """Return the newest valid checkpoint of the run (or the checkpoint) `model` and the run's configuration.
+    """Return the newest valid checkpoint of the run (or the checkpoint) `model` and the run's
+    configuration.
 
     What is no run of ours has no checkpoint, and the configuration of a run by default.
     """
@@ -265,7 +276,9 @@ def trained_run(model: str) -> tuple[Path | None, Config]:
 
 
 def resolve(arguments: argparse.Namespace, others: list[str], config: Config) -> Task:
-    """Return the task; fill in `arguments` what was left to the run: its task, options, prompt, levels, sampling and mark."""
+    """Return the task; fill in `arguments` what was left to the run: its task, options, prompt,
+    levels, sampling and mark.
+    """
     if arguments.task is None:
         trust(config.task, None, Path(arguments.model))
         arguments.task = config.task
@@ -301,7 +314,9 @@ def resolve(arguments: argparse.Namespace, others: list[str], config: Config) ->
 
 
 def _resolve_prompt(arguments: argparse.Namespace, config: Config, is_runs_task: bool) -> None:
-    """Fill in the flags of PROMPT; the run's wording holds for its own task alone, whose placeholders it has."""
+    """Fill in the flags of PROMPT; the run's wording holds for its own task alone, whose
+    placeholders it has.
+    """
     if arguments.wording:
         file, arguments.wording = arguments.wording, wording_text(arguments.wording)
         check_wording(arguments.task, arguments.wording, file)
@@ -314,14 +329,17 @@ def _resolve_prompt(arguments: argparse.Namespace, config: Config, is_runs_task:
 
 
 def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
-    """Return `task` with all texts held out that neither the run nor one that it began from has drawn from."""
+    """Return `task` with all texts held out that neither the run nor one that it began from has
+    drawn from.
+    """
     known: set[str] = set()
     while checkpoint is not None:
         saved = read_sources(checkpoint) or {}
         known |= set((saved.get("corpus") or {}).values())
         if "corpus" not in saved or any(one["kind"] == "corpus" for one in saved["accepted"]):
             print(
-                f"eval.py: {checkpoint}: not all texts that the run was trained on are known; some may be evaluated on",
+                f"eval.py: {checkpoint}: not all texts that the run was trained on are known; some "
+                "may be evaluated on",
                 file=sys.stderr,
             )
         checkpoint, config = trained_run(config.model)
@@ -333,7 +351,9 @@ def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
 
 
 def trained_texts(task: Task, arguments: argparse.Namespace, config: Config) -> Task:
-    """Return the task whose training split gives the examples of --shots: on the run's own texts, where those of --texts are held out."""
+    """Return the task whose training split gives the examples of --shots: on the run's own texts,
+    where those of --texts are held out.
+    """
     own = config.task_options if arguments.task == config.task else {}
     if not arguments.shots or arguments.options["texts"] == own.get("texts"):
         return task
@@ -343,7 +363,9 @@ def trained_texts(task: Task, arguments: argparse.Namespace, config: Config) -> 
 
 
 def levels_of(text: str, task: Task, default: int) -> list[int]:
-    """Return the levels written as "10,25"; without a `text` the `default`, or else (0) the task's own."""
+    """Return the levels written as "10,25"; without a `text` the `default`, or else (0) the task's
+    own.
+    """
     if not text:
         return [default or getattr(task, "default_level", 1)]
     levels = [int(part) if part.isascii() and part.isdigit() else 0 for part in text.split(",")]
@@ -408,7 +430,9 @@ def problems_of(
 def evaluate_level(
     policy: Policy, task: Task, level: int, seen: set[str], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the figures of a level, and for the screen (SHOWN) the worst completions and the first problem's prompt as it was sent."""
+    """Return the figures of a level, and for the screen (SHOWN) the worst completions and the
+    first problem's prompt as it was sent.
+    """
     found = problems_of(policy, task, level, seen, arguments)
     groups = answers_of(policy, task, found, arguments)
     result = figures_of(policy, task, level, found, groups, arguments)
@@ -422,9 +446,11 @@ def evaluate_foreign(
     seen: set[str],
     arguments: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Return the figures of each foreign kind of text at a level, as `evaluate_level` does, and last those of all kinds.
+    """Return the figures of each foreign kind of text at a level, as `evaluate_level` does, and
+    last those of all kinds.
 
-    The problems are shared out evenly among the kinds. Of a kind none of whose problems fits the model there is no line.
+    The problems are shared out evenly among the kinds. Of a kind none of whose problems fits the
+    model there is no line.
     """
     size = math.ceil(arguments.problems / len(tasks))
     results, every, asked = [], [], []
@@ -485,7 +511,9 @@ def figures_of(
     groups: Sequence[Group],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return the line of an evaluation, as --json has it, and "sent", the first problem's prompt for the screen."""
+    """Return the line of an evaluation, as --json has it, and "sent", the first problem's prompt
+    for the screen.
+    """
     sent = sent_lines(policy, found.problems[0])
     return {
         "model": arguments.model,
@@ -516,7 +544,9 @@ def lowest(group: Group) -> float:
 
 
 def show(results: list[dict], task: Task):
-    """Print the held-out results, those on foreign kinds of text below, and the worst completions of all of them."""
+    """Print the held-out results, those on foreign kinds of text below, and the worst completions
+    of all of them.
+    """
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     control = f"CONTROL {results[0]['control']}: " if "control" in results[0] else ""
     metric = getattr(task, "metric", "score")
@@ -600,7 +630,8 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
         if result["too_long"]:
             lines.append(
-                f"{name}: {result['too_long']} problems do not fit the model's context or the budget and were passed over"
+                f"{name}: {result['too_long']} problems do not fit the model's context or the "
+                "budget and were passed over"
             )
         if warning := truncation_warning(result):
             lines.append(f"warning: {warning}")

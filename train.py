@@ -1,4 +1,5 @@
-"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags: `python train.py --help`.
+"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags:
+`python train.py --help`.
 
 On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags.
 """
@@ -127,7 +128,9 @@ def train(
 
 @contextmanager
 def loaded():
-    """Within this context what has been loaded is not looked through for garbage, which takes a quarter of a second every few steps."""
+    """Within this context what has been loaded is not looked through for garbage, which takes a
+    quarter of a second every few steps.
+    """
     gc.collect()
     gc.freeze()
     try:

@@ -1,13 +1,16 @@
-"""The standard scoring (match 1, mismatch -1, gap -1) by long integers: thousands of cells in one operation.
+"""The standard scoring (match 1, mismatch -1, gap -1) by long integers: thousands of cells in one
+operation.
 
-Let T(i, j) be the best score of the first i symbols of one sequence and the first j of another, plus i + j. In T a gap counts
-0, a mismatch 1, a match 3. Into cell (i, j) come v = T(i, j - 1) - T(i - 1, j - 1) and h = T(i - 1, j) - T(i - 1, j - 1), and
+Let T(i, j) be the best score of the first i symbols of one sequence and the first j of another,
+plus i + j. In T a gap counts 0, a mismatch 1, a match 3. Into cell (i, j) come v = T(i, j - 1) -
+T(i - 1, j - 1) and h = T(i - 1, j) - T(i - 1, j - 1), and
 
     T(i, j) - T(i - 1, j - 1) = 3 if the symbols are equal, else max(h, v, 1).
 
-Out of it go v' = that - h, to column j + 1, and h' = that - v, to row i + 1. All are 0, 1, 2 or 3, by induction from 0 at the
-borders. A whole column is computed at once (Myers 1999; Loving, Hernandez & Benson 2014): the integers v0, v1, v2 have bit
-i - 1 set where v is at most 0, 1, 2, and h1, h2, h3 where h is at least 1, 2, 3. Row by row,
+Out of it go v' = that - h, to column j + 1, and h' = that - v, to row i + 1. All are 0, 1, 2 or 3,
+by induction from 0 at the borders. A whole column is computed at once (Myers 1999; Loving,
+Hernandez & Benson 2014): the integers v0, v1, v2 have bit i - 1 set where v is at most 0, 1, 2,
+and h1, h2, h3 where h is at least 1, 2, 3. Row by row,
 
     h' >= 3 where v = 0 and (equal or h >= 3)
     h' >= 2 where v <= 1 and (equal or h >= 3), or v = 0 and h >= 2
@@ -18,19 +21,22 @@ i - 1 set where v is at most 0, 1, 2, and h1, h2, h3 where h is at least 1, 2, 3
 
 of which the first two spread down the column as the carries of an addition do.
 
-Several first sequences that are held against one second sequence stand side by side in the integers, each with a bit of 0
-behind it, where carries end.
+Several first sequences that are held against one second sequence stand side by side in the
+integers, each with a bit of 0 behind it, where carries end.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 
 PAIR, DELETE, INSERT = range(3)
-SIDE_BY_SIDE = 72_000  # bits in v0, v1, v2 together: longer integers are hardly faster, and the masks take memory
+# bits in v0, v1, v2 together: longer integers are hardly faster, and the masks take memory
+SIDE_BY_SIDE = 72_000
 
 
 def chunks(lengths: Sequence[int]) -> Iterator[range]:
-    """Yield ranges of neighbours that are short enough, with `lengths` symbols each, to stand side by side."""
+    """Yield ranges of neighbours that are short enough, with `lengths` symbols each, to stand side
+    by side.
+    """
     start = bits = 0
     for place, length in enumerate(lengths):
         if place > start and bits + 3 * (length + 1) > SIDE_BY_SIDE:
@@ -42,13 +48,16 @@ def chunks(lengths: Sequence[int]) -> Iterator[range]:
 
 
 def _carries(through: int, start: int) -> int:
-    """Return the carries into each bit of through + start: they begin behind the bits `start`, a part of the bits `through`,
-    and run on through the others of these."""
+    """Return the carries into each bit of through + start: they begin behind the bits `start`, a
+    part of the bits `through`, and run on through the others of these.
+    """
     return through + start ^ through ^ start
 
 
 class Columns:
-    """The columns of several first sequences `firsts` against one `second`; what `operations` asks for only if `keep`."""
+    """The columns of several first sequences `firsts` against one `second`; what `operations` asks
+    for only if `keep`.
+    """
 
     def __init__(
         self, firsts: Sequence[Sequence[Hashable]], second: Sequence[Hashable], keep: bool
@@ -77,7 +86,9 @@ class Columns:
         self.last = v0, v1, v2
 
     def _masks(self) -> dict[Hashable, int]:
-        """Return for each symbol of `second` the integer with a bit set wherever it stands in `firsts`."""
+        """Return for each symbol of `second` the integer with a bit set wherever it stands in
+        `firsts`.
+        """
         rows = {symbol: bytearray(self.starts[-1] // 8 + 1) for symbol in set(self.second)}
         for first, start in zip(self.firsts, self.starts):
             for place, symbol in enumerate(first, start):
@@ -94,8 +105,9 @@ class Columns:
         return 3 * n - below - n - m
 
     def operations(self, k: int) -> list[int]:
-        """Return the operations of the best alignment of `firsts[k]` and `second`, from its end: of several, at each step a
-        pair if one can be had, else a delete, else an insert."""
+        """Return the operations of the best alignment of `firsts[k]` and `second`, from its end:
+        of several, at each step a pair if one can be had, else a delete, else an insert.
+        """
         first, second, start, pairs, deletes = (
             self.firsts[k],
             self.second,

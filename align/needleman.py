@@ -1,22 +1,29 @@
-"""Global alignment of sequences (Needleman & Wunsch 1970; affine gaps: Gotoh 1982), a ragged batch of pairs at once.
+"""Global alignment of sequences (Needleman & Wunsch 1970; affine gaps: Gotoh 1982), a ragged batch
+of pairs at once.
 
-A linear gap scores `gap` a symbol. An affine gap, a maximal run of k inserted or of k deleted symbols, scores
-gap_open + (k - 1) * gap: its first symbol gap_open, each further one gap. Scores are added as given, so costs are
-negative. All numbers may be of either sign; with integers the result is exact, with floats it is so up to rounding.
-Numbers that are not finite, and numbers so large that a score could overflow, are a ValueError.
+A linear gap scores `gap` a symbol. An affine gap, a maximal run of k inserted or of k deleted
+symbols, scores gap_open + (k - 1) * gap: its first symbol gap_open, each further one gap. Scores
+are added as given, so costs are negative. All numbers may be of either sign; with integers the
+result is exact, with floats it is so up to rounding. Numbers that are not finite, and numbers so
+large that a score could overflow, are a ValueError.
 
-Symbols are any hashables and are compared as dictionary keys, so 1 == 1.0 == True is one symbol; a str is the sequence
-of its characters. Of several best alignments the one returned is, read from its end, at each step a pair (match or
-substitute) if one can be had, else a delete, else an insert.
+Symbols are any hashables and are compared as dictionary keys, so 1 == 1.0 == True is one symbol; a
+str is the sequence of its characters. Of several best alignments the one returned is, read from
+its end, at each step a pair (match or substitute) if one can be had, else a delete, else an
+insert.
 
-The standard scoring (match 1, mismatch -1, gap -1) is done by `align.bitparallel`, several times faster; all others here.
+The standard scoring (match 1, mismatch -1, gap -1) is done by `align.bitparallel`, several times
+faster; all others here.
 
-Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices make the fill short and fast:
-- All cells of an anti-diagonal d = i + j are computed together, in arrays whose row i is cell (i, d - i) and whose
-  columns are the pairs. No cell depends on one below or right of it, so padding cannot reach the cell of a result.
-- Cells hold score - gap * d. On this scale extending a gap costs nothing, opening one costs gap_open - gap, and all
-  border cells are alike but (0, 0), so that buffers used in turn keep their borders: inner cells never touch row 0,
-  and none has yet been written to row d when diagonal d needs it for cell (d, 0).
+Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices make the fill short
+and fast:
+- All cells of an anti-diagonal d = i + j are computed together, in arrays whose row i is cell (i,
+  d - i) and whose columns are the pairs. No cell depends on one below or right of it, so padding
+  cannot reach the cell of a result.
+- Cells hold score - gap * d. On this scale extending a gap costs nothing, opening one costs
+  gap_open - gap, and all border cells are alike but (0, 0), so that buffers used in turn keep
+  their borders: inner cells never touch row 0, and none has yet been written to row d when
+  diagonal d needs it for cell (d, 0).
 
 Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M steps.
 """
@@ -40,8 +47,8 @@ ANY = 3  # beside PAIR, DELETE, INSERT: the last operation of an alignment that 
 class Op(NamedTuple):
     """One column of an alignment, e.g. ``Op("match", 0, 0)`` or ``Op("insert", None, 3)``.
 
-    `kind` is "match" or "substitute" (a[i] stands against b[j]), "delete" (a[i] is missing in b, `j` is None) or
-    "insert" (b[j] is missing in a, `i` is None).
+    `kind` is "match" or "substitute" (a[i] stands against b[j]), "delete" (a[i] is missing in b,
+    `j` is None) or "insert" (b[j] is missing in a, `i` is None).
     """
 
     kind: str
@@ -65,7 +72,8 @@ def nw_score(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> Number:
-    """Return the score of a best global alignment of `a` and `b`: linear gaps, or affine ones if `gap_open` is given.
+    """Return the score of a best global alignment of `a` and `b`: linear gaps, or affine ones if
+    `gap_open` is given.
 
     >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insert
     2
@@ -83,7 +91,9 @@ def nw_score_batch(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> np.ndarray:
-    """Return the scores (B,) of the `pairs`, int64, or float64 if a parameter is a float. Memory O(B (N + M))."""
+    """Return the scores (B,) of the `pairs`, int64, or float64 if a parameter is a float. Memory
+    O(B (N + M)).
+    """
     if _is_standard(match, mismatch, gap, gap_open):
         return np.array(
             [columns.score(k) for columns, k in _columns(pairs, keep=False)], dtype=np.int64
@@ -116,7 +126,9 @@ def nw_align_batch(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> list[Alignment]:
-    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all (standard scoring: 2 bits)."""
+    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all
+    (standard scoring: 2 bits).
+    """
     if _is_standard(match, mismatch, gap, gap_open):
         return [
             Alignment(
@@ -130,7 +142,9 @@ def nw_align_batch(
 
 
 def similarity(a: Symbols, b: Symbols) -> float:
-    """Return (S + L) / 2L in [0, 1]: S = `nw_score(a, b)`, L the longer length; 1 exactly if a equals b, even empty."""
+    """Return (S + L) / 2L in [0, 1]: S = `nw_score(a, b)`, L the longer length; 1 exactly if a
+    equals b, even empty.
+    """
     return similarity_batch([a], b)[0].item()
 
 
@@ -170,7 +184,9 @@ def _is_standard(match, mismatch, gap, gap_open) -> bool:
 
 
 def _columns(pairs, keep: bool) -> Iterator[tuple[Columns, int]]:
-    """Yield for each pair the columns that it is in, and its place there: neighbours with one and the same b share them."""
+    """Yield for each pair the columns that it is in, and its place there: neighbours with one and
+    the same b share them.
+    """
     for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
         firsts, seconds = zip(*neighbours)
         for part in chunks([len(first) for first in firsts]):
@@ -201,7 +217,9 @@ def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
 
 
 class _Batch:
-    """Pairs as integer ids in padded arrays, a (N, B) and b (M, B), and the scoring on the scale of the cells."""
+    """Pairs as integer ids in padded arrays, a (N, B) and b (M, B), and the scoring on the scale
+    of the cells.
+    """
 
     def __init__(self, pairs, match, mismatch, gap, gap_open):
         ids: dict[Hashable, int] = {}
@@ -220,12 +238,14 @@ class _Batch:
         is_whole = all(isinstance(number, int) for number in scale)
         self.gap = gap if is_whole else float(gap)
 
-        # No path's score exceeds `bound` in size; `floor` stays worse than any of them whatever a path adds to it.
+        # No path's score exceeds `bound` in size; `floor` stays worse than any of them whatever a
+        # path adds to it.
         bound = (len(self.a) + len(self.b) + 1) * max(map(abs, (*scale, gap)))
         floor = -2 * bound - 1
         if not (3 * bound < 2**62 if is_whole else math.isfinite(3 * bound)):
             raise ValueError(
-                f"scores of up to {bound:.3g} in size overflow; give smaller match, mismatch, gap or gap_open"
+                f"scores of up to {bound:.3g} in size overflow; give smaller match, mismatch, gap "
+                "or gap_open"
             )
 
         if is_whole:
@@ -235,7 +255,9 @@ class _Batch:
         self.match, self.mismatch, self.opening, self.floor = map(self.dtype.type, (*scale, floor))
 
     def fill(self, moves: list[np.ndarray] | None = None) -> np.ndarray:
-        """Return the scores (B,), and append to `moves`, if given, the moves into the inner cells of each diagonal."""
+        """Return the scores (B,), and append to `moves`, if given, the moves into the inner cells
+        of each diagonal.
+        """
         lengths_a, total = self.lengths[0], self.lengths.sum(axis=0)
         shifted = np.where(
             total == 0, self.dtype.type(0), self.opening
@@ -262,7 +284,9 @@ class _Batch:
         return _ops(kinds + [DELETE] * i + [INSERT] * j, a, b)
 
     def _diagonals(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Yield for d = 2, 3, ... the rows of the inner cells, the rows above them, the scores of their pairs."""
+        """Yield for d = 2, 3, ... the rows of the inner cells, the rows above them, the scores of
+        their pairs.
+        """
         n, m = len(self.a), len(self.b)
         reversed_b = self.b[::-1].copy()  # row i + m - d is b[j - 1]
         for d in range(2, n + m + 1) if n and m else ():
@@ -275,7 +299,9 @@ class _Batch:
             )
 
     def _linear(self, moves) -> Iterator[np.ndarray]:
-        """Yield the best scores (N + 1, B) of the diagonals 2, 3, ... with linear gaps. For moves see `_affine`."""
+        """Yield the best scores (N + 1, B) of the diagonals 2, 3, ... with linear gaps. For moves
+        see `_affine`.
+        """
         last, best = np.zeros((2, len(self.a) + 1, self.a.shape[1]), self.dtype)
         for (
             inner,
@@ -289,11 +315,13 @@ class _Batch:
             last, best = best, last
 
     def _affine(self, moves) -> Iterator[np.ndarray]:
-        """Yield the same with affine gaps. `ending[k]` are the best scores of alignments whose last operation is k.
+        """Yield the same with affine gaps. `ending[k]` are the best scores of alignments whose
+        last operation is k.
 
-        A move holds four fields of two bits: the last operation of the best alignment that ends in the cell (bits 6
-        and 7), and which one came before it if the last was PAIR (bits 0 and 1), DELETE (2, 3) or INSERT (4, 5). ANY
-        stands for the best of the cell before, as always before a pair, and with linear gaps before a gap as well.
+        A move holds four fields of two bits: the last operation of the best alignment that ends in
+        the cell (bits 6 and 7), and which one came before it if the last was PAIR (bits 0 and 1),
+        DELETE (2, 3) or INSERT (4, 5). ANY stands for the best of the cell before, as always
+        before a pair, and with linear gaps before a gap as well.
         """
         shape, opening = (len(self.a) + 1, self.a.shape[1]), self.opening
         last, best = np.full((2, *shape), opening)
@@ -329,7 +357,9 @@ def _pad(rows: list[list[int]], dtype: np.dtype) -> np.ndarray:
 
 
 def _best(pair, delete, insert, moves) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the greatest of three, and, if moves are wanted, which: the first of PAIR, DELETE, INSERT that is it."""
+    """Return the greatest of three, and, if moves are wanted, which: the first of PAIR, DELETE,
+    INSERT that is it.
+    """
     top = np.maximum(np.maximum(pair, delete), insert)
     if moves is None:
         return top, None

@@ -1,4 +1,6 @@
-"""How well the beginnings of sequences align with a target: Needleman-Wunsch (match 1, mismatch -1, gap -1), its end left open."""
+"""How well the beginnings of sequences align with a target: Needleman-Wunsch (match 1, mismatch
+-1, gap -1), its end left open.
+"""
 
 from collections.abc import Hashable, Sequence
 
@@ -8,12 +10,16 @@ import numpy as np
 def prefix_scores(
     sequences: Sequence[Sequence[Hashable]], target: Sequence[Hashable]
 ) -> list[list[int]]:
-    """Return for each sequence of n symbols n + 1 numbers: i is the best score of its first i symbols against any prefix of `target`.
+    """Return for each sequence of n symbols n + 1 numbers: i is the best score of its first i
+    symbols against any prefix of `target`.
 
-    So a symbol of the target that is passed over counts -1 as soon as a later one is matched, and what is still missing counts
-    nothing. Row i of the table follows from row i - 1; a run of gaps within a row is a running maximum. Time O(B N M), in N steps.
+    So a symbol of the target that is passed over counts -1 as soon as a later one is matched, and
+    what is still missing counts nothing. Row i of the table follows from row i - 1; a run of gaps
+    within a row is a running maximum. Time O(B N M), in N steps.
 
-    >>> prefix_scores([["a", "c", "x"]], ["a", "b", "c", "d"])  # match; b passed over, match; mismatch
+    A match; then "b" is passed over, and a match; then a mismatch:
+
+    >>> prefix_scores([["a", "c", "x"]], ["a", "b", "c", "d"])
     [[0, 1, 1, 0]]
     """
     ids: dict[Hashable, int] = {}

@@ -1,7 +1,8 @@
 """Text to words: the only definition of "word" in the project.
 
-A word is a maximal run of non-whitespace characters of the text in Unicode normalisation form C, so that the same
-word written with composed or with combining characters is one word. Punctuation belongs to the word it touches.
+A word is a maximal run of non-whitespace characters of the text in Unicode normalisation form C,
+so that the same word written with composed or with combining characters is one word. Punctuation
+belongs to the word it touches.
 """
 
 import re
@@ -34,7 +35,8 @@ def split_words(text: str) -> list[str]:
 
 
 def word_ends(text: str) -> list[int]:
-    """Return where each of the words `split_words(text)` ends in `text` itself, in characters: normalisation joins and parts no words.
+    """Return where each of the words `split_words(text)` ends in `text` itself, in characters:
+    normalisation joins and parts no words.
 
     >>> word_ends(" The  owl,")
     [4, 10]

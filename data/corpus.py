@@ -1,6 +1,7 @@
 """The corpus: texts from .txt, .json and .jsonl, merged without loss, split by document.
 
-A document's split is a hash of its words, so it does not move when it is renamed, re-wrapped, or joined by others.
+A document's split is a hash of its words, so it does not move when it is renamed, re-wrapped, or
+joined by others.
 
     python -m data.corpus                          list the corpus: words and split of each document
     python -m data.corpus merge PATH [PATH ...]    add texts to it
@@ -24,8 +25,8 @@ from data.files import json_kind, read_json, read_jsonl, read_text, write_whole
 
 TEXTS = Path(__file__).parent / "texts"
 MIN_WORDS = 40
-# The salt is part of every split and must never change. Without one the 96 embedded documents fall 79/6/11 (train,
-# validation, test); with this one, the first that was tried, 75/10/11.
+# The salt is part of every split and must never change. Without one the 96 embedded documents fall
+# 79/6/11 (train, validation, test); with this one, the first that was tried, 75/10/11.
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
 NEAR = 0.8  # Jaccard similarity of the shingles from which on two documents count as one
@@ -38,7 +39,9 @@ PLAIN = (".txt", ".md")
 
 @dataclass(frozen=True)
 class Document:
-    """One text of the corpus, e.g. ``Document("tale-flood", "Monday, the third of March. Rain again, ...")``."""
+    """One text of the corpus, e.g. ``Document("tale-flood", "Monday, the third of March. Rain
+    again, ...")``.
+    """
 
     title: str
     text: str
@@ -51,18 +54,21 @@ class Document:
 def load_corpus(path: str | Path | None = None) -> list[Document]:
     """Return the documents of `path` (default: the embedded corpus) sorted by title.
 
-    One word is enough for a document: how many a level needs is the task's to say. Errors as of `load_documents`.
+    One word is enough for a document: how many a level needs is the task's to say. Errors as of
+    `load_documents`.
     """
     documents = load_documents(TEXTS if path is None else path, min_words=1)
     return sorted(documents, key=lambda document: (document.title, document.text))
 
 
 def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Document]:
-    """Return the documents of a folder of .txt files (title = file stem), or of one .txt, .json or .jsonl file.
+    """Return the documents of a folder of .txt files (title = file stem), or of one .txt, .json or
+    .jsonl file.
 
-    JSON is a list of ``{"title", "text"}``, a list of strings, or a mapping of title to text; JSONL has one
-    ``{"title", "text"}`` a line. Raises UserError, naming the file and the place in it, when the path is missing, the
-    folder has no .txt, the suffix is unknown, the content is binary or damaged, or a text is under `min_words` words.
+    JSON is a list of ``{"title", "text"}``, a list of strings, or a mapping of title to text;
+    JSONL has one ``{"title", "text"}`` a line. Raises UserError, naming the file and the place in
+    it, when the path is missing, the folder has no .txt, the suffix is unknown, the content is
+    binary or damaged, or a text is under `min_words` words.
     """
     path = Path(path)
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
@@ -75,12 +81,14 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
 
 
 def load_texts(path: str | Path) -> list[Document]:
-    """Return the documents of a user's own folder, for --texts: one a file, with all folders below, sorted by title.
+    """Return the documents of a user's own folder, for --texts: one a file, with all folders
+    below, sorted by title.
 
-    The title is the path below the folder. Every file of UTF-8 text counts, whatever its suffix; hidden files, empty
-    ones and binary ones are passed over, and so is a document that repeats an earlier one (see `merge`): it could fall
-    to another split. One file of .txt, .json or .jsonl is taken as `load_documents` takes it. Raises UserError where a
-    .txt or .md file is not UTF-8, where there is no text, and where there is more than `MOST_TEXT`.
+    The title is the path below the folder. Every file of UTF-8 text counts, whatever its suffix;
+    hidden files, empty ones and binary ones are passed over, and so is a document that repeats an
+    earlier one (see `merge`): it could fall to another split. One file of .txt, .json or .jsonl is
+    taken as `load_documents` takes it. Raises UserError where a .txt or .md file is not UTF-8,
+    where there is no text, and where there is more than `MOST_TEXT`.
     """
     path = Path(path)
     if path.is_dir():
@@ -108,12 +116,16 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def fingerprint(document: Document) -> str:
-    """Return what stands for a document's words: 16 hex digits of SHA-256. Title and layout do not count."""
+    """Return what stands for a document's words: 16 hex digits of SHA-256. Title and layout do not
+    count.
+    """
     return hashlib.sha256("\x1f".join(["", *document.words]).encode()).hexdigest()[:16]
 
 
 def split_of(document: Document) -> str:
-    """Return "train" (80 %), "validation" (10 %) or "test" (10 %), by SHA-256 of the document's words."""
+    """Return "train" (80 %), "validation" (10 %) or "test" (10 %), by SHA-256 of the document's
+    words.
+    """
     digest = hashlib.sha256(f"{SPLIT_SALT}\n{' '.join(document.words)}".encode()).digest()
     tenth = int.from_bytes(digest[:8], "big") * 10 >> 64  # 0 ... 9
     return {8: "validation", 9: "test"}.get(tenth, "train")
@@ -130,12 +142,13 @@ def merge(
     min_words: int = MIN_WORDS,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Add the texts of `paths` (files, or folders with all below) to the folder `into`; return how many were refused.
+    """Add the texts of `paths` (files, or folders with all below) to the folder `into`; return how
+    many were refused.
 
-    Each document becomes a new file, whole or absent; no file that was there is touched. A document that repeats
-    another is dropped: the same words, or Jaccard similarity >= 0.8 of their runs of five words. What cannot be taken
-    is refused by name, and the rest goes on. `say` gets one line for each. Raises UserError when `into` cannot be read
-    or written.
+    Each document becomes a new file, whole or absent; no file that was there is touched. A
+    document that repeats another is dropped: the same words, or Jaccard similarity >= 0.8 of their
+    runs of five words. What cannot be taken is refused by name, and the rest goes on. `say` gets
+    one line for each. Raises UserError when `into` cannot be read or written.
     """
     into = Path(into)
     shingles = _Shingles()
@@ -178,7 +191,9 @@ def _add(where: str, document: Document, into: Path, shingles: "_Shingles") -> s
 
 
 class _Shingles:
-    """An index of documents by their runs of `SHINGLE` words, which finds the one that a new document repeats."""
+    """An index of documents by their runs of `SHINGLE` words, which finds the one that a new
+    document repeats.
+    """
 
     def __init__(self):
         self._sizes: dict[str, int] = {}
@@ -191,7 +206,9 @@ class _Shingles:
             self._titles[shingle].append(document.title)
 
     def nearest(self, document: Document) -> tuple[str, float]:
-        """Return the title of the most similar document and the Jaccard similarity; ("", 0.0) if none shares a run."""
+        """Return the title of the most similar document and the Jaccard similarity; ("", 0.0) if
+        none shares a run.
+        """
         own = self._of(document)
         shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
         ranked = [
@@ -208,7 +225,9 @@ class _Shingles:
 
 
 def _files_below(path: Path) -> list[Path]:
-    """Return all files below a folder, hidden ones apart; a file, an empty folder or a missing path as it is."""
+    """Return all files below a folder, hidden ones apart; a file, an empty folder or a missing
+    path as it is.
+    """
     below = [file for file in path.rglob("*") if not file.is_dir()]
     return sorted(
         file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
@@ -226,7 +245,8 @@ def _texts_below(folder: Path) -> list[Document]:
         size += file.stat().st_size
         if size > MOST_TEXT:
             raise UserError(
-                f"{folder}: holds more than {MOST_TEXT // 10**6} MB of text; give a folder with a part of it"
+                f"{folder}: holds more than {MOST_TEXT // 10**6} MB of text; give a folder with a "
+                "part of it"
             )
         document = Document(file.relative_to(folder).as_posix(), read_text(file))
         if document.words:
@@ -236,7 +256,9 @@ def _texts_below(folder: Path) -> list[Document]:
 
 
 def _is_text(file: Path) -> bool:
-    """Return whether a file begins like UTF-8 text. A character may be cut in two where the look ends."""
+    """Return whether a file begins like UTF-8 text. A character may be cut in two where the look
+    ends.
+    """
     with open(file, "rb") as stream:
         start = stream.read(SNIFF)
     try:
@@ -300,7 +322,8 @@ def _check(where: str, document: Document, min_words: int) -> None:
         "[\0\ud800-\udfff]", document.title + document.text
     ):  # half a surrogate pair can stand in JSON
         raise UserError(
-            f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8"
+            f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in "
+            "UTF-8"
         )
     if len(document.words) < min_words:
         raise UserError(
@@ -314,7 +337,8 @@ def _list(documents: list[Document]) -> None:
         print(f"{document.title:{width}}  {len(document.words):>7,} words  {split_of(document)}")
     shares = Counter(map(split_of, documents))
     print(
-        f"{len(documents)} documents, {sum(len(document.words) for document in documents):,} words: "
+        f"{len(documents)} documents, {sum(len(document.words) for document in documents):,} "
+        "words: "
         + ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test"))
     )
 

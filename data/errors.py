@@ -9,7 +9,9 @@ from data.streams import OutputLost, end_quietly, lasting
 
 
 class UserError(ValueError):
-    """One line for the user: what is wrong, where, and what would be right. The programs print it and exit with 2."""
+    """One line for the user: what is wrong, where, and what would be right. The programs print it
+    and exit with 2.
+    """
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,12 +23,15 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
-    """Within this context `package`, of the extra that is called `extra`, is imported: where it is missing, UserError says so and what to do."""
+    """Within this context `package`, of the extra that is called `extra`, is imported: where it is
+    missing, UserError says so and what to do.
+    """
     try:
         yield
     except ImportError as error:
         raise UserError(
-            f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt -e '.[{extra}]'"
+            f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt "
+            f"-e '.[{extra}]'"
         ) from error
 
 
@@ -35,18 +40,20 @@ def exit_status(
     action: Callable[[], int],
     on_lost: Callable[[str, Exception], None] = end_quietly,
 ) -> int:
-    """Return what `action` returns; where the user or the disk is at fault, print that in one line of the `program` and return 2; where
-    numbers are not finite, likewise and 1.
+    """Return what `action` returns; where the user or the disk is at fault, print that in one line
+    of the `program` and return 2; where numbers are not finite, likewise and 1.
 
-    `on_lost` is told when standard output or error can no longer be written. By default that ends the program: with 141, and no word,
-    where the reader of a pipe has left, else with one line and 2.
+    `on_lost` is told when standard output or error can no longer be written. By default that ends
+    the program: with 141, and no word, where the reader of a pipe has left, else with one line and
+    2.
     """
     with lasting(on_lost):
         try:
             try:
                 return _status_of(program, action)
             finally:
-                sys.stdout.flush()  # here, and not when the interpreter ends, a failure can be answered
+                # here, and not when the interpreter ends, a failure can be answered
+                sys.stdout.flush()
         except OutputLost as lost:
             if isinstance(lost.code, int):
                 return lost.code

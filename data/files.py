@@ -1,4 +1,6 @@
-"""Files in and out: text and JSON whose damage is named by file and line, and writing that leaves no half files."""
+"""Files in and out: text and JSON whose damage is named by file and line, and writing that leaves
+no half files.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and line of damage."""
+    """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and
+    line of damage.
+    """
     for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -49,7 +53,9 @@ def read_jsonl_zst(path: str | Path) -> list[dict]:
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
-    """Write JSON Lines under zstandard, with a checksum, whole or not at all; UserError when the disk will not take it."""
+    """Write JSON Lines under zstandard, with a checksum, whole or not at all; UserError when the
+    disk will not take it.
+    """
     text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
     write_whole(
         path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
@@ -57,7 +63,8 @@ def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk will not take it.
+    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk
+    will not take it.
 
     What is no file (/dev/stdout, a named pipe) is written as it is, and never replaced by one.
     """
@@ -91,7 +98,9 @@ def sync(path: Path) -> None:
 
 
 def forget_cached(path: Path) -> None:
-    """Let a synced file be read from the disk the next time, where the system can be asked to (Linux)."""
+    """Let a synced file be read from the disk the next time, where the system can be asked to
+    (Linux).
+    """
     if not hasattr(os, "posix_fadvise"):
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -139,12 +148,15 @@ def _parse(where: str, text: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the values of a run's config.yaml, unchecked. Raises UserError unless it is a mapping."""
+    """Return the values of a run's config.yaml, unchecked. Raises UserError unless it is a
+    mapping.
+    """
     try:
         values = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise UserError(
-            f"{path}: not valid YAML, so not the configuration of a run ({str(error).splitlines()[0]})"
+            f"{path}: not valid YAML, so not the configuration of a run "
+            f"({str(error).splitlines()[0]})"
         ) from error
 
     if not isinstance(values, dict):

@@ -1,10 +1,13 @@
-"""Texts of kinds that nothing here is trained on: a second held-out set, beside the corpus's test split.
+"""Texts of kinds that nothing here is trained on: a second held-out set, beside the corpus's test
+split.
 
-The corpus is English prose. Whoever brings texts of his own brings tables, code, lists and other alphabets as well, and a
-policy can be right on every test document of the corpus and wrong on those. Six kinds are generated from the word
-lists below, as a pure function of kind and number, so they are the same everywhere. Two kinds are real texts, taken
-where they exist, and so differ between machines: the licences that a Debian-like system keeps, and the topics of
-Python's manual that `pydoc` shows. None of this may enter training or the embedded model's diet (`tests/data/test_foreign.py`).
+The corpus is English prose. Whoever brings texts of his own brings tables, code, lists and other
+alphabets as well, and a policy can be right on every test document of the corpus and wrong on
+those. Six kinds are generated from the word lists below, as a pure function of kind and number, so
+they are the same everywhere. Two kinds are real texts, taken where they exist, and so differ
+between machines: the licences that a Debian-like system keeps, and the topics of Python's manual
+that `pydoc` shows. None of this may enter training or the embedded model's diet
+(`tests/data/test_foreign.py`).
 
     python -m data.foreign      print the beginning of a text of each kind
 """
@@ -23,28 +26,45 @@ MOST_BYTES = 200_000  # a file beyond is passed over
 MOST_WORDS = 3_000  # of a real text that count: its beginning
 
 NOUNS = (
-    "account anchor array bearing bolt branch buffer cable channel column cursor device disk engine filter folder "
-    "frame gauge handle header index invoice kernel label ladder lever matrix module motor needle node packet panel "
-    "parser pipe pivot pixel plate pump queue record region rotor sample screen sensor server shelf signal socket "
-    "spring stack switch table tank thread token trace turbine valve vector vessel wheel widget window wire zone"
+    "account anchor array bearing bolt branch buffer cable channel column cursor device disk "
+    "engine filter folder "
+    "frame gauge handle header index invoice kernel label ladder lever matrix module motor needle "
+    "node packet panel "
+    "parser pipe pivot pixel plate pump queue record region rotor sample screen sensor server "
+    "shelf signal socket "
+    "spring stack switch table tank thread token trace turbine valve vector vessel wheel widget "
+    "window wire zone"
 ).split()
 VERBS = (
-    "add apply bind build check clear close copy count drain drop emit fetch fill find fold grow hold join load lock "
-    "map mark merge move open pack parse pop push read reset scan send set skip sort split start stop swap trim turn wrap"
+    "add apply bind build check clear close copy count drain drop emit fetch fill find fold grow "
+    "hold join load lock "
+    "map mark merge move open pack parse pop push read reset scan send set skip sort split start "
+    "stop swap trim turn wrap"
 ).split()
-QUALITIES = "active blank cold coarse dense dry empty fast final fixed free full idle late local loose narrow next open raw rigid round safe sharp slow stale thin valid warm wide".split()
+QUALITIES = (
+    "active blank cold coarse dense dry empty fast final fixed free full idle late local "
+    "loose narrow next open raw rigid round safe sharp slow stale thin "
+    "valid warm wide"
+).split()
 UNITS = "mm cm m km g kg t s ms min h Hz kHz MHz V mV kV A mA W kW Pa bar °C K % dB lm l ml".split()
 HOSTS = "example.org example.com example.net test.example docs.example".split()
 ALPHABETS = {
-    "Cyrillic": "вода дорога книга город ветер солнце река окно дерево камень хлеб время рука голова слово письмо улица "
-    "вечер утро зима лето снег дождь море остров корабль берег мост школа учитель большой старый новый тихо быстро",
-    "Greek": "νερό δρόμος βιβλίο πόλη άνεμος ήλιος ποτάμι παράθυρο δέντρο πέτρα ψωμί χρόνος χέρι κεφάλι λέξη γράμμα "
-    "βράδυ πρωί χειμώνας καλοκαίρι χιόνι βροχή θάλασσα νησί καράβι γέφυρα σχολείο δάσκαλος μεγάλος παλιός νέος γρήγορα",
-    "Arabic": "ماء طريق كتاب مدينة ريح شمس نهر نافذة شجرة حجر خبز وقت يد رأس كلمة رسالة شارع مساء صباح شتاء صيف ثلج مطر "
+    "Cyrillic": "вода дорога книга город ветер солнце река окно дерево камень хлеб время рука "
+    "голова слово письмо улица "
+    "вечер утро зима лето снег дождь море остров корабль берег мост школа учитель большой старый "
+    "новый тихо быстро",
+    "Greek": "νερό δρόμος βιβλίο πόλη άνεμος ήλιος ποτάμι παράθυρο δέντρο πέτρα ψωμί χρόνος χέρι "
+    "κεφάλι λέξη γράμμα "
+    "βράδυ πρωί χειμώνας καλοκαίρι χιόνι βροχή θάλασσα νησί καράβι γέφυρα σχολείο δάσκαλος μεγάλος "
+    "παλιός νέος γρήγορα",
+    "Arabic": "ماء طريق كتاب مدينة ريح شمس نهر نافذة شجرة حجر خبز وقت يد رأس كلمة رسالة شارع مساء "
+    "صباح شتاء صيف ثلج مطر "
     "بحر جزيرة سفينة جسر مدرسة معلم كبير قديم جديد هادئ سريع بيت باب",
-    "Devanagari": "पानी सड़क किताब शहर हवा सूरज नदी खिड़की पेड़ पत्थर रोटी समय हाथ सिर शब्द पत्र गली शाम सुबह सर्दी गर्मी बर्फ बारिश "
+    "Devanagari": "पानी सड़क किताब शहर हवा सूरज नदी खिड़की पेड़ पत्थर रोटी समय हाथ सिर शब्द पत्र "
+    "गली शाम सुबह सर्दी गर्मी बर्फ बारिश "
     "समुद्र द्वीप जहाज पुल स्कूल शिक्षक बड़ा पुराना नया शांत तेज घर दरवाजा",
-    "CJK": "水 道路 书 城市 风 太阳 河流 窗户 树木 石头 面包 时间 手 头 词语 信 街道 晚上 早晨 冬天 夏天 雪 雨 大海 岛屿 船 桥梁 学校 "
+    "CJK": "水 道路 书 城市 风 太阳 河流 窗户 树木 石头 面包 时间 "
+    "手 头 词语 信 街道 晚上 早晨 冬天 夏天 雪 雨 大海 岛屿 船 桥梁 学校 "
     "老师 大 旧 新 安静 快速 家 门",
 }
 MARKS = "- = * # ~ . _ + / : > < ! ? | ^".split()
@@ -60,7 +80,9 @@ BRACKETS = [
 
 
 def foreign_texts(words: int = 1000) -> dict[str, list[Document]]:
-    """Return the documents of each kind; the generated ones have at least `words` words. A kind without any is left out."""
+    """Return the documents of each kind; the generated ones have at least `words` words. A kind
+    without any is left out.
+    """
     found = {kind: list(generated(kind, words)) for kind in KINDS}
     found["licences"] = without_repeats(_licences())
     found["Python's manual"] = without_repeats(_manual())
@@ -80,7 +102,9 @@ def generated(kind: str, words: int = 1000, count: int = DOCUMENTS) -> Iterator[
 
 
 def _table(rng: random.Random, number: int) -> str:
-    """Return a table of Markdown, one drawn with ASCII lines, or one of columns set by spaces: one form a document."""
+    """Return a table of Markdown, one drawn with ASCII lines, or one of columns set by spaces: one
+    form a document.
+    """
     names = rng.sample(NOUNS, rng.randint(2, 5))
     rows = [names] + [[_cell(rng) for _ in names] for _ in range(rng.randint(4, 12))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
@@ -120,10 +144,12 @@ def _code(rng: random.Random, number: int) -> str:
         lines = [
             f"def {name}({given}, {other}={bound}):",
             f'    """{rng.choice(VERBS).capitalize()} the {rng.choice(QUALITIES)} {given}."""',
-            f"    result = [{item}.{rng.choice(NOUNS)} for {item} in {given} if {item} is not None]",
+            f"    result = [{item}.{rng.choice(NOUNS)} for {item} in {given} if {item} "
+            "is not None]",
             f"    if len(result) {rng.choice(['<', '>=', '=='])} {other}:",
             f'        raise ValueError(f"{rng.choice(QUALITIES)} {given}: {{{other}!r}}")',
-            f"    return {{'{item}': result[{rng.randrange(3)}:], '{other}': {call}(result) {operator} {bound}}}",
+            f"    return {{'{item}': result[{rng.randrange(3)}:], '{other}': {call}(result) "
+            f"{operator} {bound}}}",
         ]
         return "\n".join(lines)
 
@@ -131,9 +157,12 @@ def _code(rng: random.Random, number: int) -> str:
         f"static int {name}(struct {given} *{item}, size_t {other})",
         "{",
         f"    for (size_t i = 0; i < {other}; i++) {{",
-        f"        if ({item}->{rng.choice(NOUNS)}[i] == NULL || i {operator} {bound} == 0x{bound:04x})",
-        f"            return -{rng.choice(['EINVAL', 'ENOMEM', 'EAGAIN'])};  /* {rng.choice(QUALITIES)} */",
-        f"        {item}->{rng.choice(NOUNS)} {operator}= {call}(&{item}->{rng.choice(NOUNS)}[i], {bound}UL);",
+        f"        if ({item}->{rng.choice(NOUNS)}[i] == NULL || i {operator} {bound} == "
+        f"0x{bound:04x})",
+        f"            return -{rng.choice(['EINVAL', 'ENOMEM', 'EAGAIN'])};  /* "
+        f"{rng.choice(QUALITIES)} */",
+        f"        {item}->{rng.choice(NOUNS)} {operator}= {call}(&{item}->{rng.choice(NOUNS)}[i], "
+        f"{bound}UL);",
         "    }",
         "    return 0;",
         "}",
@@ -158,7 +187,9 @@ def _list(rng: random.Random, number: int) -> str:
 
 
 def _numbers(rng: random.Random, number: int) -> str:
-    """Return a line of dates, times, quantities, versions, addresses and digests among a few words."""
+    """Return a line of dates, times, quantities, versions, addresses and digests among a few
+    words.
+    """
     year, month, day = rng.randrange(1900, 2100), rng.randrange(1, 13), rng.randrange(1, 29)
     clock = f"{rng.randrange(24):02}:{rng.randrange(60):02}"
     version = ".".join(str(rng.randrange(20)) for _ in range(rng.choice([2, 3, 3, 4])))
@@ -184,7 +215,9 @@ def _numbers(rng: random.Random, number: int) -> str:
 
 
 def _punctuation(rng: random.Random, number: int) -> str:
-    """Return lines of words among long runs of marks: rules, leaders, banners, boxes and brackets."""
+    """Return lines of words among long runs of marks: rules, leaders, banners, boxes
+    and brackets.
+    """
     mark, opening = rng.choice(MARKS), rng.choice(BRACKETS)
     title = f"{rng.choice(QUALITIES)} {rng.choice(NOUNS)}"
     run = mark * rng.randint(3, 30)
@@ -195,7 +228,8 @@ def _punctuation(rng: random.Random, number: int) -> str:
             f"{mark * 3} {title} {mark * 3}",
             f"{opening[0]} {title} {opening[1]}",
             " ".join(rng.choice(MARKS) * rng.randint(1, 8) for _ in range(rng.randint(2, 8))),
-            f"{rng.choice(NOUNS)}{mark * 2}{rng.choice(NOUNS)} {''.join(rng.choices(MARKS, k=rng.randint(2, 9)))} {title}!!!",
+            f"{rng.choice(NOUNS)}{mark * 2}{rng.choice(NOUNS)} "
+            f"{''.join(rng.choices(MARKS, k=rng.randint(2, 9)))} {title}!!!",
         ]
     )
 
@@ -217,7 +251,9 @@ KINDS: dict[str, Callable[[random.Random, int], str]] = {
 
 
 def _licences() -> list[Document]:
-    """Return the beginnings of the licences and copyright notices of the operating system, where it keeps them."""
+    """Return the beginnings of the licences and copyright notices of the operating system, where
+    it keeps them.
+    """
     files = []
     for folder, pattern in ((LICENCES, "*"), (COPYRIGHTS, "*/copyright")):
         found = sorted(folder.glob(pattern))
@@ -237,7 +273,9 @@ def _text_of(file: Path) -> str:
 
 
 def _manual() -> list[Document]:
-    """Return the topics of Python's manual that `help()` shows; some systems leave them out of Python."""
+    """Return the topics of Python's manual that `help()` shows; some systems leave them out of
+    Python.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:

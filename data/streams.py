@@ -1,7 +1,9 @@
-"""Standard output and error that can be lost: the reader of a pipe leaves, a disk is full, a terminal is closed.
+"""Standard output and error that can be lost: the reader of a pipe leaves, a disk is full, a
+terminal is closed.
 
-Within `lasting`, whoever prints does not notice. The first write that fails turns the stream into silence, and
-`lost` is told once, in words: `train.py` notes it and goes on; every other program ends there (`end_quietly`).
+Within `lasting`, whoever prints does not notice. The first write that fails turns the stream into
+silence, and `lost` is told once, in words: `train.py` notes it and goes on; every other program
+ends there (`end_quietly`).
 """
 
 import errno
@@ -19,7 +21,9 @@ class OutputLost(SystemExit):
 
 
 class Lasting:
-    """A text stream that falls silent, once, when it can no longer be written; `lost` is told its name and the error."""
+    """A text stream that falls silent, once, when it can no longer be written; `lost` is told its
+    name and the error.
+    """
 
     def __init__(self, stream: TextIO, name: str, lost: Callable[[str, Exception], None]):
         self.stream, self.name, self.lost = stream, name, lost
@@ -55,7 +59,9 @@ class Lasting:
             self.lost(self.name, error)
 
     def _point_to_nothing(self) -> None:
-        """Let the descriptor lead to /dev/null, or the interpreter would try to write what is buffered when it ends."""
+        """Let the descriptor lead to /dev/null, or the interpreter would try to write what is
+        buffered when it ends.
+        """
         with suppress(OSError, ValueError, AttributeError):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.stream.fileno())
@@ -64,7 +70,9 @@ class Lasting:
 
 @contextmanager
 def lasting(lost: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Within this context standard output and error are `Lasting`. One that the program was started without (`>&-`) is silent."""
+    """Within this context standard output and error are `Lasting`. One that the program was
+    started without (`>&-`) is silent.
+    """
     before = sys.stdout, sys.stderr
     sys.stderr = Lasting(sys.stderr or _nothing(2), "standard error", lost)
     sys.stdout = Lasting(sys.stdout or _nothing(1), "standard output", lost)
@@ -79,9 +87,11 @@ def lasting(lost: Callable[[str, Exception], None]) -> Iterator[None]:
 
 
 def end_quietly(name: str, error: Exception) -> None:
-    """End the program when standard output is lost: without a word where its reader has left, as `cat` does in `cat FILE | head`.
+    """End the program when standard output is lost: without a word where its reader has left, as
+    `cat` does in `cat FILE | head`.
 
-    A closed output (`>&-`) is what was asked for, and without standard error there is nobody to tell.
+    A closed output (`>&-`) is what was asked for, and without standard error there is nobody to
+    tell.
     """
     number = getattr(error, "errno", None)
     if name == "standard output" and number == errno.EPIPE:
@@ -96,7 +106,9 @@ def reason_of(error: Exception) -> str:
 
 
 def _nothing(descriptor: int) -> TextIO:
-    """Return a stream into nothing; `descriptor`, if it is free, gets one too, or the next file that is opened would take it."""
+    """Return a stream into nothing; `descriptor`, if it is free, gets one too, or the next file
+    that is opened would take it.
+    """
     stream = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
     try:
         os.fstat(descriptor)

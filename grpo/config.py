@@ -1,4 +1,6 @@
-"""Every flag of `train.py`: its default, its meaning, its check. The command line is made from this one dataclass."""
+"""Every flag of `train.py`: its default, its meaning, its check. The command line is made from
+this one dataclass.
+"""
 
 import dataclasses
 import difflib
@@ -90,7 +92,8 @@ class Config:
     )
     dataset: str | None = flag(
         None,
-        "train on the problems of this JSONL file instead, shuffled each epoch: on those of --words or --curriculum, "
+        "train on the problems of this JSONL file instead, shuffled each epoch: on those of "
+        "--words or --curriculum, "
         "else on all",
     )
     mixed: bool = field(
@@ -98,7 +101,8 @@ class Config:
     )
     control: str = flag(
         "none",
-        "no real run: shuffled-rewards (permuted over the batch) or constant-reward; none: a real one",
+        "no real run: shuffled-rewards (permuted over the batch) or constant-reward; none: a real "
+        "one",
     )
     task_options: dict = field(
         default_factory=dict, metadata={"help": "the task's own flags, e.g. {'family': 'product'}"}
@@ -111,22 +115,26 @@ class Config:
     )
     ramp: bool = flag(
         True,
-        "start with the levels of the ladder below the asked one (interleave only, and not with --dataset), or easier ones "
+        "start with the levels of the ladder below the asked one (interleave only, and not with "
+        "--dataset), or easier ones "
         "where the pre-flight finds the first out of reach",
     )
     preflight: str = flag(
         "on",
-        "on: before the first step sample a few problems of each level, and start where groups vary and right answers are "
+        "on: before the first step sample a few problems of each level, and start where groups "
+        "vary and right answers are "
         "within reach; only: print that table and end; off",
     )
     promote_by: str | None = flag(
         None,
-        "climb by the running mean of training, or by heldout problems (default: heldout with --curriculum, "
+        "climb by the running mean of training, or by heldout problems (default: heldout with "
+        "--curriculum, "
         "else running)",
     )
     promote_at: float = flag(
         0.0,
-        "climb to the next level at this mean score (0: 0.97 by heldout problems, 0.9 by the running mean)",
+        "climb to the next level at this mean score (0: 0.97 by heldout problems, 0.9 by the "
+        "running mean)",
     )
     promote_window: int = flag(
         3, "steps of the running mean, or more until they have enough groups for its interval"
@@ -144,17 +152,20 @@ class Config:
     )
     rung_minutes: float = flag(
         0.0,
-        "minutes of training steps on a level, then go on to the next; after the last the run ends (0: no limit)",
+        "minutes of training steps on a level, then go on to the next; after the last the run ends "
+        "(0: no limit)",
     )
     rung_tokens: int = flag(0, "sampled tokens on a level, likewise (0: no limit)")
     step_tokens: int = flag(
         0,
-        "most tokens of a step: fewer prompts where prompts x group size x completion budget exceed it (0: no limit)",
+        "most tokens of a step: fewer prompts where prompts x group size x completion budget "
+        "exceed it (0: no limit)",
     )
     # model
     model: str = flag(
         "builtin",
-        "builtin, a directory in Hugging Face layout, a GGUF file, a hub id, or the policy of an earlier run "
+        "builtin, a directory in Hugging Face layout, a GGUF file, a hub id, or the policy of an "
+        "earlier run "
         "(runs/NAME, or one of its checkpoints)",
     )
     start: str | None = field(
@@ -163,36 +174,42 @@ class Config:
     device: str = flag("auto", "cpu, cuda, or auto")
     dtype: str = flag(
         "auto",
-        "float32, bfloat16 (what is trained has float32 masters), or auto: float32 on a CPU, with gradients by bfloat16 "
+        "float32, bfloat16 (what is trained has float32 masters), or auto: float32 on a CPU, with "
+        "gradients by bfloat16 "
         "products where it has AMX; bfloat16 on a GPU under LoRA, and for a model that is saved so",
     )
     lora_rank: int = flag(
         -1,
-        "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models, that of an earlier "
+        "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models, "
+        "that of an earlier "
         "run's policy",
     )
     lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
     lora_variant: str = flag(
         "lora",
-        "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained apart; by the "
+        "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained "
+        "apart; by the "
         "model's own forward pass, slower)",
     )
     quantise: str = flag(
         "none",
-        "the base under LoRA in fewer bits: nf4 (4 bits), int8, or none (needs bitsandbytes: the extra bits; slower)",
+        "the base under LoRA in fewer bits: nf4 (4 bits), int8, or none (needs bitsandbytes: the "
+        "extra bits; slower)",
     )
     # prompt
     system: str = flag("", "text of a system turn before the user's, or @FILE")
     shots: int = flag(
         0,
-        "solved problems of the training split and the same level that are shown before each question",
+        "solved problems of the training split and the same level that are shown before each "
+        "question",
     )
     chat_template_kwargs: str = flag(
         "{}", "variables of the model's chat template as JSON, e.g. '{\"enable_thinking\": false}'"
     )
     wording: str = flag(
         "",
-        "a text file that replaces the task's prompt, with its placeholders: {a} and {b} for interleave, {expression} "
+        "a text file that replaces the task's prompt, with its placeholders: {a} and {b} for "
+        "interleave, {expression} "
         "for arithmetic",
     )
     # rollout
@@ -204,7 +221,8 @@ class Config:
     max_new_tokens: int = flag(0, "completion budget (0: a quarter more than the target takes)")
     draft: str = flag(
         "auto",
-        "verify the task's guess at the next tokens at once: auto, off, or how many; changes no sample",
+        "verify the task's guess at the next tokens at once: auto, off, or how many; changes no "
+        "sample",
     )
     # degenerate groups
     on_degenerate: str = flag(
@@ -212,7 +230,8 @@ class Config:
     )
     dynamic_sampling: int = flag(
         -1,
-        "draw further prompts until so many groups of the step vary, at most four times --prompts (0: no; -1: 8 "
+        "draw further prompts until so many groups of the step vary, at most four times --prompts "
+        "(0: no; -1: 8 "
         "when levels are climbed by heldout problems, else 0)",
     )
     variance_threshold: float = flag(
@@ -223,17 +242,21 @@ class Config:
     heat_ceiling: float = flag(1.5, "most that temperature is raised in all, as a factor")
     on_alarm: str = flag(
         "say",
-        "when training collapses for five steps: say so, or stop after that step with exit status 3",
+        "when training collapses for five steps: say so, or stop after that step with "
+        "exit status 3",
     )
     patience: int = flag(
         20,
-        "end the run early: with exit status 3 when no group could be trained on for so many steps, with 0 when the last level is solved "
+        "end the run early: with exit status 3 when no group could be trained on for so many "
+        "steps, with 0 when the last level is solved "
         "in training and on held-out problems (0: make all --steps)",
     )
     warm_start: str = flag(
         "auto",
-        "how a policy that earns nothing begins: imitation (of a few right answers, before the first step), demonstrations "
-        "(the right answer joins groups that fail), off; auto: imitation where the pre-flight finds the first level out of "
+        "how a policy that earns nothing begins: imitation (of a few right answers, before the "
+        "first step), demonstrations "
+        "(the right answer joins groups that fail), off; auto: imitation where the pre-flight "
+        "finds the first level out of "
         "reach, else off",
     )
     # learning
@@ -243,7 +266,8 @@ class Config:
     )
     credit: str = flag(
         "outcome",
-        "outcome: one advantage for all tokens of a completion; alignment: each token's own, by what had been earned before it",
+        "outcome: one advantage for all tokens of a completion; alignment: each token's own, by "
+        "what had been earned before it",
     )
     beta: float = flag(0.0, "weight of the KL to the reference (0: no reference is held)")
     clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
@@ -251,18 +275,21 @@ class Config:
     epochs: int = flag(1, "updates on each rollout")
     learning_rate: float = flag(
         0.0,
-        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they are wider than 576; of an "
+        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they "
+        "are wider than 576; of an "
         "earlier run's policy: that run's",
     )
     schedule: str | None = flag(
         None,
-        "learning rate after the warm-up: constant, or cosine (falls to zero at the last step) (default: constant for builtin, "
+        "learning rate after the warm-up: constant, or cosine (falls to zero at the last step) "
+        "(default: constant for builtin, "
         "cosine for other models)",
     )
     warmup: int = flag(5, "steps of linear warm-up")
     optimizer: str = flag(
         "adamw",
-        "adamw, or adamw8bit: its moments in a quarter of the memory (needs bitsandbytes: the extra bits)",
+        "adamw, or adamw8bit: its moments in a quarter of the memory (needs bitsandbytes: the "
+        "extra bits)",
     )
     shard: bool = flag(
         False,
@@ -272,7 +299,8 @@ class Config:
     max_grad_norm: float = flag(1.0, "gradients are clipped to this norm (0: not)")
     micro_tokens: int = flag(
         0,
-        "most tokens of a micro-batch, which changes no gradient (0: 4,096 on cpu, by its memory on a GPU)",
+        "most tokens of a micro-batch, which changes no gradient (0: 4,096 on cpu, by its memory "
+        "on a GPU)",
     )
     forget_activations: bool = flag(
         False,
@@ -316,7 +344,8 @@ class Config:
     best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
     best_spacing: int | None = flag(
         None,
-        "steps between checkpoints for nothing but a new best, at least (default: chosen when the first checkpoint is written, so that they "
+        "steps between checkpoints for nothing but a new best, at least (default: chosen when the "
+        "first checkpoint is written, so that they "
         "take a twentieth of the time at most)",
     )
     keep_best: bool = flag(
@@ -419,7 +448,8 @@ class Config:
             yield (
                 "promote_problems",
                 self.promote_problems >= needed,
-                f"give {needed} or more: fewer cannot show --promote-at {self.promote_at:g}, even if all are right",
+                f"give {needed} or more: fewer cannot show --promote-at {self.promote_at:g}, even "
+                "if all are right",
             )
         yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
         yield "heat", self.heat >= 1, "give 1 or more"
@@ -484,7 +514,9 @@ class Config:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the policy is loaded: keywords of `grpo.model.load.load_policy`, beside the model's name."""
+        """How the policy is loaded: keywords of `grpo.model.load.load_policy`, beside the model's
+        name.
+        """
         return {
             "device": self.device,
             "dtype": self.dtype,
@@ -509,12 +541,16 @@ class Config:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What every line of a control run carries, so that it is never taken for a real one; nothing for a real run."""
+        """What every line of a control run carries, so that it is never taken for a real one;
+        nothing for a real run.
+        """
         return {} if self.control == "none" else {"control": self.control}
 
     @property
     def rungs(self) -> list[int]:
-        """The levels of training, rising; without --curriculum the last is the one that was asked for."""
+        """The levels of training, rising; without --curriculum the last is the one that was asked
+        for.
+        """
         if self.curriculum:
             return parse_rungs(self.curriculum)
         climbs = self.ramp and self.task == "interleave" and not self.dataset
@@ -529,13 +565,16 @@ class Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read the configuration of a run. Raises UserError for a file that is none, for unknown keys, and for values of another kind."""
+    """Read the configuration of a run. Raises UserError for a file that is none, for unknown keys,
+    and for values of another kind.
+    """
     values = read_config(path)
     values.pop("facts", None)
     unknown = set(values) - {f.name for f in dataclasses.fields(Config)}
     if unknown:
         raise UserError(
-            f"{path}: unknown key {sorted(unknown, key=str)[0]}; the run was made by another version"
+            f"{path}: unknown key {sorted(unknown, key=str)[0]}; the run was made by another "
+            "version"
         )
     for name, kind in get_type_hints(Config).items():
         kinds = [
@@ -544,13 +583,16 @@ def load_config(path: Path) -> Config:
         ]
         if name in values and not any(_is(values[name], one) for one in kinds):
             raise UserError(
-                f"{path}: {name} is {values[name]!r}, and should be {' or '.join(one.__name__ for one in kinds)}"
+                f"{path}: {name} is {values[name]!r}, and should be "
+                f"{' or '.join(one.__name__ for one in kinds)}"
             )
     return Config(**values)
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether `value` is a `kind`; whole numbers pass for fractions, True and False for no number."""
+    """Whether `value` is a `kind`; whole numbers pass for fractions, True and False for
+    no number.
+    """
     return isinstance(value, bool) == (kind is bool) and isinstance(
         value, (int, float) if kind is float else kind
     )
@@ -601,7 +643,9 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
 
 
 def _with_files(given: dict[str, Any]) -> dict[str, Any]:
-    """Put the texts of files that flags name into `given`, so that the run holds them whatever becomes of the files."""
+    """Put the texts of files that flags name into `given`, so that the run holds them whatever
+    becomes of the files.
+    """
     if "system" in given:
         given["system"] = system_text(given["system"])
     if file := given.get("wording"):

@@ -1,8 +1,11 @@
-"""The ranks of a run: processes that share out the work of each step, `torchrun --nproc-per-node N train.py ...`.
+"""The ranks of a run: processes that share out the work of each step, `torchrun --nproc-per-node N
+train.py ...`.
 
-Every rank holds the whole policy and the whole state of the trainer, and all of them decide alike, for what one finds out it tells the others
-before anything is decided. Shared out are the problems to be sampled and scored and the completions to be learned from; what is added up
-are the gradients. Only the first rank writes and speaks. A process that was not started by torchrun is the first of one.
+Every rank holds the whole policy and the whole state of the trainer, and all of them decide alike,
+for what one finds out it tells the others before anything is decided. Shared out are the problems
+to be sampled and scored and the completions to be learned from; what is added up are the
+gradients. Only the first rank writes and speaks. A process that was not started by torchrun is the
+first of one.
 """
 
 import os
@@ -18,7 +21,9 @@ from tasks.base import UserError
 
 
 class Ranks:
-    """One of `size` processes, number `rank`. Every method but `share` is called by all of them, in the same order."""
+    """One of `size` processes, number `rank`. Every method but `share` is called by all of them,
+    in the same order.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -41,7 +46,9 @@ class Ranks:
         return [every[i % self.size][i // self.size] for i in range(sum(map(len, every)))]
 
     def first(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns on the first rank, which alone calls it; nobody goes on before all are here."""
+        """Return what `make` returns on the first rank, which alone calls it; nobody goes on
+        before all are here.
+        """
         return self.gather([make() if self.is_first else None])[0]
 
     def most(self, number: int) -> int:
@@ -68,7 +75,9 @@ class Ranks:
                 )
 
     def part(self, rows: int) -> slice:
-        """Return which of so many rows are this rank's, where they are cut into equal parts, the last one shorter."""
+        """Return which of so many rows are this rank's, where they are cut into equal parts, the
+        last one shorter.
+        """
         size = -(-rows // self.size)
         return slice(min(rows, self.rank * size), min(rows, (self.rank + 1) * size))
 
@@ -91,7 +100,9 @@ class Ranks:
 
 
 def _bundles(tensors: Sequence[Tensor], most: int = 1 << 24) -> Iterator[list[Tensor]]:
-    """Yield the tensors in bundles of up to `most` numbers: hundreds of small ones would take as many times the latency."""
+    """Yield the tensors in bundles of up to `most` numbers: hundreds of small ones would take as
+    many times the latency.
+    """
     bundle: list[Tensor] = []
     for tensor in tensors:
         if bundle and sum(each.numel() for each in bundle) + tensor.numel() > most:
@@ -129,7 +140,9 @@ def _together() -> Iterator[None]:
 
 @contextmanager
 def meeting(device: str) -> Iterator[Ranks]:
-    """Meet the other ranks that torchrun started, each on a GPU of its own where `device` (cpu, cuda, auto) has GPUs; part at the end."""
+    """Meet the other ranks that torchrun started, each on a GPU of its own where `device` (cpu,
+    cuda, auto) has GPUs; part at the end.
+    """
     if SIZE == 1:
         yield ALONE
         return

@@ -1,4 +1,6 @@
-"""Held-out evaluation: distinct problems of a split that training never draws from, scored and given an interval."""
+"""Held-out evaluation: distinct problems of a split that training never draws from, scored and
+given an interval.
+"""
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,7 +21,9 @@ TOO_MANY_TRUNCATED = 0.5  # share of the completions from which on a warning is 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled, under the names of the flags: a run and its evaluations must agree on all four."""
+    """How completions are sampled, under the names of the flags: a run and its evaluations must
+    agree on all four.
+    """
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all tokens
@@ -38,7 +42,9 @@ def find_problems(
     seen: Set[str],
     sampling: Sampling,
 ) -> HeldOut:
-    """Return `size` distinct problems of the task's stream that training has not `seen`, or as many as there are."""
+    """Return `size` distinct problems of the task's stream that training has not `seen`, or as
+    many as there are.
+    """
     family = family_size(task, level)
     stream = problem_stream(task, seed=seed, split=split, level=level)
     return select(
@@ -54,7 +60,9 @@ def select(
     sampling: Sampling,
     **limits: int | None,
 ) -> HeldOut:
-    """Return `held_out` of those `problems` that fit the model's context and the budget; `limits` are its own."""
+    """Return `held_out` of those `problems` that fit the model's context and the budget; `limits`
+    are its own.
+    """
     too_long: list[Problem] = []
     fit = fitting(policy, problems, too_long, sampling.max_new_tokens)
     found = held_out(fit, size, seen, **limits)
@@ -71,7 +79,9 @@ def evaluate(
     samples: int = 1,
     batch: int = 64,
 ) -> list[Group]:
-    """Return one group of `samples` scored completions for each problem, each completion an independent draw."""
+    """Return one group of `samples` scored completions for each problem, each completion an
+    independent draw.
+    """
     groups, draft, drafting = [], draft_of(task), Drafting()
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
@@ -102,7 +112,9 @@ def evaluate(
 
 
 def _keys(seed: int, problem: Problem, samples: int) -> list[int]:
-    """Return a sample key for each completion of `problem`; the first does not depend on how many there are."""
+    """Return a sample key for each completion of `problem`; the first does not depend on how many
+    there are.
+    """
     first = sample_key("eval", seed, problem.key)
     return [first] + [sample_key("eval", seed, problem.key, i) for i in range(1, samples)]
 
@@ -129,12 +141,16 @@ def truncated_share(groups: Sequence[Group]) -> float:
 
 
 def truncation_warning(line: dict[str, Any]) -> str:
-    """Return what to say where more than half of an evaluation's completions were truncated, else ""."""
+    """Return what to say where more than half of an evaluation's completions were truncated, else
+    "".
+    """
     if line["truncated"] <= TOO_MANY_TRUNCATED:
         return ""
     return (
-        f"level {line['level']}: {line['truncated']:.0%} of the completions were truncated at the budget of "
-        f"{line['budget']} tokens; if they need more room than the target takes, give a larger --max-new-tokens"
+        f"level {line['level']}: {line['truncated']:.0%} of the completions were truncated at the "
+        "budget of "
+        f"{line['budget']} tokens; if they need more room than the target takes, give a larger "
+        "--max-new-tokens"
     )
 
 

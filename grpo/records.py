@@ -1,7 +1,9 @@
 """The named things that flow from the rollout to the disk, in the order in which they come to be.
 
-    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action, .trap (variance monitor)
-            ─► Group.advantages (learn) ─► Outcome ─► Decision (curriculum) ─► StepReport (metrics, console)
+    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action, .trap
+    (variance monitor)
+            ─► Group.advantages (learn) ─► Outcome ─► Decision (curriculum) ─► StepReport (metrics,
+            console)
 
 Reward and advantage are separate fields and neither is ever overwritten by the other.
 """
@@ -17,11 +19,11 @@ from tasks.base import Problem, Score
 class Completion:
     """One sampled answer, e.g. ``Completion((71, 9, 2), (-0.1, -0.3, -0.0), " a b", "stop")``.
 
-    `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the budget ran out);
-    `logprobs` their natural-log probabilities under the distribution they were drawn from (temperature and
-    truncation included), one for each token; `text` what they write (`Policy.decode`): all but
-    that end token, with any other control token by its name. `is_demonstration`: nobody sampled it, it is the right
-    answer, and its log-probabilities are 0.
+    `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the
+    budget ran out); `logprobs` their natural-log probabilities under the distribution they were
+    drawn from (temperature and truncation included), one for each token; `text` what they write
+    (`Policy.decode`): all but that end token, with any other control token by its name.
+    `is_demonstration`: nobody sampled it, it is the right answer, and its log-probabilities are 0.
     """
 
     tokens: tuple[int, ...]
@@ -35,12 +37,13 @@ class Completion:
 class Group:
     """G completions of one prompt, with all that becomes known of them on their way through a step.
 
-    `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action` what was done with
-    the group ("keep", "skip", "resample": this try was discarded and drawn anew, "demonstrate": a copy with the right answer was
-    learned from instead); `advantages` has one number for
-    each completion, or (--credit alignment) one list for each, of a number for each of its tokens, or is empty where the group was
-    not learned from; `trap` is what half of its completions or more do instead of what was asked, as the task names it
-    (`Score.parts["trap"]`), None where there is no such name.
+    `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action`
+    what was done with the group ("keep", "skip", "resample": this try was discarded and drawn
+    anew, "demonstrate": a copy with the right answer was learned from instead); `advantages` has
+    one number for each completion, or (--credit alignment) one list for each, of a number for each
+    of its tokens, or is empty where the group was not learned from; `trap` is what half of its
+    completions or more do instead of what was asked, as the task names it (`Score.parts["trap"]`),
+    None where there is no such name.
     """
 
     index: int  # the problem's index in the training stream
@@ -72,7 +75,9 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of the group, end tokens included; none where a demonstration was put in, for nothing else is new."""
+        """Sampled tokens of the group, end tokens included; none where a demonstration was put in,
+        for nothing else is new.
+        """
         if any(completion.is_demonstration for completion in self.completions):
             return 0
         return sum(len(completion.tokens) for completion in self.completions)
@@ -100,7 +105,9 @@ class Outcome:
 class Decision:
     """What a curriculum decided after a step, a line of curriculum.jsonl.
 
-    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget" (spent), "climbed" (the last rung), "stay" (a look was not enough). `before` and `after` are levels, `why` is a sentence with the `figures`.
+    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget"
+    (spent), "climbed" (the last rung), "stay" (a look was not enough). `before` and `after` are
+    levels, `why` is a sentence with the `figures`.
     """
 
     step: int
@@ -132,8 +139,10 @@ class Decision:
 
 @dataclass
 class StepReport:
-    """What a training step did: `metrics` is the line of metrics.jsonl, `groups` every group drawn, skipped ones too,
-    `events` the lines for the console (alarms, the curriculum's `decisions`)."""
+    """What a training step did: `metrics` is the line of metrics.jsonl, `groups` every group
+    drawn, skipped ones too, `events` the lines for the console (alarms, the curriculum's
+    `decisions`).
+    """
 
     step: int
     metrics: dict[str, Any]

@@ -1,4 +1,6 @@
-"""How the rewards of a step's groups spread: by the size of the spread, and by the level of the problems."""
+"""How the rewards of a step's groups spread: by the size of the spread, and by the level of the
+problems.
+"""
 
 from bisect import bisect_left
 from collections import Counter
@@ -30,7 +32,9 @@ def histogram(spreads: Sequence[float]) -> dict[str, int]:
 
 
 def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Return for each level: its groups, their mean score and mean spread, and how many are of each class and in each trap."""
+    """Return for each level: its groups, their mean score and mean spread, and how many are of
+    each class and in each trap.
+    """
     levels: dict[int, list[Group]] = {}
     for group in groups:
         levels.setdefault(group.problem.level, []).append(group)

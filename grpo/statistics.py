@@ -95,7 +95,9 @@ def least_n(floor: float) -> int:
 
 
 def _lowest_rate(right: int, n: int) -> float:
-    """Return the rate at which `right` or more successes in `n` trials have the probability TAIL."""
+    """Return the rate at which `right` or more successes in `n` trials have the
+    probability TAIL.
+    """
     if right == 0:
         return 0.0
 

@@ -2,7 +2,8 @@
 
 
 def visible(text: str) -> str:
-    """Return `text` on one line, each unprintable character spelled out: escape codes, line breaks, direction marks.
+    """Return `text` on one line, each unprintable character spelled out: escape codes, line
+    breaks, direction marks.
 
     >>> visible("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
@@ -13,7 +14,8 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return `text` made `visible`, and where it has more than `most` characters without its middle.
+    """Return `text` made `visible`, and where it has more than `most` characters without its
+    middle.
 
     >>> shortened("one two three four five", 11)
     'one t … five'

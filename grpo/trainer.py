@@ -1,9 +1,11 @@
-"""The loop. It reads as the algorithm (GRPO, arXiv:2402.03300), one station of the data after the other:
+"""The loop. It reads as the algorithm (GRPO, arXiv:2402.03300), one station of the data after the
+other:
 
     problems ─► rollout ─► scores (─► control) ─► variance monitor ─► advantages ─► update ─► store
 
-Departures from the paper: groups without variance are skipped, replaced, or drawn again, hotter; the level of the problems follows a
-curriculum; a token's log-probability is compared with the sampler's own; the reference is optional.
+Departures from the paper: groups without variance are skipped, replaced, or drawn again, hotter;
+the level of the problems follows a curriculum; a token's log-probability is compared with the
+sampler's own; the reference is optional.
 """
 
 import ctypes
@@ -57,7 +59,9 @@ MOST_BATCHES = 4  # of prompts that dynamic sampling draws for one step
 
 
 class Trainer:
-    """Owns everything that changes while a run goes on; `step` makes one step and reports it. Of several `ranks` each has one, all alike."""
+    """Owns everything that changes while a run goes on; `step` makes one step and reports it. Of
+    several `ranks` each has one, all alike.
+    """
 
     def __init__(
         self,
@@ -182,8 +186,10 @@ class Trainer:
     def problems(
         self, step: int, earlier: Sequence[tuple[int, Problem]] = ()
     ) -> list[tuple[int, Problem]]:
-        """Return the (index in the training stream, problem) that a step goes on with after its `earlier` ones: a pure function of seed, step
-        and state. No index comes twice, those whose problem does not fit the context are passed over, and none is left when the budget is."""
+        """Return the (index in the training stream, problem) that a step goes on with after its
+        `earlier` ones: a pure function of seed, step and state. No index comes twice, those whose
+        problem does not fit the context are passed over, and none is left when the budget is.
+        """
         problems, index = list(earlier), earlier[-1][0] + 1 if earlier else self.drawn
         for level in self.curriculum.levels_for(
             self.config.seed, step, self.config.prompts, len(earlier)
@@ -193,14 +199,18 @@ class Trainer:
         return problems[len(earlier) : self.affordable([problem for _, problem in problems])]
 
     def next_problem(self, index: int, level: int) -> tuple[int, Problem]:
-        """Return the first problem of the training stream from `index` on that fits the context, and its own index."""
+        """Return the first problem of the training stream from `index` on that fits the context,
+        and its own index.
+        """
         passed: list[Problem] = []
         stream = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens))
         return index + len(passed), problem
 
     def affordable(self, problems: Sequence[Problem]) -> int:
-        """Return how many of `problems`, from the first on, a step can take: problems x group size x the largest budget <= `step_tokens`, or 1."""
+        """Return how many of `problems`, from the first on, a step can take: problems x group size
+        x the largest budget <= `step_tokens`, or 1.
+        """
         if not self.config.step_tokens:
             return len(problems)
         largest = 0
@@ -218,7 +228,9 @@ class Trainer:
     def rollout(
         self, step: int, problems: Sequence[tuple[int, Problem]], clock: "_Clock"
     ) -> list[Group]:
-        """Return the step's groups, scored and judged; degenerate ones are drawn again as the monitor decides."""
+        """Return the step's groups, scored and judged; degenerate ones are drawn again as the
+        monitor decides.
+        """
         groups, attempt = [], 0
         waiting = [(index, problem, self.monitor.temperature) for index, problem in problems]
         while waiting:
@@ -258,14 +270,17 @@ class Trainer:
         return groups
 
     def demonstrate(self, groups: Sequence[Group]) -> list[Group]:
-        """Return a copy with the right answer of each group that fails, to be learned from in its place."""
+        """Return a copy with the right answer of each group that fails, to be learned from in its
+        place.
+        """
         failed = [group for group in groups if group.action != "resample" and fails(group)]
         for group in failed:
             group.action = "demonstrate"
         return [with_demonstration(self.policy, self.task, group) for group in failed]
 
     def imitate(self, look: Callable[[], float]) -> list[Group]:
-        """Imitate right answers of the training split until the policy earns something (`grpo.curriculum.warm_start`).
+        """Imitate right answers of the training split until the policy earns something
+        (`grpo.curriculum.warm_start`).
 
         `look` returns the held-out score. Returns the answers; what came of them is `started`.
         """
@@ -291,7 +306,9 @@ class Trainer:
         return is_right(score)
 
     def answers(self, size: int) -> list[Group]:
-        """Draw the next `size` problems of the training stream at the current level, with their right answers."""
+        """Draw the next `size` problems of the training stream at the current level, with their
+        right answers.
+        """
         groups = []
         while len(groups) < size:
             index, problem = self.next_problem(self.drawn, self.curriculum.level)
@@ -343,7 +360,9 @@ class Trainer:
         ]
 
     def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
-        """Return the advantages of each group: a number a completion, or by --credit alignment a list of one for each token."""
+        """Return the advantages of each group: a number a completion, or by --credit alignment a
+        list of one for each token.
+        """
         if self.credits is None:
             return advantages([group.rewards for group in kept], scale=self.config.scale)
         for group in kept:
@@ -356,7 +375,9 @@ class Trainer:
         return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
     def learn(self, step: int, kept: list[Group]) -> dict[str, float]:
-        """Update the policy from the kept groups, `epochs` times; return the metrics of the first and last update."""
+        """Update the policy from the kept groups, `epochs` times; return the metrics of the first
+        and last update.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * self.rate(step)
         if not kept:
@@ -391,7 +412,8 @@ class Trainer:
         return passes[-1] | parity
 
     def within_memory(self, update: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        """Make the update in micro-batches that fit: smaller ones when memory runs out, which changes no gradient; then by forgetting activations.
+        """Make the update in micro-batches that fit: smaller ones when memory runs out, which
+        changes no gradient; then by forgetting activations.
 
         Raises UserError when nothing helps.
         """
@@ -406,7 +428,8 @@ class Trainer:
                 )
                 if self.micro_tokens <= longest and self.policy.is_forgetful:
                     raise UserError(
-                        f"out of memory in the update of a single completion of {longest} tokens; give a smaller model, fewer "
+                        f"out of memory in the update of a single completion of {longest} tokens; "
+                        "give a smaller model, fewer "
                         "--words, or --lora-rank 16"
                     ) from error
             self.optimizer.clear()
@@ -414,20 +437,24 @@ class Trainer:
             if self.micro_tokens > longest:
                 self.micro_tokens = max(longest, self.micro_tokens // 2)
                 self.said.append(
-                    f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on (the gradient is the same)"
+                    f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on "
+                    "(the gradient is the same)"
                 )
             else:
                 self.policy.forget_activations()
                 self.said.append(
-                    "out of memory: activations are computed twice from now on (the gradient is the same)"
+                    "out of memory: activations are computed twice from now on (the gradient is "
+                    "the same)"
                 )
 
     def rate(self, step: int) -> float:
-        """Return the share of the learning rate that `step` (1, 2, ...) learns with: linear warm-up, then constant or cosine.
+        """Return the share of the learning rate that `step` (1, 2, ...) learns with: linear
+        warm-up, then constant or cosine.
 
-        A constant rate does not know how long the run is, so a run that goes on for longer than planned is the longer run.
-        Cosine falls from the full rate, at the first step after the warm-up, to almost zero at the last step; its warm-up
-        is at most all steps but the last, so that the full rate is reached however short the run.
+        A constant rate does not know how long the run is, so a run that goes on for longer than
+        planned is the longer run. Cosine falls from the full rate, at the first step after the
+        warm-up, to almost zero at the last step; its warm-up is at most all steps but the last, so
+        that the full rate is reached however short the run.
         """
         warmup, steps = self.config.warmup, self.config.steps
         if self.config.schedule != "cosine":
@@ -441,7 +468,9 @@ class Trainer:
     def metrics(
         self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock"
     ) -> dict[str, Any]:
-        """Return the step's line for metrics.jsonl; figures of reward and length are over first tries."""
+        """Return the step's line for metrics.jsonl; figures of reward and length are over first
+        tries.
+        """
         first = [group for group in groups if group.attempt == 0]
         completions = [completion for group in first for completion in group.completions]
         scores = [score for group in first for score in group.scores]
@@ -499,8 +528,8 @@ class Trainer:
     def begin_after(self, state: dict[str, Any]):
         """Begin with the policy of an earlier run, whose `state` this was.
 
-        What that was trained on counts as seen. Fresh problems go on where its stream ended, for the two runs share
-        it where they share seed, task and level.
+        What that was trained on counts as seen. Fresh problems go on where its stream ended, for
+        the two runs share it where they share seed, task and level.
         """
         self.seen = dict.fromkeys(state["seen"])
         self.inherited = len(self.seen)
@@ -526,7 +555,9 @@ class Trainer:
 
 
 def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum:
-    """Return the ladder that is asked for, of one level or more; with other levels where `rungs` are given."""
+    """Return the ladder that is asked for, of one level or more; with other levels where `rungs`
+    are given.
+    """
     rungs = list(rungs) or config.rungs
     promote_by = config.promote_by or "running"
     promote_at = config.promote_at or PROMOTE_AT[promote_by]
@@ -544,7 +575,9 @@ def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum:
 
 
 def keep_freed_memory():
-    """Let glibc keep freed memory, up to 2 GB, where it would give arrays back to the system and have them zeroed anew: a tenth of an update."""
+    """Let glibc keep freed memory, up to 2 GB, where it would give arrays back to the system and
+    have them zeroed anew: a tenth of an update.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -557,10 +590,11 @@ def falsify(
     key: str,
     reward_range: tuple[float, float] | None = (0.0, 1.0),
 ):
-    """Take the information out of the rewards, for a control run; scores' values and parts stay true.
+    """Take the information out of the rewards, for a control run; scores' values and parts stay
+    true.
 
-    "shuffled-rewards" permutes them over all completions of `groups`, "constant-reward" makes each the middle of the
-    `reward_range` (0.5 where that is unknown), "none" is a real run.
+    "shuffled-rewards" permutes them over all completions of `groups`, "constant-reward" makes each
+    the middle of the `reward_range` (0.5 where that is unknown), "none" is a real run.
     """
     rewards = [score.reward for group in groups for score in group.scores]
     if control == "shuffled-rewards":

@@ -1,9 +1,11 @@
 """The variance monitor: which groups carry no gradient, why, and what is done about it.
 
-A group whose rewards are all equal has advantage zero throughout, so it teaches nothing; when most groups are so, training
-stands still. DAPO (arXiv:2503.14476, "dynamic sampling") filters such groups and samples more prompts. We also name the cause, raise
-the temperature where groups have lost their diversity, keep a ledger of the tokens wasted, and raise alarms. A policy can also collapse while
-rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]`): that is watched as well.
+A group whose rewards are all equal has advantage zero throughout, so it teaches nothing; when most
+groups are so, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling") filters such
+groups and samples more prompts. We also name the cause, raise the temperature where groups have
+lost their diversity, keep a ledger of the tokens wasted, and raise alarms. A policy can also
+collapse while rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]`):
+that is watched as well.
 """
 
 import math
@@ -26,13 +28,19 @@ TRUNCATED_REMEDY = (
 )
 COLLAPSED = ("identical", "failed", "tied")  # without variance, and without being right
 REMEDIES = {
-    "identical": "every completion of a group is the same text, so there is no gradient: raise --temperature, go back to a "
+    "identical": "every completion of a group is the same text, so there is no gradient: raise "
+    "--temperature, go back to a "
     "shorter level, or pay by another --reward",
-    "failed": "every completion earns the lowest reward: the level is too hard; start with a shorter one, or let --ramp climb",
+    "failed": "every completion earns the lowest reward: the level is too hard; start with a "
+    "shorter one, or let --ramp climb",
     "tied": "different texts earn the same: the reward is too coarse; pay by another --reward",
-    "solved": "every completion earns the highest reward: the level is too easy; ask for more words",
+    "solved": "every completion earns the highest reward: the level is too easy; ask "
+    "for more words",
 }
-TRAP_REMEDY = "start shorter (--ramp), pay by another --reward that does not pay it, or sample hotter (--temperature)"
+TRAP_REMEDY = (
+    "start shorter (--ramp), pay by another --reward that does not pay it, or sample "
+    "hotter (--temperature)"
+)
 
 
 def classify(
@@ -42,11 +50,13 @@ def classify(
     threshold: float = 1e-6,
     reward_range: tuple[float, float] | None = (0.0, 1.0),
 ) -> str:
-    """Return the class of a group: "varied", or why its rewards span no more than `threshold` (0: are exactly equal).
+    """Return the class of a group: "varied", or why its rewards span no more than `threshold` (0:
+    are exactly equal).
 
-    In this order: "solved" (all at the top of the `reward_range`), "identical" (one text, not right), "failed" (all at the
-    floor), "tied" (different texts, one reward). Identical right answers are solved, not collapsed. Where the range is unknown
-    (None) there is no top and no floor, so no group is solved or failed.
+    In this order: "solved" (all at the top of the `reward_range`), "identical" (one text, not
+    right), "failed" (all at the floor), "tied" (different texts, one reward). Identical right
+    answers are solved, not collapsed. Where the range is unknown (None) there is no top and no
+    floor, so no group is solved or failed.
     """
     if max(rewards) - min(rewards) > threshold:
         return "varied"
@@ -91,9 +101,10 @@ class VarianceMonitor:
     | `release` or fewer have lost their diversity | divided by `cool`, down to the base |
 
     Alarms, one for each cause: most groups carry no gradient (the cause is the most common class),
-    most completions are in one and the same trap, most completions are truncated. An alarm is raised
-    when its cause has held in `alarm_steps` steps in a row (a share of `alarm_share`), again when it
-    has lasted 2, 4, 8, ... times as long, and is cleared when the share falls to `release`.
+    most completions are in one and the same trap, most completions are truncated. An alarm is
+    raised when its cause has held in `alarm_steps` steps in a row (a share of `alarm_share`),
+    again when it has lasted 2, 4, 8, ... times as long, and is cleared when the share falls to
+    `release`.
 
     Only first tries count, and, where the caller names a level, only groups of that level: replayed
     easier levels must not hide what happens at the current one.
@@ -138,7 +149,9 @@ class VarianceMonitor:
         self.collapse: list[str] = []  # alarms of the last step that --on-alarm stop obeys
 
     def decide(self, verdict: str, attempt: int) -> str:
-        """Return "keep", "skip" or "resample" for a group of class `verdict`, drawn for the time number `attempt` (from 0)."""
+        """Return "keep", "skip" or "resample" for a group of class `verdict`, drawn for the time
+        number `attempt` (from 0).
+        """
         if verdict == "varied" or self.policy == "keep":
             return "keep"
         again = self.policy == "resample" and verdict != "solved" and attempt < self.retries
@@ -269,7 +282,9 @@ class VarianceMonitor:
             self.alarms.pop(cause, None)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Return the step's counts and spreads; classes, spreads and traps are of first tries, so heat does not flatter them."""
+        """Return the step's counts and spreads; classes, spreads and traps are of first tries, so
+        heat does not flatter them.
+        """
         first = [group for group in groups if group.attempt == 0]
         traps = Counter(
             trap for group in first for score in group.scores if (trap := score.parts.get("trap"))

@@ -28,11 +28,12 @@ class Verdict:
     difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
 
     `before` and `after` are mean held-out scores on the same `n` problems of `level`. `imitated` is
-    the score on them after right answers were imitated and before the first step; None where nothing
-    was. `difference` is what reinforcement added: to `imitated`, or else to `before`; `low` and `high`
-    bound it (95 %). `updated` counts the steps that changed the weights,
-    `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share of
-    completions that reached the token budget. `stopped` says why the run was cut short, if it was.
+    the score on them after right answers were imitated and before the first step; None where
+    nothing was. `difference` is what reinforcement added: to `imitated`, or else to `before`;
+    `low` and `high` bound it (95 %). `updated` counts the steps that changed the weights,
+    `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share
+    of completions that reached the token budget. `stopped` says why the run was cut short, if it
+    was.
     """
 
     kind: Kind
@@ -196,7 +197,9 @@ class Progress:
 
     @property
     def exhausted(self) -> str:
-        """Why there is nothing left to learn: solved groups for `patience` steps; "" if there is."""
+        """Why there is nothing left to learn: solved groups for `patience` steps; "" if
+        there is.
+        """
         if self._cause != "solved":
             return ""
         return f"every training group was solved for {self.untrained} steps"

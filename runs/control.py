@@ -25,7 +25,8 @@ def figure(path: Path) -> str:
 def main():
     base = HERE / "control-base"
     print(
-        "| reward | seed | before | after | greedy before | greedy after |\n|---|---|---|---|---|---|"
+        "| reward | seed | before | after | greedy before | greedy after "
+        "|\n|---|---|---|---|---|---|"
     )
     for arm in ARMS:
         for seed in range(3):

@@ -1,6 +1,8 @@
-"""Metrics of runs over their steps, one panel each: `python runs/curves.py runs/a runs/b --metrics value,group_std --output runs/x.svg`.
+"""Metrics of runs over their steps, one panel each: `python runs/curves.py runs/a runs/b --metrics
+value,group_std --output runs/x.svg`.
 
-A metric that a step has not is 0 there (`traps/...`, which are written where they occur). Needs matplotlib (the extra `report`).
+A metric that a step has not is 0 there (`traps/...`, which are written where they occur). Needs
+matplotlib (the extra `report`).
 """
 
 import argparse

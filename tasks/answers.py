@@ -1,36 +1,46 @@
-r"""The integer that a text answers with: one reading for training and evaluation alike, strict where a text is unclear.
+r"""The integer that a text answers with: one reading for training and evaluation alike, strict
+where a text is unclear.
 
-What a policy thinks aloud is no answer: where there is a ``</think>``, only what follows the last one counts. In that
-the integer is looked for in the first of these places that the text has (one place only, so further guesses elsewhere
-earn nothing):
+What a policy thinks aloud is no answer: where there is a ``</think>``, only what follows the last
+one counts. In that the integer is looked for in the first of these places that the text has (one
+place only, so further guesses elsewhere earn nothing):
 1. the last ``\boxed{...}``, and in it by rules 2 and 3;
-2. what follows the last ``=``, "equals", "answer is", "answer:" or ``<answer>``, or the last "is" (are, makes, gives,
-   ...) between an expression and a number, as in "37 + 15 is 52": an expression has two numbers or more;
+2. what follows the last ``=``, "equals", "answer is", "answer:" or ``<answer>``, or the last "is"
+   (are, makes, gives, ...) between an expression and a number, as in "37 + 15 is 52": an
+   expression has two numbers or more;
 3. the whole text.
-There the numbers must all be good and have one value; nothing is picked out of several. The number of a label that
-begins a line ("Step 2:") is none of them. Refused are:
+There the numbers must all be good and have one value; nothing is picked out of several. The number
+of a label that begins a line ("Step 2:") is none of them. Refused are:
 
-| reason | refused | but read |
-|---|---|---|
-| empty, no number | white space; "none"; digits glued to letters are words: "x2", "3rd", "42kg" | 42 kg, 42 m2, $42 |
-| not an integer | 1.0, .5, 1.234, 1e5, 0x1F, 3/4, 42 %, 4 million, 37 + 15, 2-3, ``\frac{3}{4}``, ½, ≈4 | "It is 3." |
-| ... a bound | x > 52, 52 < x, 52 ≥ x, ``x \neq 52``, more than 52, at least 52, 1 less than x | -> 42, <b>42</b>, a quoted "> 42" |
-| ... a factorial | 5! is, ``\boxed{52!}``, ``$52!$``, (52!), "= 52!" | "The answer is 52!", 42!, 42! So |
-| malformed grouping | 12,34  1,2,3  1234,567  1,234 567  1_2 | 1,234  1 234  1_234  ``1{,}234``  ``1\,234`` |
-| unclear sign | "- 42" (or a bullet?), --42, –42 (en dash), -(42), minus 42, ``-\boxed{42}`` | -42, +42, −42 (U+2212), -$42 |
-| other digits | ٤٢, ４２: only 0 to 9 count | 007 is 7, -0 is 0 |
-| several answers | "12 13 14", "12, 13", "12 or 13", "1. 12", "52, not 53" | "52. Yes, 52.", "Step 2: 52" |
-| denied | a sentence with "not", "n't", "never", "wrong", ...: "the answer is not 52", "52 is wrong" | "I can't be sure. It is 52." |
-| open box | ``\boxed{4`` without its brace: cut off | |
-| open reasoning | ``<think>52`` without its ``</think>``: cut off | ``<think>50</think>52`` |
-| too long | more than MAX_CHARACTERS of text, MAX_DIGITS of digits (leading zeros count) | |
+- empty, no number: white space; "none"; digits glued to letters are words: "x2", "3rd", "42kg".
+  But read: 42 kg, 42 m2, $42
+- not an integer: 1.0, .5, 1.234, 1e5, 0x1F, 3/4, 42 %, 4 million, 37 + 15, 2-3, ``\frac{3}{4}``,
+  ½, ≈4. But read: "It is 3."
+- ... a bound: x > 52, 52 < x, 52 ≥ x, ``x \neq 52``, more than 52, at least 52, 1 less than x.
+  But read: -> 42, <b>42</b>, a quoted "> 42"
+- ... a factorial: 5! is, ``\boxed{52!}``, ``$52!$``, (52!), "= 52!". But read: "The answer is
+  52!", 42!, 42! So
+- malformed grouping: 12,34  1,2,3  1234,567  1,234 567  1_2. But read: 1,234  1 234  1_234
+  ``1{,}234``  ``1\,234``
+- unclear sign: "- 42" (or a bullet?), --42, –42 (en dash), -(42), minus 42, ``-\boxed{42}``. But
+  read: -42, +42, −42 (U+2212), -$42
+- other digits: ٤٢, ４２: only 0 to 9 count. But read: 007 is 7, -0 is 0
+- several answers: "12 13 14", "12, 13", "12 or 13", "1. 12", "52, not 53". But read: "52. Yes,
+  52.", "Step 2: 52"
+- denied: a sentence with "not", "n't", "never", "wrong", ...: "the answer is not 52", "52 is
+  wrong". But read: "I can't be sure. It is 52."
+- open box: ``\boxed{4`` without its brace: cut off
+- open reasoning: ``<think>52`` without its ``</think>``: cut off. But read:
+  ``<think>50</think>52``
+- too long: more than MAX_CHARACTERS of text, MAX_DIGITS of digits (leading zeros count)
 
-An exclamation mark directly behind a number ends a sentence of prose, or it is a factorial: behind a formula ("= 52!"
-too, though a glad writer may have meant 52), in a box, and wherever the sentence goes on.
-Groups are one to three digits, then groups of exactly three after one and the same separator: comma, underscore, one
-space (also no-break, figure, thin). So "12 345" is 12345, though two numbers may have been meant; guesses listed like
-that are worth one number. Percent and millions are refused because their value is not the number that stands there.
-The time is linear in the length of the text.
+An exclamation mark directly behind a number ends a sentence of prose, or it is a factorial: behind
+a formula ("= 52!" too, though a glad writer may have meant 52), in a box, and wherever the
+sentence goes on. Groups are one to three digits, then groups of exactly three after one and the
+same separator: comma, underscore, one space (also no-break, figure, thin). So "12 345" is 12345,
+though two numbers may have been meant; guesses listed like that are worth one number. Percent and
+millions are refused because their value is not the number that stands there. The time is linear in
+the length of the text.
 """
 
 import re
@@ -44,9 +54,11 @@ MAX_DIGITS = 640  # up to here int() takes any digits, whatever sys.set_int_max_
 
 @dataclass(frozen=True)
 class Answer:
-    """What was read: ``Answer(1234, "1,234", None)``, or refused: ``Answer(None, "1.5", "not an integer")``.
+    """What was read: ``Answer(1234, "1,234", None)``, or refused: ``Answer(None, "1.5", "not an
+    integer")``.
 
-    `span` is the raw piece of the text that was read or refused, "" where there is none; `reason` one of the table above.
+    `span` is the raw piece of the text that was read or refused, "" where there is none; `reason`
+    one of the table above.
     """
 
     value: int | None
@@ -57,26 +69,32 @@ class Answer:
 _SPACE = "[ \u00a0\u2007\u2009\u202f]"
 _JOINT = r"(?:[,_]|\{,\}|\\,)"
 _SIGN = "[-+−\u2010-\u2013\u207b\ufe63\uff0b\uff0d±∓]"
-# Every loop is possessive (*+, ++), and a prefix that finds no number is passed over as a whole: else a run of n signs
-# would be read again from each of its n places.
-_PREFIX = rf"(?:{_SIGN}|[<>!]=|[≈~≤≥≠]|\b(?:minus|negative)\b)(?:{_SIGN}|[≈~≤≥≠$€£({{\[*_`]|[^\S\n]|\\[a-z]*+)*+"
+# Every loop is possessive (*+, ++), and a prefix that finds no number is passed over as a whole:
+# else a run of n signs would be read again from each of its n places.
+_PREFIX = (
+    rf"(?:{_SIGN}|[<>!]=|[≈~≤≥≠]|\b(?:minus|negative)\b)"
+    rf"(?:{_SIGN}|[≈~≤≥≠$€£({{\[*_`]|[^\S\n]|\\[a-z]*+)*+"
+)
 _REST = r"\w*+(?:(?:[-+−./^]|\*(?!\*))\d\w*+)*+"  # of a word: x2, x_2, x-2, x/2
 _BOUND = r"\\(?:leq?|geq?|lt|gt|neq?|approx|[lg]eqslant)(?![a-z])"  # LaTeX's ≤ ≥ < > ≠ ≈
 _TAG = r"</?[a-z][^<>\n]*+>"
 _INDENT = r"[^\S\n]*+(?:[#>*_•-]++[^\S\n]*+)*+"  # of a line: white space, bullets, quotes, headings
 _NAME = r"(?!minus\b|negative\b)(?-i:[A-Z])[^\W\d_]*+"
 _LABEL = rf"^{_INDENT}{_NAME}[^\S\n]++\d{{1,3}}+[*_]*+:[*_]*+(?=\s)"  # "Step 2:" begins a line
-# What stands for nothing comes first: labels, quoted lines, tags, an angle bracket around a number. A < or > that is no
-# part of an arrow (->, =>) or a mark (|>) is a relation; ≤, >=, ≠ and their like are prefixes.
+# What stands for nothing comes first: labels, quoted lines, tags, an angle bracket around a
+# number. A < or > that is no part of an arrow (->, =>) or a mark (|>) is a relation; ≤, >=, ≠ and
+# their like are prefixes.
 _TOKEN = re.compile(
     rf"""
     {_LABEL} | ^[^\S\n]*+(?:>[^\S\n]*+)++ | {_TAG} | <(?=[-+−]?\d[\d,]*+>)
   | (?P<relation> (?<![-=–—~|<>])[<>]++(?!=) | {_BOUND} )
   | (?P<bad> \\(?:[cdt]?frac|sqrt|binom)(?![a-z]) | [¼-¾⅐-⅞√∛∜] | (?<!\.)\.\d++ )
-  | (?P<prefix> {_PREFIX} )?+ (?P<body> \d++ (?: (?:{_JOINT}|\.)\d++ | {_SPACE}\d++(?![^\W_]) )*+ ) (?P<end>)
+  | (?P<prefix> {_PREFIX} )?+
+    (?P<body> \d++ (?: (?:{_JOINT}|\.)\d++ | {_SPACE}\d++(?![^\W_]) )*+ ) (?P<end>)
     _*+ (?P<word> \.e[-+−]?\d++ | [^\W_]{_REST} )?+
     (?: (?= (?:[^\S\n]|[*_`$\\)}}\]])*+
-            (?P<scale> %|‰|\^|(?:percent|per[ ]cent|dozen|hundred|thousand|million|billion|trillion)\b) ) )?+
+            (?P<scale> %|‰|\^
+              | (?:percent|per[ ]cent|dozen|hundred|thousand|million|billion|trillion)\b) ) )?+
   | {_PREFIX} | \\[a-z]++ | [^\W\d_]{_REST}""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
@@ -99,7 +117,8 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|\Z)|(?<!not)\n", re.IGNORECASE)
 _DENIAL = re.compile(
     r"\b(?:not|cannot|never|neither|nor|wrong|incorrect|false)\b|n['’]t\b", re.IGNORECASE
 )
-# Before a marker or a box: "not the right answer:", "isn't $\boxed{", but not "it is not hard to see that the answer is".
+# Before a marker or a box: "not the right answer:", "isn't $\boxed{", but not "it is not hard to
+# see that the answer is".
 _DENIED = re.compile(rf"(?:{_DENIAL.pattern})(?:\s++\w++){{0,2}}[\s$*({{\\:]*\Z", re.IGNORECASE)
 _BOUNDED = re.compile(
     rf"(?:(?<![-=–—~|])[<>]=?|[≤≥≠≈]|!=|{_BOUND})[^\S\n]*[$({{]*\Z", re.IGNORECASE
@@ -149,7 +168,9 @@ def extract(text: str) -> Answer:
 
 
 def _after_thinking(text: str) -> tuple[str, int | None]:
-    """Return what follows the last </think>, and where in `text` a <think> stands that nothing closes, if there is one."""
+    """Return what follows the last </think>, and where in `text` a <think> stands that nothing
+    closes, if there is one.
+    """
     start, open_at = 0, None
     for tag in _THINKING.finditer(text):
         if tag[1]:
@@ -183,7 +204,9 @@ def _answer(text: str) -> Answer:
 
 
 def _place(text: str, start: int, end: int) -> tuple[int, bool]:
-    """Return where the answer begins in ``text[start:end]``, and whether what stands before it denies it."""
+    """Return where the answer begins in ``text[start:end]``, and whether what stands before it
+    denies it.
+    """
     last, scope = (
         None,
         start,
@@ -208,10 +231,10 @@ def _place(text: str, start: int, end: int) -> tuple[int, bool]:
 
 
 def _last(pattern: re.Pattern, text: str) -> re.Match | None:
-    match = None
-    for match in pattern.finditer(text):
+    found = None
+    for found in pattern.finditer(text):  # noqa: B007
         pass
-    return match
+    return found
 
 
 def _closing_brace(text: str, start: int) -> int | None:
@@ -253,7 +276,9 @@ def _read(text: str, start: int, end: int) -> Answer:
 
 
 def _is_bound(text: str, before: re.Match | None, token: re.Match, end: int) -> bool:
-    """Tell whether a number is no value but the bound of one: "x > 52", "more than 52", "52 < x", "1 less than x"."""
+    """Tell whether a number is no value but the bound of one: "x > 52", "more than 52", "52 < x",
+    "1 less than x".
+    """
     if _IS_BOUND.match(text, token.end("end"), end):
         return True
     if before is None or _APART.search(text, before.end(), token.start()):
@@ -262,7 +287,9 @@ def _is_bound(text: str, before: re.Match | None, token: re.Match, end: int) -> 
 
 
 def _is_factorial(text: str, token: re.Match, end: int) -> bool:
-    """Tell whether the exclamation mark directly behind a number is an operator: it ends no sentence, or it ends a formula."""
+    """Tell whether the exclamation mark directly behind a number is an operator: it ends no
+    sentence, or it ends a formula.
+    """
     mark = token.end("end")
     if not text.startswith("!", mark, end) or text.startswith("!=", mark, end):
         return False
@@ -272,7 +299,9 @@ def _is_factorial(text: str, token: re.Match, end: int) -> bool:
 
 
 def _denial(text: str, start: int, end: int, numbers: list[int]) -> Answer | None:
-    """Return the refusal where a sentence that holds one of the `numbers` (their places, rising) denies something."""
+    """Return the refusal where a sentence that holds one of the `numbers` (their places, rising)
+    denies something.
+    """
     waiting = iter(numbers)
     number = next(waiting)
     for stop in [*(mark.end() for mark in _SENTENCE_END.finditer(text, start, end)), end]:
@@ -288,7 +317,9 @@ def _denial(text: str, start: int, end: int, numbers: list[int]) -> Answer | Non
 
 
 def _joined(gap: str, token: re.Match) -> bool:
-    """Tell whether `gap` ties `token` to the number before it: by an operator, or without white space (10:30, 1'234)."""
+    """Tell whether `gap` ties `token` to the number before it: by an operator, or without white
+    space (10:30, 1'234).
+    """
     operator = gap.strip(" \t()[]{}$\\")
     return (
         not re.search(r"\s", gap)

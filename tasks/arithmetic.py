@@ -1,12 +1,15 @@
-"""Arithmetic without working: the positive control. Everybody knows the answer; a pipeline that does not learn it is broken.
+"""Arithmetic without working: the positive control. Everybody knows the answer; a pipeline that
+does not learn it is broken.
 
-Two families. `chain`: `level` operations one after the other, such as ``((37 + 15) * 3 - 48) + 9`` (four). `product`: two
-integers, `level` digits times digits: 32 is three digits times two. The splits are disjoint by the hash of the
-problem's key, and the key is canonical: 37 * 15 and 15 * 37 are one problem.
+Two families. `chain`: `level` operations one after the other, such as ``((37 + 15) * 3 - 48) + 9``
+(four). `product`: two integers, `level` digits times digits: 32 is three digits times two. The
+splits are disjoint by the hash of the problem's key, and the key is canonical: 37 * 15 and 15 * 37
+are one problem.
 
-The reward is 1 exactly when the answer is right. A wrong integer earns 0.3 × (share of digits that are right by place) +
-0.2 × (1 - relative error, not below 0), the first only under the right sign; no integer earns nothing, and how an integer
-is written never matters (`tasks.answers`). So with 52 as the right answer:
+The reward is 1 exactly when the answer is right. A wrong integer earns 0.3 × (share of digits that
+are right by place) + 0.2 × (1 - relative error, not below 0), the first only under the right sign;
+no integer earns nothing, and how an integer is written never matters (`tasks.answers`). So with 52
+as the right answer:
 
 | answer | digits by place | relative error | reward |
 |---|---|---|---|
@@ -31,10 +34,12 @@ FACTORS = range(2, 10)  # what a chain multiplies and divides by
 def chain(
     steps: int, operands: range, operators: str, rng: random.Random
 ) -> tuple[str, list[int], str]:
-    """Return (expression, its value after each step, canonical form) of `steps` operations, drawn with `rng`.
+    """Return (expression, its value after each step, canonical form) of `steps` operations, drawn
+    with `rng`.
 
-    Sums and differences take any of `operands`; factors and divisors are single digits; a division leaves no rest (where
-    none of the factors divides, another operator is drawn, or + if there is no other).
+    Sums and differences take any of `operands`; factors and divisors are single digits; a division
+    leaves no rest (where none of the factors divides, another operator is drawn, or + if there is
+    no other).
     """
     value = rng.choice(operands)
     text, last, values, canonical = str(value), "", [], ""
@@ -63,7 +68,9 @@ def chain(
 
 
 def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int], str]:
-    """Return (expression, [its value], canonical form) of a product of two integers of so many digits each."""
+    """Return (expression, [its value], canonical form) of a product of two integers of so many
+    digits each.
+    """
     x, y = (rng.choice(_integers_of(n)) for n in digits)
     return f"{x} * {y}", [x * y], "{} * {}".format(*sorted((x, y)))
 
@@ -73,7 +80,9 @@ def _integers_of(digits: int) -> range:
 
 
 class Arithmetic:
-    """The task. `family` is chain or product; `operands` (of sums and differences) as "1-50"; `operators` of "+-*/"."""
+    """The task. `family` is chain or product; `operands` (of sums and differences) as "1-50";
+    `operators` of "+-*/".
+    """
 
     name = "arithmetic"
     rewards = ()
@@ -109,9 +118,11 @@ class Arithmetic:
         return 300
 
     def levels(self, level: int) -> list[int]:
-        """Return the easier levels and `level`: for products all of no more digits, the longer factor in the same place.
+        """Return the easier levels and `level`: for products all of no more digits, the longer
+        factor in the same place.
 
-        For 32 these are 11, 21, 22, 31 and 32. Chains are a scale of 1, 2, 3 ..., of which nothing need be said.
+        For 32 these are 11, 21, 22, 31 and 32. Chains are a scale of 1, 2, 3 ..., of which nothing
+        need be said.
         """
         if self.family == "chain":
             return []
@@ -120,20 +131,24 @@ class Arithmetic:
         return [10 * x + y for x, y in pairs if (x >= y) == (first >= second) or x == y]
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `level` operations (chain) or digits (product: 32 is three by two) that belongs to `split`.
+        """Return a problem of `level` operations (chain) or digits (product: 32 is three by two)
+        that belongs to `split`.
 
-        Raises UserError for a level that there is not, and when the split seems to have no problem of it.
+        Raises UserError for a level that there is not, and when the split seems to have no problem
+        of it.
         """
         if self.family == "product" and not (level >= 10 and level % 10):
             raise UserError(
-                f"--level {level}: products need digits of both factors, e.g. 32 for three digits times two"
+                f"--level {level}: products need digits of both factors, e.g. 32 for three digits "
+                "times two"
             )
         for _ in range(1000):
             problem = self._draw(level, rng)
             if split_of_key(problem.key) == split:
                 return problem
         raise UserError(
-            f"--level {level}: no {self.family} of the {split} split was found; widen --operands or raise --level"
+            f"--level {level}: no {self.family} of the {split} split was found; widen --operands "
+            "or raise --level"
         )
 
     def _draw(self, level: int, rng: random.Random) -> Problem:
@@ -152,14 +167,18 @@ class Arithmetic:
         )
 
     def key(self, problem: Problem) -> str:
-        """Return the canonical key anew, from the expression alone: the audit's check of what was stored."""
+        """Return the canonical key anew, from the expression alone: the audit's check of what was
+        stored.
+        """
         words = problem.data["expression"].replace("(", "").replace(")", "").split()
         if words[1] in "+*":
             words[0], words[2] = sorted((words[0], words[2]), key=int)
         return key_of(self.name, " ".join(words))
 
     def family_size(self, level: int) -> int | None:
-        """Return how many different products there are of `level` digits; None for chains, which nobody exhausts."""
+        """Return how many different products there are of `level` digits; None for chains, which
+        nobody exhausts.
+        """
         if self.family == "chain":
             return None
         first, second = (len(_integers_of(n)) for n in divmod(level, 10))
@@ -168,9 +187,10 @@ class Arithmetic:
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a Score for each completion; `value` is 1 for the right integer, else 0.
 
-        `parts`: `answer` (what was read, as text), `reason` (why nothing was), `sign` and `length` (whether they are
-        right), `digits_right` and `digits_left` (the right answer's digits that agree, counted from the ones and
-        from the leading digit: "011" has the last two right), `relative_error`.
+        `parts`: `answer` (what was read, as text), `reason` (why nothing was), `sign` and `length`
+        (whether they are right), `digits_right` and `digits_left` (the right answer's digits that
+        agree, counted from the ones and from the leading digit: "011" has the last two right),
+        `relative_error`.
         """
         return [_score(extract(text), int(problem.target)) for text in completions]
 

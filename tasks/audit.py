@@ -2,10 +2,10 @@
 
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
-Every problem of every stored step and evaluation is read again, and its canonical key is made anew from the problem's own
-data, so that swapped factors, a forged key and a tampered list of seen problems are all found; and so is a corpus that
-has changed since the run. Exit status 0: nothing was
-found; 1: something was, a line each; 2: the run cannot be read.
+Every problem of every stored step and evaluation is read again, and its canonical key is made anew
+from the problem's own data, so that swapped factors, a forged key and a tampered list of seen
+problems are all found; and so is a corpus that has changed since the run. Exit status 0: nothing
+was found; 1: something was, a line each; 2: the run cannot be read.
 """
 
 import re
@@ -32,8 +32,9 @@ _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst"
 
 
 def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
-    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the run cannot be read, and where
-    its task is a program that is not named by `given`, too."""
+    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the
+    run cannot be read, and where its task is a program that is not named by `given`, too.
+    """
     config = yaml.safe_load(read_text(folder / "config.yaml"))
     trust(config["task"], given, folder)
     task = load_task(config["task"], options=config["task_options"])
@@ -48,7 +49,8 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
                 found.append(
-                    f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own data give {key}"
+                    f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own "
+                    f"data give {key}"
                 )
             for example in line.get("shots", ()):
                 shown.setdefault(example, path.name)
@@ -67,7 +69,8 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
     for (key, prompt), name in evaluated.items():
         if key in before:
             found.append(
-                f"{name}: {_short(prompt)} ({key}) was trained on before this run, see {config.get('start')}"
+                f"{name}: {_short(prompt)} ({key}) was trained on before this run, see "
+                f"{config.get('start')}"
             )
     found += _wrong_start(config.get("start"), before)
     found += _wrong_lists(folder, listed, before, by_step)
@@ -84,7 +87,9 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
 
 
 def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
-    """Return the keys in seen.jsonl: by step, where step 0 is imitation, and those that an earlier run trained on."""
+    """Return the keys in seen.jsonl: by step, where step 0 is imitation, and those that an earlier
+    run trained on.
+    """
     listed: dict[int, set[str]] = {}
     before: set[str] = set()
     for _, line in read_jsonl(folder / "seen.jsonl"):
@@ -96,7 +101,9 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return (path, "step", "eval", "promotion", "imitation" or "imitated", step) of the stored rollouts, in order."""
+    """Return (path, "step", "eval", "promotion", "imitation" or "imitated", step) of the stored
+    rollouts, in order.
+    """
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
     if not files:
@@ -105,9 +112,11 @@ def _files(folder: Path) -> list[tuple[Path, str, int]]:
 
 
 def _wrong_start(start: str | None, before: set[str]) -> list[str]:
-    """Return where the problems listed as trained on `before` the run differ from those of the checkpoint it began with.
+    """Return where the problems listed as trained on `before` the run differ from those of the
+    checkpoint it began with.
 
-    A checkpoint that is not there any more cannot be asked; the run's own list then stands by itself.
+    A checkpoint that is not there any more cannot be asked; the run's own list then stands by
+    itself.
     """
     path = Path(start or "", "trainer.json")
     if not (start and path.is_file()):
@@ -116,7 +125,8 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
     if theirs == before:
         return []
     return [
-        f"seen.jsonl, step 0: {len(theirs - before)} problems that {start} was trained on are missing, "
+        f"seen.jsonl, step 0: {len(theirs - before)} problems that {start} was trained on are "
+        "missing, "
         f"{len(before - theirs)} are not of it"
     ]
 
@@ -124,7 +134,8 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
 def _wrong_lists(
     folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
 ) -> list[str]:
-    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the stored steps.
+    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the
+    stored steps.
 
     `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
     """
@@ -148,7 +159,9 @@ def _wrong_lists(
 
 
 def _other_sources(config: dict, task: Task) -> list[str]:
-    """Return how the texts that problems are drawn from differ from those of the run: the same seed would make other problems."""
+    """Return how the texts that problems are drawn from differ from those of the run: the same
+    seed would make other problems.
+    """
     facts = config.get("facts") or {}
     found = [
         f"{change['kind']}: changed after step {change['step']}: {change['change']}"

@@ -19,7 +19,9 @@ FIELDS = {
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Write one problem a line; the file is whole or as before. Raises UserError when it cannot be written."""
+    """Write one problem a line; the file is whole or as before. Raises UserError when it cannot be
+    written.
+    """
     lines = [json.dumps(problem.to_json(), ensure_ascii=False) + "\n" for problem in problems]
     write_whole(path, "".join(lines).encode())
 
@@ -27,8 +29,8 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
 def read_problems(path: str | Path) -> list[Problem]:
     """Return the problems of a file in its order.
 
-    Raises UserError when it cannot be read or holds no problem, or, naming the line, when a line is not a JSON object
-    of exactly the fields of `Problem` with their types.
+    Raises UserError when it cannot be read or holds no problem, or, naming the line, when a line
+    is not a JSON object of exactly the fields of `Problem` with their types.
     """
     problems = [_problem(where, value) for where, value in read_jsonl(path)]
     if not problems:

@@ -1,7 +1,9 @@
-"""How an interleaving most likely goes on: the places reached in A and in B are followed apart, through every slip.
+"""How an interleaving most likely goes on: the places reached in A and in B are followed apart,
+through every slip.
 
-A policy that skips, repeats or garbles a word, loses the turn, or jumps to another place goes on from where it is then, and
-takes turns again. Only what it does twice in a row becomes its way: to keep to one text, to write every word twice.
+A policy that skips, repeats or garbles a word, loses the turn, or jumps to another place goes on
+from where it is then, and takes turns again. Only what it does twice in a row becomes its way: to
+keep to one text, to write every word twice.
 """
 
 from bisect import bisect_left
@@ -15,18 +17,22 @@ from align.words import normalise, split_words
 Spot = tuple[int, int]  # (0 for A or 1 for B, place in it)
 Move = tuple[
     bool, int
-]  # (whether the turn changed, how far from the place reached in the text: -1 repeats its last word)
+    # (whether the turn changed, how far from the place reached in the text: -1 repeats its last
+    # word)
+]
 
 TAKES_TURNS: Move = (True, 0)
 KEEPS_ON: Move = (False, 0)
 
 
 class Guess:
-    """How an interleaving of the words `a` and `b`, of which the text so far is known, most likely goes on until its end.
+    """How an interleaving of the words `a` and `b`, of which the text so far is known, most likely
+    goes on until its end.
 
-    A last word that no white space follows may be unfinished: then the rest begins with its other letters. A guess remembers how
-    the text went that it was asked about last: of one that goes on from there, only what is new is read. Copies are independent.
-    The time is linear in the new words (times the logarithm of how often one occurs) and in the rest.
+    A last word that no white space follows may be unfinished: then the rest begins with its other
+    letters. A guess remembers how the text went that it was asked about last: of one that goes on
+    from there, only what is new is read. Copies are independent. The time is linear in the new
+    words (times the logarithm of how often one occurs) and in the rest.
 
     >>> Guess(["Owls", "see."], ["It", "rains,"])("Owls Owls I")
     't see. rains,'
@@ -61,7 +67,9 @@ class Guess:
 
 
 class _Walk:
-    """The places reached in both texts, and how the last four words came about. A copy shares the texts and goes its own way."""
+    """The places reached in both texts, and how the last four words came about. A copy shares the
+    texts and goes its own way.
+    """
 
     def __init__(self, a: Sequence[str], b: Sequence[str]):
         self.texts, self.places = (a, b), (0, 0)
@@ -78,7 +86,9 @@ class _Walk:
         return self.texts[spot[0]][spot[1]]
 
     def ahead(self, most: int) -> list[str]:
-        """Return the next words, about `most`, as far as it is plain how they go on: in turns, or in one text."""
+        """Return the next words, about `most`, as far as it is plain how they go on: in turns, or
+        in one text.
+        """
         mine, other = (
             self.texts[text][self.places[text] : self.places[text] + most]
             for text in (1 - self.last, self.last)
@@ -127,14 +137,18 @@ class _Walk:
         return None
 
     def find(self, word: str) -> Spot | None:
-        """Return where `word` was most likely taken from; a word of neither text stands in place of the expected one."""
+        """Return where `word` was most likely taken from; a word of neither text stands in place
+        of the expected one.
+        """
         expected = self.expected()
         if expected and self.word(expected) == word:
             return expected
         return self._nearest([word]) or expected
 
     def find_beginning(self, letters: str) -> Spot | None:
-        """Return which word `letters` most likely begins, or all of which they are; None where there is none."""
+        """Return which word `letters` most likely begins, or all of which they are; None where
+        there is none.
+        """
         expected = self.expected()
         if expected and self.word(expected).startswith(letters):
             return expected

@@ -1,15 +1,16 @@
 """Data sets of problems as JSONL files, one a level, with a manifest.
 
 python -m tasks.generate --curriculum --output-dir data/generated
-python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir data/generated
-python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500 --oversize 2
+python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir
+data/generated python -m tasks.generate --task arithmetic --family product --levels 32 --split test
+--size 500 --oversize 2
 """
 
 import hashlib
 import json
 import math
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from data.files import read_json, write_whole
@@ -24,10 +25,12 @@ MANIFEST = "manifest.json"
 def generate(
     task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path
 ) -> None:
-    """Write ``<task>-<split>-<level>.jsonl`` for each level, and enter each in the manifest as soon as it is complete.
+    """Write ``<task>-<split>-<level>.jsonl`` for each level, and enter each in the manifest as
+    soon as it is complete.
 
-    The manifest is ``{"files": {name: {"task", "split", "level", "seed", "size", "sha256", "date"}}}``; what it says
-    of other files stays. Raises UserError when a level cannot be supplied; the files before it stay.
+    The manifest is ``{"files": {name: {"task", "split", "level", "seed", "size", "sha256",
+    "date"}}}``; what it says of other files stays. Raises UserError when a level cannot be
+    supplied; the files before it stay.
     """
     manifest = folder / MANIFEST
     _manifest_files(manifest)  # damage is better said before the work than after it
@@ -42,7 +45,7 @@ def generate(
             "seed": seed,
             "size": size,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         content = {"files": _manifest_files(manifest) | {path.name: entry}}
         write_whole(manifest, json.dumps(content, indent=2, ensure_ascii=False).encode())
@@ -55,7 +58,8 @@ def _manifest_files(path: Path) -> dict[str, dict]:
     manifest = read_json(path)
     if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
         raise UserError(
-            f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another folder'
+            f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another '
+            "folder"
         )
     return manifest["files"]
 

@@ -1,9 +1,10 @@
 """Interleave two texts word by word: from A = a1 a2 ... and B = b1 b2 ..., write a1 b1 a2 b2 ...
 
-The prompt is framed as two processes that each keep their own place and take turns. The score is the similarity of
-the completion with the true interleaving: the best Needleman-Wunsch alignment over words, normalised to [0, 1]
-(`align.needleman.similarity`). What the policy is *paid* is a named shaping of that alignment, because plain
-similarity pays cheap strategies well: one text alone is a safe half. `python -m tasks.traps` prints the table.
+The prompt is framed as two processes that each keep their own place and take turns. The score is
+the similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment
+over words, normalised to [0, 1] (`align.needleman.similarity`). What the policy is *paid* is a
+named shaping of that alignment, because plain similarity pays cheap strategies well: one text
+alone is a safe half. `python -m tasks.traps` prints the table.
 """
 
 import copy
@@ -23,8 +24,10 @@ from tasks.drafts import Guess
 from tasks.trap_names import TrapNames
 
 PROMPT = (
-    "Two processes each read a text, one word at a time, and each keeps its own place. They take turns: A writes "
-    "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: {a}\nB: {b}"
+    "Two processes each read a text, one word at a time, and each keeps its own place. They take "
+    "turns: A writes "
+    "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: "
+    "{a}\nB: {b}"
 )
 GAP_OPEN, GAP_EXTEND = -2.0, -0.25  # of the affine reward
 
@@ -42,7 +45,8 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
 class Interleave:
     """The task of the mission. `reward` is one of `rewards`.
 
-    Problems are drawn from `documents`, or from the user's `texts` (a folder, or one file), or from the embedded corpus.
+    Problems are drawn from `documents`, or from the user's `texts` (a folder, or one file), or
+    from the embedded corpus.
     """
 
     name = "interleave"
@@ -56,8 +60,10 @@ class Interleave:
         "b": lambda data: " ".join(data["b"]),
     }
     options = {
-        "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 files, with all folders "
-        "below; a tenth of them is held out for validation, a tenth for the test (default: the embedded corpus)"
+        "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 "
+        "files, with all folders "
+        "below; a tenth of them is held out for validation, a tenth for the test (default: the "
+        "embedded corpus)"
     }
 
     @staticmethod
@@ -81,10 +87,11 @@ class Interleave:
         self._by_split: dict[str, list[Document]] = {}
 
     def unseen(self, known: Collection[str] = ()) -> "Interleave":
-        """Return the same task with its texts held out, all of them in the test split (see `tasks.base.unseen_texts`).
+        """Return the same task with its texts held out, all of them in the test split (see
+        `tasks.base.unseen_texts`).
 
-        Left out are texts of the other splits whose fingerprint is `known`, or that the embedded corpus holds: on its
-        training split the embedded model was raised.
+        Left out are texts of the other splits whose fingerprint is `known`, or that the embedded
+        corpus holds: on its training split the embedded model was raised.
         """
         known = {*known, *map(fingerprint, load_corpus())}
         kept = [
@@ -95,7 +102,8 @@ class Interleave:
         return self._held_out(kept)
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
-        """Return the task on texts of kinds that nothing here is trained on, by kind; all of them are held out.
+        """Return the task on texts of kinds that nothing here is trained on, by kind; all of them
+        are held out.
 
         A kind without two texts of `level` words is left out.
         """
@@ -114,12 +122,14 @@ class Interleave:
         return task
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `level` words a text, from windows of two different documents of `split`.
+        """Return a problem of `level` words a text, from windows of two different documents of
+        `split`.
 
-        Raises UserError when the split has fewer than two documents of that many words; training on the user's own
-        texts needs two in each split.
+        Raises UserError when the split has fewer than two documents of that many words; training
+        on the user's own texts needs two in each split.
         """
-        # Who trains on texts of his own learns now, and not after the run, that there is nothing to evaluate on.
+        # Who trains on texts of his own learns now, and not after the run, that there is nothing
+        # to evaluate on.
         needed = SPLITS if self.texts and split == "train" else (split,)
         for each in needed:
             if len(self._long_enough(each, level)) < 2:
@@ -130,7 +140,9 @@ class Interleave:
         return self.problem(a, b)
 
     def plain_texts(self, split: str) -> list[str]:
-        """Return the documents of `split` as they were written (see `tasks.base.plain_texts_of`)."""
+        """Return the documents of `split` as they were written (see
+        `tasks.base.plain_texts_of`).
+        """
         return [document.text for document in self._documents_of(split)]
 
     def _documents_of(self, split: str) -> list[Document]:
@@ -148,25 +160,34 @@ class Interleave:
         return "test" if self._is_held_out else split_of(document)
 
     def _too_few(self, level: int, split: str) -> str:
-        """Return why no problem of `level` words can be made of `split`, and what would be enough."""
+        """Return why no problem of `level` words can be made of `split`, and what would
+        be enough.
+        """
         numbers = [len(self._long_enough(each, level)) for each in SPLITS]
         longest = sorted(
             (len(document.words) for document in self._long_enough(split, 0)), reverse=True
         )[1:2] or [0]
         if self.texts and self._is_held_out:
             return (
-                f"--texts {self.texts}: {numbers[-1]} of the {len(self._documents)} texts that the model was not trained on "
-                f"have {level} words or more, and two are needed; give more texts, or at most --words {longest[0]}"
+                f"--texts {self.texts}: {numbers[-1]} of the {len(self._documents)} texts that the "
+                "model was not trained on "
+                f"have {level} words or more, and two are needed; give more texts, or at most "
+                f"--words {longest[0]}"
             )
         if self.texts:
             return (
-                f"--texts {self.texts}: {sum(numbers)} of its {len(self._documents)} texts have {level} words or more: "
-                f"{numbers[0]} for training, {numbers[1]} for validation, {numbers[2]} for the test; each of these needs "
-                "two, which fifty texts mostly have; give more texts, cut long ones into several files, or give fewer --words"
+                f"--texts {self.texts}: {sum(numbers)} of its {len(self._documents)} texts have "
+                f"{level} words or more: "
+                f"{numbers[0]} for training, {numbers[1]} for validation, {numbers[2]} for the "
+                "test; each of these needs "
+                "two, which fifty texts mostly have; give more texts, cut long ones into several "
+                "files, or give fewer --words"
             )
         return (
-            f"--words {level}: the {split} split of the corpus has {numbers[SPLITS.index(split)]} documents of "
-            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, or "
+            f"--words {level}: the {split} split of the corpus has {numbers[SPLITS.index(split)]} "
+            "documents of "
+            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, "
+            "or "
             "add longer texts with python -m data.corpus merge"
         )
 
@@ -187,7 +208,8 @@ class Interleave:
         return self.problem(problem.data["a"], problem.data["b"]).key
 
     def sources(self) -> dict[str, str]:
-        """Return the fingerprint of each document of the corpus, by title (see `tasks.base.sources_of`).
+        """Return the fingerprint of each document of the corpus, by title (see
+        `tasks.base.sources_of`).
 
         Words count, not their layout: windows are drawn from words, and so is the split.
         """
@@ -200,15 +222,19 @@ class Interleave:
         return found
 
     def draft(self, problem: Problem) -> Guess:
-        """Return a guess at how completions most likely go on until their end (see `tasks.base.draft_of`)."""
+        """Return a guess at how completions most likely go on until their end (see
+        `tasks.base.draft_of`).
+        """
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
-        """Return a Score for each completion; `value` is the similarity, `reward` its shaping by `self.reward`.
+        """Return a Score for each completion; `value` is the similarity, `reward` its shaping by
+        `self.reward`.
 
-        `parts`: words written, alignment counts (`matches`, `substitutions`, `gaps`), `first_divergence` (the place
-        of the first wrong word, None if there is none), `share_a` and `share_b` (how much of each text was matched),
-        `balance` = smaller share / larger share, and `trap` (see `TrapNames.name`; None above a similarity of 0.9).
+        `parts`: words written, alignment counts (`matches`, `substitutions`, `gaps`),
+        `first_divergence` (the place of the first wrong word, None if there is none), `share_a`
+        and `share_b` (how much of each text was matched), `balance` = smaller share / larger
+        share, and `trap` (see `TrapNames.name`; None above a similarity of 0.9).
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
@@ -235,19 +261,23 @@ class Interleave:
     def credits(
         self, problem: Problem, completions: Sequence[str]
     ) -> list[tuple[tuple[int, float], ...]]:
-        """Return for each completion what each of its words earned: pairs (end character, amount), see `tasks.base.credits_of`.
+        """Return for each completion what each of its words earned: pairs (end character, amount),
+        see `tasks.base.credits_of`.
 
-        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the reward of what is written so far if
-        nothing were missing behind it. With P_i = `align.prefixes.prefix_scores`, and their sum's rest, which the end of the text settles:
+        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the
+        reward of what is written so far if nothing were missing behind it. With P_i =
+        `align.prefixes.prefix_scores`, and their sum's rest, which the end of the text settles:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
-            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M: words of the target still missing
-            similarity  P_i / 2                           1/2 + (S - P_n) / 2M: the same, and the constant
+            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M: words of
+            the target still missing similarity  P_i / 2                           1/2 + (S - P_n)
+            / 2M: the same, and the constant
 
-        So along an unambiguous alignment, and while the text is no longer than the target, a match is worth 1 / M (1 / 2M for
-        similarity), a mismatch, an inserted word and each word of the target passed over before this one the same less. The final
-        alignment's own operations would not do: which they are at a word can depend on words behind it.
+        So along an unambiguous alignment, and while the text is no longer than the target, a match
+        is worth 1 / M (1 / 2M for similarity), a mismatch, an inserted word and each word of the
+        target passed over before this one the same less. The final alignment's own operations
+        would not do: which they are at a word can depend on words behind it.
         """
         target = split_words(problem.target)
         written = [split_words(text) for text in completions]
@@ -320,7 +350,9 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
 
 
 def _affine_reward(score: float, n: int, m: int) -> float:
-    """(S' + F) / (M + F), with F the cost of the empty alignment (all of both sequences in gaps), so S' >= -F."""
+    """(S' + F) / (M + F), with F the cost of the empty alignment (all of both sequences in gaps),
+    so S' >= -F.
+    """
 
     def gap(length):
         return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0

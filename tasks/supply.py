@@ -1,9 +1,10 @@
 """The supply of problems, one for every task: what training draws, and what evaluation may use.
 
-Three kinds of training supply: `fresh` (problem after problem of the endless stream; the default), ``fixed:N`` (the first N
-different problems of the stream, over and over) and a data set from a file. The last two are epoch sets: each epoch
-goes through all of them, in an order shuffled by the seed. Problem `index` is a pure function of seed, level and
-index, so a run can be taken up anywhere.
+Three kinds of training supply: `fresh` (problem after problem of the endless stream; the default),
+``fixed:N`` (the first N different problems of the stream, over and over) and a data set from a
+file. The last two are epoch sets: each epoch goes through all of them, in an order shuffled by the
+seed. Problem `index` is a pure function of seed, level and index, so a run can be taken up
+anywhere.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_str
 class Supply:
     """What training draws from. `kind` is "fresh" or "fixed:N"; a `dataset` goes before it.
 
-    Of a data set each level has the problems of that level, or, where it is `mixed`, every level has all of them.
+    Of a data set each level has the problems of that level, or, where it is `mixed`, every level
+    has all of them.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Supply:
         return sorted({problem.level for part in self.dataset.values() for problem in part})
 
     def sample(self, level: int, seed: int) -> Iterable[Problem]:
-        """Return problems of `level` that training may draw, in an order of their own that `seed` decides."""
+        """Return problems of `level` that training may draw, in an order of their own that `seed`
+        decides.
+        """
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
         problems = [each for part in self.dataset.values() for each in part if each.level == level]
@@ -88,7 +92,9 @@ def fixed_size(kind: str) -> int:
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
-    """Return the order of an epoch: a permutation of 0 ... size - 1, another for each seed and epoch."""
+    """Return the order of an epoch: a permutation of 0 ... size - 1, another for each seed and
+    epoch.
+    """
     digest = hashlib.sha256(f"epoch/{seed}/{epoch}/{size}".encode()).digest()
     return random.Random(digest).sample(range(size), size)
 
@@ -97,8 +103,9 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
 class HeldOut:
     """What `held_out` found: distinct problems, e.g. three of the 200 that were `asked` for.
 
-    `dropped` counts the distinct problems that training has seen; `too_long` those that do not fit the
-    model (counted by whoever knows the model). `error` says why the supply ended, "" where it did not fail.
+    `dropped` counts the distinct problems that training has seen; `too_long` those that do not fit
+    the model (counted by whoever knows the model). `error` says why the supply ended, "" where it
+    did not fail.
     """
 
     problems: list[Problem]
@@ -120,8 +127,9 @@ class HeldOut:
 def patience(size: int, family: int | None = None) -> int:
     """Return how many fruitless draws in a row end the search for `size` distinct problems.
 
-    Ten draws for each problem that there can be. Where exactly `size` equally likely ones exist, the last one is
-    missed with a probability of e^-10. `family` is the number of problems there are, where the task knows it.
+    Ten draws for each problem that there can be. Where exactly `size` equally likely ones exist,
+    the last one is missed with a probability of e^-10. `family` is the number of problems there
+    are, where the task knows it.
     """
     most = size if family is None else min(size, family)
     return 10 * max(10, most)
@@ -135,11 +143,13 @@ def held_out(
     fruitless: int | None = None,
     family: int | None = None,
 ) -> HeldOut:
-    """Return the first `size` distinct `problems` that training has not `seen`, or as many as there are.
+    """Return the first `size` distinct `problems` that training has not `seen`, or as many as
+    there are.
 
-    Two problems with one key are the same problem. The search ends with the supply, after `fruitless` draws in a
-    row that brought nothing to keep (required for a stream without end; see `patience`), once all problems of a
-    `family` of known size were found, or where the supply raises a UserError, which the result then names.
+    Two problems with one key are the same problem. The search ends with the supply, after
+    `fruitless` draws in a row that brought nothing to keep (required for a stream without end; see
+    `patience`), once all problems of a `family` of known size were found, or where the supply
+    raises a UserError, which the result then names.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -164,14 +174,17 @@ def held_out(
 
 
 def family_size(task: Task, level: int) -> int | None:
-    """Return how many different problems there are at `level`, in all splits together; None where the task does not know."""
+    """Return how many different problems there are at `level`, in all splits together; None where
+    the task does not know.
+    """
     return getattr(task, "family_size", lambda level: None)(level)
 
 
 def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
     """Return the first `size` problems of the stream with keys of their own.
 
-    Raises UserError when the task cannot make the level, or has too few different problems of it (see `patience`).
+    Raises UserError when the task cannot make the level, or has too few different problems of it
+    (see `patience`).
     """
     stream = problem_stream(task, seed=seed, split=split, level=level)
     family = family_size(task, level)
@@ -181,17 +194,20 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
         raise UserError(found.error)
     if len(found.problems) < size:
         raise UserError(
-            f"level {level} of task {task.name}, {split}: only {len(found.problems)} different problems found, "
+            f"level {level} of task {task.name}, {split}: only {len(found.problems)} different "
+            "problems found, "
             f"and {size} are asked for; ask for {len(found.problems)} or less"
         )
     return found.problems
 
 
 class Examples:
-    """Solved problems that a prompt shows before the question: `count` of its level, e.g. ``Examples(task, seed=0, count=3)``.
+    """Solved problems that a prompt shows before the question: `count` of its level, e.g.
+    ``Examples(task, seed=0, count=3)``.
 
-    They come from the training split, so none of them is a held-out problem. Which ones a problem gets is a pure function of
-    seed, level and the problem's key; the problem itself is never among them, and no example comes twice.
+    They come from the training split, so none of them is a held-out problem. Which ones a problem
+    gets is a pure function of seed, level and the problem's key; the problem itself is never among
+    them, and no example comes twice.
     """
 
     REMEMBERED = 512  # problems whose examples are kept: a step asks for them several times
@@ -201,7 +217,9 @@ class Examples:
         self._drawn = lru_cache(self.REMEMBERED)(self._draw)
 
     def of(self, problem: Problem) -> tuple[Problem, ...]:
-        """Return the examples of `problem`. Raises UserError where the level has too few problems in the training split."""
+        """Return the examples of `problem`. Raises UserError where the level has too few problems
+        in the training split.
+        """
         return self._drawn(problem.level, problem.key)
 
     def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
@@ -223,7 +241,8 @@ class Examples:
             raise UserError(f"--shots {self.count}: {found.error}")
         if len(found.problems) < self.count:
             raise UserError(
-                f"--shots {self.count}: level {level} of task {self.task.name} has only {len(found.problems)} other problems "
+                f"--shots {self.count}: level {level} of task {self.task.name} has only "
+                f"{len(found.problems)} other problems "
                 f"in the training split; give {len(found.problems)} or less"
             )
         return tuple(found.problems)

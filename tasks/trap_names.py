@@ -1,8 +1,10 @@
 """Which cheap strategy a completion follows: the name of the trap it is in, if it is in one.
 
-Seen from word to word: each pair of neighbours is a step that goes on along A, along B, in turn (as the target does) or out of turn (A and B
-in turns, with one of them ahead of its place). A strategy is one kind of step throughout, or one kind up to some place and another from there.
-A slip spoils a step or two, so shares of steps stay what they are where texts compared place by place, or words counted, would not.
+Seen from word to word: each pair of neighbours is a step that goes on along A, along B, in turn
+(as the target does) or out of turn (A and B in turns, with one of them ahead of its place). A
+strategy is one kind of step throughout, or one kind up to some place and another from there. A
+slip spoils a step or two, so shares of steps stay what they are where texts compared place by
+place, or words counted, would not.
 """
 
 from collections import defaultdict
@@ -16,7 +18,9 @@ ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = range(
     5
 )  # B leads by one word: the commonest way to be out of turn
 MOST = 0.7  # share of steps that makes a strategy
-MORE = 0.1  # share of steps that two kinds must explain beyond one alone, and LEAST of them: more than one slip spoils
+# share of steps that two kinds must explain beyond one alone, and LEAST of them: more than one
+# slip spoils
+MORE = 0.1
 LEAST = 3
 ALONE = {ALONG_A: "copies A", ALONG_B: "copies B", B_LEADS: "B first", OUT_OF_TURN: "turn lost"}
 CHANGES = {
@@ -36,7 +40,9 @@ class TrapNames:
 
     @cached_property
     def kinds(self) -> dict[tuple[str, str], int]:
-        """(word, next word) -> a bit for each kind that this step can be. Made when the first name is asked for: right answers need none."""
+        """(word, next word) -> a bit for each kind that this step can be. Made when the first name
+        is asked for: right answers need none.
+        """
         kinds: dict[tuple[str, str], int] = defaultdict(int)
 
         def add(kind: int, words: Sequence[str], following: Sequence[str]):
@@ -52,18 +58,23 @@ class TrapNames:
             -1,
             1,
             2,
-        ):  # by how many words B is ahead: the step from A's word i goes to B's i + lead, and on to A's i + 1
+            # by how many words B is ahead: the step from A's word i goes to B's i + lead, and on to
+            # A's i + 1
+        ):
             for kind in (OUT_OF_TURN, *[B_LEADS][: lead == 1]):
                 add(kind, self.a[max(0, -lead) :], self.b[max(0, lead) :])
                 add(kind, self.b[max(0, lead - 1) :], self.a[max(0, 1 - lead) :])
         return dict(kinds)
 
     def name(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> str | None:
-        """Return the trap that a completion of these `words` is in, None if it is in none that has a name.
+        """Return the trap that a completion of these `words` is in, None if it is in none that has
+        a name.
 
-        `matches` are the places (in the completion, in the target) of the words that its best alignment matches. Strategies are those of
-        `tasks.traps.strategies`, each wherever it begins or stops; besides "turn lost" (from some place on, or by more than a word),
-        "runs on" (past the end of a whole answer) and "empty". What is nearly right has to be kept out by the caller.
+        `matches` are the places (in the completion, in the target) of the words that its best
+        alignment matches. Strategies are those of `tasks.traps.strategies`, each wherever it
+        begins or stops; besides "turn lost" (from some place on, or by more than a word), "runs
+        on" (past the end of a whole answer) and "empty". What is nearly right has to be kept out
+        by the caller.
         """
         if not words:
             return "empty"
@@ -89,7 +100,9 @@ class TrapNames:
         return ALONE.get(found, found)
 
     def _strategy(self, words: Sequence[str]) -> int | str | None:
-        """Return the kind of most steps, else the name of the change that explains most of them, if any does."""
+        """Return the kind of most steps, else the name of the change that explains most of them,
+        if any does.
+        """
         steps = [self.kinds.get(step, 0) for step in pairwise(words)]
         if not steps:
             return IN_TURN if words[:1] == self.target[:1] else None

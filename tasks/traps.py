@@ -1,7 +1,8 @@
-"""What cheap strategies earn: `python -m tasks.traps` prints every strategy × length × reward of the interleave task.
+"""What cheap strategies earn: `python -m tasks.traps` prints every strategy × length × reward of
+the interleave task.
 
-A reward that pays a strategy well which ignores one of the texts invites the policy to stay there: at 25 words plain
-similarity pays 0.50 for copying A.
+A reward that pays a strategy well which ignores one of the texts invites the policy to stay there:
+at 25 words plain similarity pays 0.50 for copying A.
 """
 
 import sys
@@ -33,7 +34,9 @@ def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
 
 
 def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
-    """Return what each strategy would write for A = `a` and B = `b`: traps, small slips, and the right answer."""
+    """Return what each strategy would write for A = `a` and B = `b`: traps, small slips, and the
+    right answer.
+    """
     right, third = interleaved(a, b), 2 * (len(a) // 3)
     return {
         "right": right,
@@ -48,7 +51,9 @@ def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
 
 
 def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str], float]:
-    """Return the mean pay of each (strategy, level, reward) over `samples` problems of the validation split."""
+    """Return the mean pay of each (strategy, level, reward) over `samples` problems of the
+    validation split.
+    """
     tasks = {reward: Interleave(reward) for reward in Interleave.rewards}
     pay: dict[tuple[str, int, str], list[float]] = {}
     for level in levels:
@@ -65,7 +70,9 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
 
 
 def levels(text: str) -> list[int]:
-    """Return the levels of "10,25,50"; argparse turns the ValueError of anything else into its one line."""
+    """Return the levels of "10,25,50"; argparse turns the ValueError of anything else into its one
+    line.
+    """
     return [int(part) for part in text.split(",")]
 
 

@@ -1,4 +1,5 @@
-"""Tiny random models of many architectures, and what becomes of each: `python tests/architectures.py` prints the table of TRUST.md.
+"""Tiny random models of many architectures, and what becomes of each: `python
+tests/architectures.py` prints the table of TRUST.md.
 
 The test (`test_families.py`) and the table are made from one list, ARCHITECTURES.
 """
@@ -72,8 +73,9 @@ EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type of `transformers`, how it is expected to run ("lean", "shared", "plain") or a part of why it is refused, and what its
-    configuration has beside SIZES."""
+    """A model type of `transformers`, how it is expected to run ("lean", "shared", "plain") or a
+    part of why it is refused, and what its configuration has beside SIZES.
+    """
 
     kind: str
     outcome: str
@@ -206,7 +208,9 @@ def write(architecture: Architecture, folder: Path):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an architecture runs ("lean", "shared", "plain") and the largest differences to the model itself, in nats; or why it is refused."""
+    """How an architecture runs ("lean", "shared", "plain") and the largest differences to the
+    model itself, in nats; or why it is refused.
+    """
 
     path: str
     sampler: float = 0.0
@@ -215,7 +219,9 @@ class Outcome:
 
 
 def outcome_of(architecture: Architecture, folder: Path) -> Outcome:
-    """Load it as a user does, sample, and compare with a freshly loaded, unmodified model, each sequence alone."""
+    """Load it as a user does, sample, and compare with a freshly loaded, unmodified model, each
+    sequence alone.
+    """
     write(architecture, folder)
     try:
         policy = load_policy(str(folder), device="cpu", dtype="float32")
@@ -252,7 +258,9 @@ def own_logprobs(model, prompt: Sequence[int], tokens: Sequence[int]) -> torch.T
 
 
 def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
-    """Return the log-probabilities (R, T) of the update, after a backward pass that must leave gradients."""
+    """Return the log-probabilities (R, T) of the update, after a backward pass that must leave
+    gradients.
+    """
     problem = Problem("any", 1, "", "", "")
     groups = [
         Group(i, problem, prompt, 1.0, answers, advantages=[1.0, -1.0, 0.5])

@@ -19,8 +19,9 @@ settings.register_profile(
 )  # a failure need not be made small
 settings.load_profile("house")
 
-# Under `pytest -n` there is a worker per core. One with a thread per core would make the others wait, and the processes that a test
-# starts must have as many threads as it has itself, or their runs differ in the last bit.
+# Under `pytest -n` there is a worker per core. One with a thread per core would make the others
+# wait, and the processes that a test starts must have as many threads as it has itself, or their
+# runs differ in the last bit.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -31,7 +32,9 @@ BY_PLACE = ["--task", f"{Path(__file__).with_name('examples') / 'by_place.py'}:B
 
 
 def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
-    """Write a random Llama (64 wide) with the embedded tokenizer into `folder`, large weights: peaked, varied texts."""
+    """Write a random Llama (64 wide) with the embedded tokenizer into `folder`, large weights:
+    peaked, varied texts.
+    """
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
     config = LlamaConfig(
@@ -84,7 +87,9 @@ def whole_run(flags, home):
 
 @pytest.fixture(scope="session")
 def tiny_flags(tiny_model):
-    """Flags for `train.py`: all weights of the tiny model, in a fifth of the time that the embedded one takes."""
+    """Flags for `train.py`: all weights of the tiny model, in a fifth of the time that the
+    embedded one takes.
+    """
     return ["--model", str(tiny_model), "--lora-rank", "0"]
 
 

@@ -96,7 +96,8 @@ FAMILIES = {
 
 
 def neighbouring_logprobs(logits, truncate, token, nudge=1e-3):
-    """Return the log-probabilities of `token` that rounding may give it where logits (1, V) are truncated.
+    """Return the log-probabilities of `token` that rounding may give it where logits (1, V) are
+    truncated.
 
     There is more than one where a change of `nudge` in one logit changes which tokens are kept.
     """

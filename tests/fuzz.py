@@ -1,7 +1,9 @@
-"""A coverage-guided fuzzer at the readers: `python tests/fuzz.py --seconds 180` (needs the extra `fuzz`: atheris).
+"""A coverage-guided fuzzer at the readers: `python tests/fuzz.py --seconds 180` (needs the extra
+`fuzz`: atheris).
 
-What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it reaches further into the code: read, or refused
-by UserError. Ends with exit status 0 after so many seconds, and with the input and a traceback as soon as anything else comes out.
+What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it
+reaches further into the code: read, or refused by UserError. Ends with exit status 0 after so many
+seconds, and with the input and a traceback as soon as anything else comes out.
 """
 
 import argparse

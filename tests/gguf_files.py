@@ -1,4 +1,6 @@
-"""A Llama's directory written as one GGUF file, as llama.cpp's converter does, for tests of what reads it."""
+"""A Llama's directory written as one GGUF file, as llama.cpp's converter does, for tests of what
+reads it.
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,9 @@ def write_gguf(
     precision: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     vocabulary: int = 320,
 ) -> Path:
-    """Write the Llama in `folder`, its matrices in `precision` and its first `vocabulary` tokens; the file names `eos` as its end token."""
+    """Write the Llama in `folder`, its matrices in `precision` and its first `vocabulary` tokens;
+    the file names `eos` as its end token.
+    """
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(str(path), "llama")
     writer.add_name("A tiny model")

@@ -1,10 +1,13 @@
-"""Kill it anywhere: `python tests/kill.py --kills 200` starts real runs, sends them SIGKILL, resumes them, and compares the ends.
+"""Kill it anywhere: `python tests/kill.py --kills 200` starts real runs, sends them SIGKILL,
+resumes them, and compares the ends.
 
-Each run is a process of its own (forked, so that nothing is imported again) and is killed several times before it may end: at any instant; at
-any moment at which a file is opened for writing, renamed or removed; or there with half a line in the file. After every kill no
-checkpoint that was whole may be missing or damaged, but for those that the run itself removed; "half a checkpoint" counts the kills that left one
-behind, which the next start removes. The end is the same as that of the run that was
-not killed: weights, moments, logs, rollouts, seen problems, curriculum. Prints what was done as JSON; exit status 1 where something differed.
+Each run is a process of its own (forked, so that nothing is imported again) and is killed several
+times before it may end: at any instant; at any moment at which a file is opened for writing,
+renamed or removed; or there with half a line in the file. After every kill no checkpoint that was
+whole may be missing or damaged, but for those that the run itself removed; "half a checkpoint"
+counts the kills that left one behind, which the next start removes. The end is the same as that of
+the run that was not killed: weights, moments, logs, rollouts, seen problems, curriculum. Prints
+what was done as JSON; exit status 1 where something differed.
 """
 
 import argparse
@@ -105,7 +108,9 @@ KILLS_A_RUN = 5  # then it may end
 
 
 def start(arguments: list[str], log: Path, at_write: int = 0, torn: bool = False) -> int:
-    """Fork a process that trains, and return its number. With `at_write` it kills itself at its write of that number, `torn` in the middle."""
+    """Fork a process that trains, and return its number. With `at_write` it kills itself at its
+    write of that number, `torn` in the middle.
+    """
     if child := os.fork():
         return child
     with open(log, "a", buffering=1) as file:
@@ -147,7 +152,9 @@ def start(arguments: list[str], log: Path, at_write: int = 0, torn: bool = False
 
 
 def ended(child: int, within: float | None = None) -> int | None:
-    """Return how the process ended (minus the signal, or its exit status), or None if it goes on `within` so many seconds."""
+    """Return how the process ended (minus the signal, or its exit status), or None if it goes on
+    `within` so many seconds.
+    """
     deadline = time.monotonic() + (within if within is not None else 1e9)
     while True:
         number, status = os.waitpid(child, os.WNOHANG)
@@ -186,7 +193,8 @@ def killed_run(
             found, damaged = checkpoints(run) if run.exists() else ([], [])
             lost = valid[-1:] and (not found or found[-1].name < valid[-1].name)
             assert not damaged and not lost, (
-                f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where {valid[-1:]} was"
+                f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where "
+                f"{valid[-1:]} was"
             )
         else:
             assert status == 0, f"{run}: exit status {status}; see {log}"

@@ -1,8 +1,10 @@
-"""A directory like meta-llama/Llama-3.2-3B-Instruct, where no hub can be reached: `python tests/llama.py FOLDER [--layers 28]`.
+"""A directory like meta-llama/Llama-3.2-3B-Instruct, where no hub can be reached: `python
+tests/llama.py FOLDER [--layers 28]`.
 
-Its configuration is exact (28 layers; fewer for tests), the weights are random, but common words are likely, and the tokenizer has the format: byte-level BPE of 128,000 tokens (trained on this
-project's texts, filled up with names that no text has), the special tokens in their places, a chat template with headers and end-of-turn tokens, three tokens that
-end a completion.
+Its configuration is exact (28 layers; fewer for tests), the weights are random, but common words
+are likely, and the tokenizer has the format: byte-level BPE of 128,000 tokens (trained on this
+project's texts, filled up with names that no text has), the special tokens in their places, a chat
+template with headers and end-of-turn tokens, three tokens that end a completion.
 """
 
 import argparse
@@ -51,8 +53,10 @@ NAMED = [
     "python_tag",
 ]
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
-    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] "
+    "}}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% "
+    "endif %}"
 )
 
 
@@ -104,7 +108,9 @@ def write_llama(folder: Path, layers: int = 28, device: str = "cpu") -> int:
 
 
 def speak(model, words: PreTrainedTokenizerFast, tokens: int = 200, factor: float = 5.0):
-    """Make the texts' most frequent tokens, and the end, likely: a model of random weights then writes words, some of them in the right place."""
+    """Make the texts' most frequent tokens, and the end, likely: a model of random weights then
+    writes words, some of them in the right place.
+    """
     counts = Counter(
         words("\n".join(path.read_text() for path in sorted(TEXTS.glob("*.txt")))).input_ids
     )

@@ -1,6 +1,8 @@
-"""A long run: `python tests/long.py --steps 5000` trains a tiny random model and looks at itself on the way; nothing may grow but the logs.
+"""A long run: `python tests/long.py --steps 5000` trains a tiny random model and looks at itself
+on the way; nothing may grow but the logs.
 
-Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open files, and the median seconds of processor time of a step.
+Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open
+files, and the median seconds of processor time of a step.
 """
 
 import argparse

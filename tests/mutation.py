@@ -32,7 +32,8 @@ PYTEST = [
     "--hypothesis-seed=0",
     "--hypothesis-profile=mutation",
 ]
-# No byte code: of a source that changed twice within a second and kept its size, the old one would be taken.
+# No byte code: of a source that changed twice within a second and kept its size, the old one would
+# be taken.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -109,7 +110,8 @@ TABLE = {
             "importance weighs the KL as well",
             "step_loss",
             "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms['kl']",
-            "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms['kl'] * (1 if importance_RT is None else importance_RT)",
+            "beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms['kl'] * (1 if importance_RT "
+            "is None else importance_RT)",
         ),
         (
             "the KL's gradient the other way round",
@@ -186,8 +188,10 @@ TABLE = {
         (
             "truncation not seen by the loss",
             "completion_logprobs",
-            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T], truncate=truncate)",
-            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), batch.temperatures_R[places_M // T])",
+            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), "
+            "batch.temperatures_R[places_M // T], truncate=truncate)",
+            "token_logprobs(hidden_MH, policy.head, batch.tokens_RT.take(places_M), "
+            "batch.temperatures_R[places_M // T])",
         ),
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
         (
@@ -399,7 +403,9 @@ TABLE = {
     ],
     (
         "grpo/rollout/eager_decoder.py",
-        "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row",
+        "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand "
+        "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] "
+        "grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row",
     ): [
         (
             "one drafted token too many accepted",
@@ -435,7 +441,11 @@ TABLE = {
     ],
     (
         "grpo/model/prefix_cache.py",
-        "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward grpo/test_engine.py::test_rows_may_stand_in_any_order grpo/test_engine.py::test_long_rows_attend_as_short_ones_do grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]",
+        "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward "
+        "grpo/test_engine.py::test_rows_may_stand_in_any_order "
+        "grpo/test_engine.py::test_long_rows_attend_as_short_ones_do "
+        "grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company "
+        "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]",
     ): [
         (
             "token does not see itself",
@@ -513,7 +523,8 @@ TABLE = {
         (
             "texts of control tokens not looked for",
             "prompt_tokens",
-            "{one for said in texts for one in controls.pattern.findall(said)} if controls.pattern else set()",
+            "{one for said in texts for one in controls.pattern.findall(said)} if controls.pattern "
+            "else set()",
             "set()",
         ),
         (
@@ -566,8 +577,10 @@ TABLE = {
         (
             "reference shares the policy's weights",
             "load_policy",
-            "copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)",
-            "copy.copy(model) if weights is None else _load_model(resolve(spec), device, torch_dtype)",
+            "copy.deepcopy(model) if weights is None else _load_model(resolve(spec), device, "
+            "torch_dtype)",
+            "copy.copy(model) if weights is None else _load_model(resolve(spec), device, "
+            "torch_dtype)",
         ),
     ],
     ("grpo/model/load.py", "test_start.py"): [
@@ -708,7 +721,8 @@ TABLE = {
         (
             "back to a rung without a budget",
             "Curriculum._must_step_back",
-            "self.rung > 0 and self.collapsed >= self._patience(self.rung) and (not self._is_spent(self.rung - 1))",
+            "self.rung > 0 and self.collapsed >= self._patience(self.rung) and (not "
+            "self._is_spent(self.rung - 1))",
             "self.rung > 0 and self.collapsed >= self._patience(self.rung)",
         ),
         ("scores of the old rung kept", "Curriculum._move", "self.recent.clear()", "pass"),
@@ -1063,7 +1077,9 @@ def try_out(folders: SimpleQueue, mutant: Mutant) -> tuple[str, float]:
 
 
 def copied_tree(folder: Path) -> Path:
-    """Copy the files that git knows, as they are now, into `folder`. Raises ValueError where Python would import modules from elsewhere."""
+    """Copy the files that git knows, as they are now, into `folder`. Raises ValueError where
+    Python would import modules from elsewhere.
+    """
     for name in subprocess.run(
         ["git", "ls-files", "-z"], cwd=HOUSE, check=True, capture_output=True, text=True
     ).stdout.split("\0"):
@@ -1120,7 +1136,8 @@ def main() -> int:
             results.append(result)
     killed, survived = results.count("killed"), results.count("survived")
     print(
-        f"{len(chosen)} mutants: {killed} killed, {survived} survived, {len(chosen) - killed - survived} broken, "
+        f"{len(chosen)} mutants: {killed} killed, {survived} survived, "
+        f"{len(chosen) - killed - survived} broken, "
         f"in {(time.monotonic() - start) / 60:.1f} minutes"
     )
     for mutant, result in zip(chosen, results):

@@ -29,7 +29,9 @@ def unhurried(decisions):
 
 
 def written(run: Path):
-    """Return what a run wrote, but for what a clock said: logs, rollouts, and the last checkpoint's weights, moments and state, by name."""
+    """Return what a run wrote, but for what a clock said: logs, rollouts, and the last
+    checkpoint's weights, moments and state, by name.
+    """
     files = {log: read_metrics(run / log) for log in LOGS}
     files["curriculum.jsonl"] = unhurried(files["curriculum.jsonl"])
     files["metrics.jsonl"], files["samples.log"] = (

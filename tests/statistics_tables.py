@@ -1,4 +1,5 @@
-"""The tables behind intervals, promotions and curricula, in Markdown: `python tests/statistics_tables.py coverage`.
+"""The tables behind intervals, promotions and curricula, in Markdown: `python
+tests/statistics_tables.py coverage`.
 
 coverage   how often the 95 % intervals hold the true value, and how wide they are
 heldout    how likely a held-out look promotes, by true mean and number of problems
@@ -54,7 +55,9 @@ def rare_failures(rng: np.random.Generator, shape: tuple[int, ...], mean: float)
 
 
 def bimodal(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
-    """Means of groups of problems that the policy mostly either solves or fails, of standard deviation 0.25 at 0.85."""
+    """Means of groups of problems that the policy mostly either solves or fails, of standard
+    deviation 0.25 at 0.85.
+    """
     return rng.beta(mean, 1 - mean, shape)
 
 
@@ -219,7 +222,9 @@ def heldout(samples: int):
 
 
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
-    """Return the step at which a ladder climbs from its second rung by the running mean, or infinity."""
+    """Return the step at which a ladder climbs from its second rung by the running mean, or
+    infinity.
+    """
     rng = np.random.default_rng(seed)
     ladder = Curriculum([10, 25, 50])
     ladder.rung = 1

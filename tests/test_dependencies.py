@@ -1,4 +1,6 @@
-"""What an installation brings along is known: every package that the project needs, and that these need, is pinned in constraints.txt."""
+"""What an installation brings along is known: every package that the project needs, and that these
+need, is pinned in constraints.txt.
+"""
 
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, requires
@@ -16,7 +18,9 @@ PINS = {
 
 
 def asked_for() -> list[Requirement]:
-    """Return what setup.cfg asks for, with every extra but trackio, which wants other versions than the rest do."""
+    """Return what setup.cfg asks for, with every extra but trackio, which wants other versions
+    than the rest do.
+    """
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
@@ -28,7 +32,9 @@ def asked_for() -> list[Requirement]:
 
 
 def needed(requirements: list[Requirement]) -> set[str]:
-    """Return the names of what `requirements` bring along on this platform, themselves included, as far as it is installed."""
+    """Return the names of what `requirements` bring along on this platform, themselves included,
+    as far as it is installed.
+    """
     found: set[tuple[str, str]] = set()
     waiting = [
         (requirement.name, extra)

@@ -1,4 +1,6 @@
-"""Evaluations as users meet them: which problems, sampled how, and what is said when problems run out or are truncated."""
+"""Evaluations as users meet them: which problems, sampled how, and what is said when problems run
+out or are truncated.
+"""
 
 import json
 import shlex
@@ -22,7 +24,8 @@ from tasks.audit import audit
 from tasks.base import Problem, Score, load_task, sources_of
 from tasks.dataset import write_problems
 
-# A policy must reason for some forty tokens before it can write "52"; here the score only asks for length.
+# A policy must reason for some forty tokens before it can write "52"; here the score only asks for
+# length.
 PONDER = """
 from tasks.base import Problem, Score, key_of
 
@@ -152,7 +155,9 @@ def test_truncated_completions_are_counted_and_said_once(run, capsys):
 
 
 def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
-    """The run's own settings hold in its evaluations and in eval.py, by the command that the run prints as well."""
+    """The run's own settings hold in its evaluations and in eval.py, by the command that the run
+    prints as well.
+    """
     settings = {"temperature": 0.7, "top_k": 7, "top_p": 0.9, "max_new_tokens": 9}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
@@ -267,7 +272,9 @@ def test_a_split_without_a_problem_ends_no_run(run, capsys):
 
 
 def test_a_problem_beyond_the_budget_ends_no_run(run):
-    """Where one target takes more than --max-new-tokens it is passed over, in training and in evaluations."""
+    """Where one target takes more than --max-new-tokens it is passed over, in training and in
+    evaluations.
+    """
     fits, too_long = "52", "'five ' * 60"
     source = PONDER.replace('"52"', f"'52' if split == 'train' or rng.randrange(2) else {too_long}")
     Path("ponder.py").write_text(source)
@@ -331,7 +338,9 @@ def test_more_samples_are_shown(tiny_model, capsys):
 
 @pytest.fixture()
 def notes(tmp_path):
-    """Return a folder of 40 texts, of which each split has two or more (see tests/tasks/test_interleave.py)."""
+    """Return a folder of 40 texts, of which each split has two or more (see
+    tests/tasks/test_interleave.py).
+    """
     folder = tmp_path / "My Notes"
     (folder / "below").mkdir(parents=True)
     for i in range(40):
@@ -341,7 +350,9 @@ def notes(tmp_path):
 
 
 def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
-    """What is evaluated on texts that a run has trained with is its test split; new texts are all evaluated on."""
+    """What is evaluated on texts that a run has trained with is its test split; new texts are all
+    evaluated on.
+    """
     assert run("--texts", str(notes), "--words", "3") == 0
     said = capsys.readouterr().out
     assert "problems  fresh, from 40 texts" in said

@@ -1,4 +1,6 @@
-"""Every architecture of `architectures.py` runs as the unmodified model does, for sampler and trainer, or is refused in one line."""
+"""Every architecture of `architectures.py` runs as the unmodified model does, for sampler and
+trainer, or is refused in one line.
+"""
 
 import pytest
 from architectures import ARCHITECTURES, Architecture, outcome_of

@@ -1,4 +1,6 @@
-"""Readers under anything: what they are given is read, or refused in one line (UserError); no other way out."""
+"""Readers under anything: what they are given is read, or refused in one line (UserError); no
+other way out.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,6 @@
-"""Data flows one way: the imports are read from the source and held against the plan of the house."""
+"""Data flows one way: the imports are read from the source and held against the plan of
+the house.
+"""
 
 import ast
 from pathlib import Path

@@ -145,7 +145,8 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
         capsys.readouterr()
         assert train.main(resume) == 2
         assert capsys.readouterr().err == (
-            f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start another with --name\n"
+            f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start "
+            "another with --name\n"
         )
         assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
             path: before[path] for path in before if path.name != ".lock"
@@ -154,8 +155,8 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
 
 
 def test_two_new_runs_of_one_name(tmp_path):
-    with locked(tmp_path), pytest.raises(UserError, match="is training this run"):
-        with locked(tmp_path):
-            pass
+    refused = pytest.raises(UserError, match="is training this run")
+    with locked(tmp_path), refused, locked(tmp_path):
+        pass
     with locked(tmp_path):
         pass

@@ -1,4 +1,6 @@
-"""A run without a console is the run that had one: a reader that leaves, a full or closed output, a terminal that is closed."""
+"""A run without a console is the run that had one: a reader that leaves, a full or closed output,
+a terminal that is closed.
+"""
 
 import contextlib
 import fcntl
@@ -56,7 +58,7 @@ FLAGS = [
     "cpu",
 ]
 OWN = '''
-"""In its third step's first score it does what HAPPENS says, then waits for the file `go` where it is to."""
+"""In its third step's first score it does what HAPPENS says, then may wait for the file `go`."""
 
 import os
 import signal
@@ -125,7 +127,9 @@ def environment(happens=""):
 
 
 def shell(line, *, happens=""):
-    """Run a line of bash, in which $TRAIN and $EVAL start a program; return it when it has ended."""
+    """Run a line of bash, in which $TRAIN and $EVAL start a program; return it when it
+    has ended.
+    """
     programs = {name.upper(): f"{sys.executable} {TOP / name}.py" for name in ("train", "eval")}
     return subprocess.run(
         ["bash", "-c", line],
@@ -182,7 +186,9 @@ def start(name, *, happens, files, preexec=None):
 
 @contextlib.contextmanager
 def hung_up_by_the_task(handler):
-    """In here the task of a run hangs up this process, which answers as `handler` says unless the run has its own way."""
+    """In here the task of a run hangs up this process, which answers as `handler` says unless the
+    run has its own way.
+    """
     was = signal.signal(signal.SIGHUP, handler)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -349,7 +355,9 @@ def test_an_error_without_a_file_is_one_line(capsys):
 
 
 def test_signals_after_a_hangup(capfd):
-    """A terminal that is closed hangs up more than once; a first Ctrl-C after it is the first one still."""
+    """A terminal that is closed hangs up more than once; a first Ctrl-C after it is the first one
+    still.
+    """
     was = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with Interrupt() as interrupt:

@@ -1,4 +1,6 @@
-"""The list of mutants has not rotted: each can still be made, and its program tells a failing test from one that cannot run."""
+"""The list of mutants has not rotted: each can still be made, and its program tells a failing test
+from one that cannot run.
+"""
 
 import pytest
 from mutation import HOUSE, MUTANTS, mutated, outcome

@@ -1,4 +1,6 @@
-"""A run whose folder cannot be written, from the start or from some step on, ends in one line and loses nothing."""
+"""A run whose folder cannot be written, from the start or from some step on, ends in one line and
+loses nothing.
+"""
 
 import contextlib
 import ctypes
@@ -48,7 +50,9 @@ def whole(flags, tmp_path_factory):
 
 @contextlib.contextmanager
 def permissions_count():
-    """For as long as this lasts, root is bound by the permissions of files as everybody is (capabilities(7); of this thread)."""
+    """For as long as this lasts, root is bound by the permissions of files as everybody is
+    (capabilities(7); of this thread).
+    """
     libc, header, sets = (
         ctypes.CDLL(None, use_errno=True),
         (ctypes.c_uint32 * 2)(0x20080522, 0),

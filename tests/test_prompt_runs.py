@@ -1,4 +1,6 @@
-"""Runs whose prompts are not the default ones: stored whole, taken up, evaluated, replayed and audited as they were trained."""
+"""Runs whose prompts are not the default ones: stored whole, taken up, evaluated, replayed and
+audited as they were trained.
+"""
 
 import json
 import re
@@ -132,7 +134,8 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
         f"<|user|> {one.prompt}<|end|><|assistant|> {one.target}<|end|>" for one in examples
     )
     assert line["prompt"] == (
-        f" <|system|>Be brief, \\<|end|>.<|end|>{answered}<|user|> Mix them.\nOne: {a}\nTwo: {b}<|end|><|assistant|>"
+        f" <|system|>Be brief, \\<|end|>.<|end|>{answered}<|user|> Mix them.\nOne: {a}\nTwo: "
+        f"{b}<|end|><|assistant|>"
     )
     said = capsys.readouterr().out
     assert "the first prompt as the model was sent it" in said and f"  Two: {b}<|end|>" in said

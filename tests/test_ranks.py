@@ -1,4 +1,6 @@
-"""Several processes make the run that one makes: the same completions, the same steps but for the order of additions, one folder."""
+"""Several processes make the run that one makes: the same completions, the same steps but for the
+order of additions, one folder.
+"""
 
 import json
 import os
@@ -60,7 +62,8 @@ FLAGS = [
     "cpu",
     "--dtype",
     "float32",
-    # Batches of another size round otherwise, and a token of the far tail, of which there are thousands, may then give way to the next one.
+    # Batches of another size round otherwise, and a token of the far tail, of which there are
+    # thousands, may then give way to the next one.
     "--top-k",
     "20",
 ]

@@ -1,7 +1,9 @@
-"""On a real model: `GRPO_REAL_MODEL=DIR python -m pytest -m real -s`. Minutes on a CPU, for 135 M parameters.
+"""On a real model: `GRPO_REAL_MODEL=DIR python -m pytest -m real -s`. Minutes on a CPU, for 135 M
+parameters.
 
-The log-probabilities of sampler and trainer are those of plain `transformers`; a run that was killed and resumed is the
-one that was not, to the bit; what is exported answers as the checkpoint does. Figures are printed (`-s`).
+The log-probabilities of sampler and trainer are those of plain `transformers`; a run that was
+killed and resumed is the one that was not, to the bit; what is exported answers as the checkpoint
+does. Figures are printed (`-s`).
 """
 
 import os
@@ -34,7 +36,8 @@ pytestmark = [
 
 ROUNDING = 1e-3  # nats, of one token, in float32
 LORA = (
-    "--task interleave --words 2 --no-ramp --reward similarity --lora-rank 16 --learning-rate 1e-4 --prompts 2 "
+    "--task interleave --words 2 --no-ramp --reward similarity --lora-rank 16 --learning-rate 1e-4 "
+    "--prompts 2 "
     "--group-size 4 --steps 3 --save-every 1 --eval-problems 4 --device cpu"
 ).split()
 
@@ -44,7 +47,9 @@ class Killed(BaseException):
 
 
 def plain_logprobs(model, prompt, completion) -> torch.Tensor:
-    """Return the log-probability of each of the completion's tokens by the model's own forward pass, alone."""
+    """Return the log-probability of each of the completion's tokens by the model's own forward
+    pass, alone.
+    """
     with torch.no_grad():
         logits_TV = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
     return logits_TV.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
@@ -80,7 +85,8 @@ def test_log_probabilities_are_those_of_transformers():
     sampled_M = torch.tensor([value for each in completions for value in each.logprobs])
     sampler, trainer = ((x_M - wanted_M).abs().max().item() for x_M in (sampled_M, trained_M))
     print(
-        f"\n{len(together_M)} tokens by path {policy.path}: largest difference to transformers {sampler:.2e} "
+        f"\n{len(together_M)} tokens by path {policy.path}: largest difference to transformers "
+        f"{sampler:.2e} "
         f"(sampler, {sampled:.1f} s), {trainer:.2e} (trainer, {packed:.1f} s)"
     )
     assert sampler < ROUNDING and trainer < ROUNDING

@@ -1,4 +1,6 @@
-"""A run goes on with what it began with: a base, dataset, corpus, configuration or task that has changed since is refused, unless it is named."""
+"""A run goes on with what it began with: a base, dataset, corpus, configuration or task that has
+changed since is refused, unless it is named.
+"""
 
 import json
 import shutil
@@ -184,7 +186,9 @@ def test_all_changes_stand_in_one_line(here, capsys):
 
 
 def test_a_base_that_comes_from_the_hub_is_compared_once_it_is_on_disk(here, capsys, monkeypatch):
-    """Before the model is loaded nobody knows its files; after that nothing has been written yet."""
+    """Before the model is loaded nobody knows its files; after that nothing has been
+    written yet.
+    """
     folder_of, answers = sources._folder_of, iter([None])
     monkeypatch.setattr(sources, "_folder_of", lambda model: next(answers, folder_of(model)))
     replace_weights()
@@ -211,7 +215,9 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
 
 
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
-    """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no edit."""
+    """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no
+    edit.
+    """
     monkeypatch.setattr("grpo.run.session.Run.save_if_due", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main(["--resume", "runs/lora", "--steps", "3"])

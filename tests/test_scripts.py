@@ -32,7 +32,9 @@ def flags_of(main):
 
 
 def commands(text):
-    """Return (program, flags) of each command line of `text`; arrays of a script's arms belong to its train.py."""
+    """Return (program, flags) of each command line of `text`; arrays of a script's arms belong to
+    its train.py.
+    """
     lines = text.replace("\\\n", " ").replace("declare -A flags", "train.py").splitlines()
     return [
         (name, set(FLAG.findall(line.partition(name)[2].partition("#")[0])))

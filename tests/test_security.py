@@ -1,4 +1,6 @@
-"""What comes from a stranger is data: nothing in a model, checkpoint, run or dataset is executed, and nothing leaves the run's directory."""
+"""What comes from a stranger is data: nothing in a model, checkpoint, run or dataset is executed,
+and nothing leaves the run's directory.
+"""
 
 import json
 import os
@@ -61,7 +63,7 @@ def refused(capsys, *arguments, main=train.main):
 
 
 def test_the_bomb_goes_off_where_it_is_unpickled(tmp_path):  # or the tests below would show nothing
-    with pytest.raises(Exception):
+    with pytest.raises(Exception):  # noqa: B017
         torch.load(_pickled(tmp_path / "a.bin"), weights_only=False)["x"] + 1
     Path("executed").unlink()
 
@@ -157,7 +159,10 @@ def test_the_task_of_a_strangers_run_is_not_executed(run, capsys):
     (run / "bomb.py").write_text(BOMB)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"task": "runs/a/bomb.py:Bomb"}))
-    said = "runs/a: its task is a program that would be executed, runs/a/bomb.py:Bomb; if you trust it, give --task runs/a/bomb.py:Bomb as well"
+    said = (
+        "runs/a: its task is a program that would be executed, runs/a/bomb.py:Bomb; if you "
+        "trust it, give --task runs/a/bomb.py:Bomb as well"
+    )
     assert said in refused(capsys, "--resume", "runs/a")
     assert said in refused(capsys, "runs/a", main=audit.main)
     assert said in refused(capsys, "runs/a", "replay", "1", main=inspect.main)

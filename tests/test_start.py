@@ -1,4 +1,6 @@
-"""A run that starts from the policy of an earlier one: what it begins with, what it depends on, what it does not evaluate."""
+"""A run that starts from the policy of an earlier one: what it begins with, what it depends on,
+what it does not evaluate.
+"""
 
 import json
 import shutil
@@ -28,7 +30,8 @@ from tasks.base import load_task, problem_stream
 from tasks.dataset import write_problems
 
 SMALL = (
-    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device cpu --no-ramp "
+    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "
+    "cpu --no-ramp "
     "--warmup 0 --max-new-tokens 16 --preflight off"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
@@ -46,7 +49,9 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, tiny_model):
-    """Two first stages, of LoRA (on the very problems that evaluations begin with) and in full; a second stage of each."""
+    """Two first stages, of LoRA (on the very problems that evaluations begin with) and in full; a
+    second stage of each.
+    """
     folder = tmp_path_factory.mktemp("home")
     shutil.copytree(tiny_model, folder / "model")
     (folder / "own.py").write_text(OWN)

@@ -1,4 +1,6 @@
-"""Whole runs on the embedded model, small: from the command line to the files, killed, resumed, and given bad input."""
+"""Whole runs on the embedded model, small: from the command line to the files, killed, resumed,
+and given bad input.
+"""
 
 import errno
 import gc
@@ -199,7 +201,9 @@ def decides_late(run):
 
 
 def _killed_and_resumed(home, monkeypatch, flags, task):
-    """Make a run, and make it again with a kill after its third step, one after its checkpoint; the two must be the same."""
+    """Make a run, and make it again with a kill after its third step, one after its checkpoint;
+    the two must be the same.
+    """
     assert train.main([*flags, "--name", "whole"]) == 0
 
     def killed(self, report):
@@ -385,11 +389,13 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--group-size 1: a group of one has no variance" in said("--group-size", "1")
     assert "--temperature 0.0: give a number above 0" in said("--temperature", "0")
     assert said("--credit", "alignment", "--task", "arithmetic") == (
-        "train.py: --credit alignment: task arithmetic does not say what each word of a completion earns; give --credit outcome"
+        "train.py: --credit alignment: task arithmetic does not say what each word of a completion "
+        "earns; give --credit outcome"
     )
     for reward in ("affine", "balanced"):
         assert said("--credit", "alignment", "--reward", reward) == (
-            f"train.py: --credit alignment: --reward {reward} of task interleave is no sum over words; give one of prefix, clipped, "
+            f"train.py: --credit alignment: --reward {reward} of task interleave is no sum over "
+            "words; give one of prefix, clipped, "
             "similarity, or --credit outcome"
         )
     assert "--credit alignment: gspo weighs whole sequences" in said(
@@ -492,7 +498,9 @@ def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line
 
 
 def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
-    """The run trains on the very problems that are evaluated: none is left; on other ones all are."""
+    """The run trains on the very problems that are evaluated: none is left; on other
+    ones all are.
+    """
     task = load_task("interleave")
     write_problems(
         tmp_path / "set.jsonl",
@@ -666,7 +674,8 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tin
     ]
     assert train.main([*options, "--name", "a"]) == 3
     reason = (
-        "ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "  # (0 + 0.1 + 0.2 + 0.3) / 4
+        # (0 + 0.1 + 0.2 + 0.3) / 4
+        "ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "
         + TRAP_REMEDY
     )
     said = capsys.readouterr().out.splitlines()

@@ -20,7 +20,9 @@ def demonstration(policy: Policy, problem: Problem) -> Completion:
 
 
 def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
-    """Return the right answer of `problem` as a group of one, with advantage 1: what imitation learns from."""
+    """Return the right answer of `problem` as a group of one, with advantage 1: what imitation
+    learns from.
+    """
     completion = demonstration(policy, problem)
     return Group(
         index,
@@ -36,7 +38,9 @@ def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Gr
 
 
 def fails(group: Group) -> bool:
-    """Return whether no completion of `group` is right, so that nothing in it shows the policy where to go."""
+    """Return whether no completion of `group` is right, so that nothing in it shows the policy
+    where to go.
+    """
     return group.verdict != "solved" and not any(map(is_right, group.scores))
 
 

@@ -1,4 +1,5 @@
-"""The ladder: levels climbed one after the other, with replay, budgets, and a step back on collapse.
+"""The ladder: levels climbed one after the other, with replay, budgets, and a step back on
+collapse.
 
 A curriculum has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is
 nothing left to climb; "" while there is), `levels_for` a step, `observe` what came of it,
@@ -24,8 +25,8 @@ PROMOTE_AT = {
 }  # the mark where none is asked for; the running mean lags behind
 # How far below the mark the lower end of the mean's 95 % interval may lie. Whatever the scores look
 # like, a policy whose true mean is below promote_at - MARGIN passes one test in 40 at most; the
-# probabilities at other means are tables in runs/LOG.md. Training whose mean is within MARGIN of the
-# mark is worth a look, for it lags and is noisy itself.
+# probabilities at other means are tables in runs/LOG.md. Training whose mean is within MARGIN of
+# the mark is worth a look, for it lags and is noisy itself.
 MARGIN = 0.05
 
 
@@ -138,8 +139,9 @@ class Curriculum:
         return self.rungs[self.rung]
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
-        """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure function of the arguments and the state;
-        the first has the current level."""
+        """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure
+        function of the arguments and the state; the first has the current level.
+        """
         rng, earlier = level_draws(seed, step, drawn), self.rungs[: self.rung]
         weights = [
             1.1 - self.scores.get(rung, 0.0) for rung in earlier
@@ -181,7 +183,9 @@ class Curriculum:
         ]
 
     def _collapsed_share(self, outcome: Outcome) -> float:
-        """Return the share of the current level's groups that collapsed; replayed ones do not count."""
+        """Return the share of the current level's groups that collapsed; replayed ones do not
+        count.
+        """
         groups = outcome.collapsed.get(self.level)
         return fmean(groups) if groups else 0.0
 
@@ -234,7 +238,9 @@ class Curriculum:
         )
 
     def wants_look(self, step: int) -> bool:
-        """Return whether the level is to be evaluated on held-out problems after `step`: a look at it is due, and not hopeless."""
+        """Return whether the level is to be evaluated on held-out problems after `step`: a look at
+        it is due, and not hopeless.
+        """
         due = self.promote_by == "heldout" and step % self.promote_every == 0 and not self.ended
         if not (due and self.recent and self._may_climb()):
             return False
@@ -244,13 +250,22 @@ class Curriculum:
         return fmean(last) >= self.promote_at - MARGIN
 
     def judge(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
-        """Take note of a look at the current level (a line of eval.jsonl); return what was decided: going up, the end, or staying."""
+        """Take note of a look at the current level (a line of eval.jsonl); return what was
+        decided: going up, the end, or staying.
+        """
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         self.scores[self.level] = line["mean"]
-        said = f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of {line['n']} problems"
+        said = (
+            f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] "
+            "of "
+            f"{line['n']} problems"
+        )
         if is_shown(line["mean"], line["ci_low"], self.promote_at):
             return self._climb(step, said, **figures)
-        asked = f"{self.promote_at:g} is asked for, and an interval from {self.promote_at - MARGIN:g} on"
+        asked = (
+            f"{self.promote_at:g} is asked for, and an interval from "
+            f"{self.promote_at - MARGIN:g} on"
+        )
         if line["n"] < (needed := problems_needed(self.promote_at)):
             asked += f", which takes {needed} problems or more"
         return [Decision(step, self.level, self.level, "stay", f"{said}; {asked}", figures)]
@@ -282,7 +297,10 @@ class Curriculum:
             f"{tokens:,}{f' of {self.rung_tokens:,}' if self.rung_tokens else ''} tokens",
             f"{steps} steps",
         ]
-        why = f"the budget of the rung is spent: {', '.join(used)}; its last mean score is {self.scores.get(self.level, 0):.3f}"
+        why = (
+            f"the budget of the rung is spent: {', '.join(used)}; its last mean score is "
+            f"{self.scores.get(self.level, 0):.3f}"
+        )
         if self.rung + 1 < len(self.rungs):
             return [self._move(+1, step, "budget", why, **figures)]
         return [self._end(step, "budget", why.replace("the rung", "the last rung"), **figures)]

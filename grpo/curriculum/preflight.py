@@ -1,4 +1,5 @@
-"""The pre-flight: what a policy can do before its first step, level by level, and where the run should start.
+"""The pre-flight: what a policy can do before its first step, level by level, and where the run
+should start.
 
 GRPO learns from the differences within a group. So before anything is trained a few problems of
 each level are sampled exactly as the run samples, and the run starts where groups differ *and* a
@@ -55,7 +56,8 @@ MOST_NATS = 50.0  # a token; exp() of more says nothing
 
 @dataclass(frozen=True)
 class LevelSurvey:
-    """What a few groups of one level came to, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5, ...)``.
+    """What a few groups of one level came to, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5,
+    ...)``.
 
     `value`, `reward`, `exact` (right answers) and `truncated` are means over all completions,
     `reward_std` is the mean standard deviation within a group (divisor n), `varied` and `any_exact`
@@ -143,7 +145,8 @@ def survey(
     ones would take longest and show nothing. A level that the task cannot make is left out, unless
     it is one of the `rungs`.
     """
-    # The easier levels are sampled together, which takes as many forward passes as the longest of them.
+    # The easier levels are sampled together, which takes as many forward passes as the longest of
+    # them.
     lots = [[level for level in levels if level <= rungs[0]]]
     lots += [[level] for level in levels if level > rungs[0]]
 
@@ -171,7 +174,9 @@ def survey(
 def draw(
     policy: Policy, supply: Supply, level: int, sampling: Sampling, *, is_asked: bool
 ) -> list[Problem]:
-    """Return PROBLEMS distinct problems of a level, or as many as there are; [] where the task has no such level."""
+    """Return PROBLEMS distinct problems of a level, or as many as there are; [] where the task has
+    no such level.
+    """
     try:
         family = supply.family_size(level)
         found = select(
@@ -254,9 +259,10 @@ def choose_start(surveys: Sequence[LevelSurvey], rungs: Sequence[int]) -> Start:
     """Return where a run that was asked for `rungs` starts, by what its levels were found to be.
 
     1. Rungs that are solved already are left out, if the next one is within reach.
-    2. A first rung within reach stays the start, even where a harder one is within reach too: the easier steps are
-       the cheaper ones, and a ladder leaves such a level after a few of them.
-    3. Otherwise the start is the hardest easier level within reach, and the rungs begin with it and those between.
+    2. A first rung within reach stays the start, even where a harder one is within reach too: the
+       easier steps are the cheaper ones, and a ladder leaves such a level after a few of them.
+    3. Otherwise the start is the hardest easier level within reach, and the rungs begin with it
+       and those between.
     4. Where there is none, nothing changes, and `level` is None.
     """
     rungs, found = list(rungs), {row.level: row for row in surveys}
@@ -287,14 +293,17 @@ def advice(surveys: Sequence[LevelSurvey]) -> str:
     truncated = max((row.truncated for row in surveys), default=0.0)
     if truncated > TOO_MANY_TRUNCATED:
         said += (
-            f"; up to {truncated:.0%} of a level's completions were truncated: if they need more room than the target "
+            f"; up to {truncated:.0%} of a level's completions were truncated: if they need more "
+            "room than the target "
             "takes, give a larger --max-new-tokens"
         )
     return said
 
 
 def choose_mixed_start(surveys: Sequence[LevelSurvey], rungs: Sequence[int]) -> Start:
-    """Return the start of a run that trains on all levels of a dataset as they come: nothing changes."""
+    """Return the start of a run that trains on all levels of a dataset as they come: nothing
+    changes.
+    """
     reachable = [row.level for row in surveys if row.is_within_reach]
     if not reachable:
         return Start(list(rungs), None, NO_LEVEL)
@@ -338,13 +347,15 @@ class Perplexity:
     def line(self) -> str:
         """Return the figures as a sentence."""
         said = (
-            f"perplexity on {self.texts} held-out text{'s' * (self.texts != 1)}: {self.token:,.0f} per token, "
+            f"perplexity on {self.texts} held-out text{'s' * (self.texts != 1)}: {self.token:,.0f} "
+            "per token, "
             f"{self.word:,.0f} per word (token frequencies alone: {self.unigram:,.0f} per token)"
         )
         return said if self.is_language else f"{said}: no general language model"
 
     def warning(self, surveys: Sequence[LevelSurvey]) -> str:
-        """Return what to say of a model that is no language model, "" where there is nothing to warn of.
+        """Return what to say of a model that is no language model, "" where there is nothing to
+        warn of.
 
         A policy that solves problems is not broken, whatever it makes of prose: the embedded model
         was raised on nothing but the task.
@@ -352,15 +363,18 @@ class Perplexity:
         if self.is_language or any(row.any_exact for row in surveys):
             return ""
         return (
-            f"the model has a perplexity of {self.token:,.0f} per token on plain paragraphs, where token frequencies alone "
-            f"have {self.unigram:,.0f}, and solves no problem: it is no language model, or was converted wrongly; compare "
+            f"the model has a perplexity of {self.token:,.0f} per token on plain paragraphs, where "
+            "token frequencies alone "
+            f"have {self.unigram:,.0f}, and solves no problem: it is no language model, or was "
+            "converted wrongly; compare "
             "it with the original before you train it"
         )
 
 
 @torch.no_grad()
 def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | None:
-    """Return the perplexity of the policy, without its chat template, on the beginnings of TEXTS of the `texts`.
+    """Return the perplexity of the policy, without its chat template, on the beginnings of TEXTS
+    of the `texts`.
 
     A text's first token (the tokenizer's own start token, where it has one) is given. None without
     any text.

@@ -1,4 +1,5 @@
-"""Warm start: a short imitation of right answers, for a policy that earns nothing and so cannot learn from rewards.
+"""Warm start: a short imitation of right answers, for a policy that earns nothing and so cannot
+learn from rewards.
 
 It ends as soon as the policy earns something: at a held-out score of ENOUGH, or at a cost of MOST
 of the run. What it came to is kept apart from what reinforcement then adds.
@@ -20,7 +21,8 @@ MOST = 0.05  # of the tokens that the run is going to learn from
 
 @dataclass
 class WarmStart:
-    """What an imitation came to, e.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[5, 0.1], ...], "...")``.
+    """What an imitation came to, e.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[5, 0.1], ...],
+    "...")``.
 
     `losses` (nats a token) has one entry an update; `looks` pairs of (updates, held-out score),
     from before the first update on.
@@ -42,7 +44,8 @@ class WarmStart:
 
 
 def most_updates(steps: int, completions: int) -> int:
-    """Return how many updates may be made before a run of `steps` with so many `completions` each: MOST of their number.
+    """Return how many updates may be made before a run of `steps` with so many `completions` each:
+    MOST of their number.
 
     Answers count like completions: both are about as long. One look's worth is always allowed.
     """
@@ -55,7 +58,8 @@ def warm_start(
     look: Callable[[], float],
     limit: int,
 ) -> tuple[WarmStart, list[Group]]:
-    """Imitate until the policy earns something; return what it came to, and the answers that were learned from.
+    """Imitate until the policy earns something; return what it came to, and the answers that were
+    learned from.
 
     `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards
     them, `look` returns the policy's held-out score; at most `limit` updates are made.
@@ -77,5 +81,8 @@ def warm_start(
         if made.score >= ENOUGH
         else "its share of the run is spent"
     )
-    made.why = f"held-out score {made.looks[0][1]:.3f} → {made.score:.3f} after {made.updates} updates: {reached}"
+    made.why = (
+        f"held-out score {made.looks[0][1]:.3f} → {made.score:.3f} after {made.updates} "
+        f"updates: {reached}"
+    )
     return made, learned

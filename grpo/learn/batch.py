@@ -1,10 +1,12 @@
-"""Groups to micro-batches: tensors of a bounded number of tokens, cut so that the gradient does not notice.
+"""Groups to micro-batches: tensors of a bounded number of tokens, cut so that the gradient does
+not notice.
 
-The weight of every token is fixed from the whole step (`loss.token_weights`) before anything is cut, so losses and
-gradients of the micro-batches add up to those of the step. The prompt of a group is run once a micro-batch, not
-once a completion.
+The weight of every token is fixed from the whole step (`loss.token_weights`) before anything is
+cut, so losses and gradients of the micro-batches add up to those of the step. The prompt of a
+group is run once a micro-batch, not once a completion.
 
-Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens, M tokens of all rows without padding.
+Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens, M
+tokens of all rows without padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +22,18 @@ from grpo.records import Group
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A grid of P prompts by G completions, completions padded on the right to T tokens; R = P * G."""
+    """A grid of P prompts by G completions, completions padded on the right to T tokens; R = P *
+    G.
+    """
 
     prompts: list[tuple[int, ...]]
     names: list[tuple[int, int]]  # group and sample of each row
     completions: list[tuple[int, ...]]  # the tokens of each row, without padding
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
-    places_M: Tensor  # of the tokens, row after row, in the grid of R * T: to find them by the mask, the host would wait for the GPU
+    # of the tokens, row after row, in the grid of R * T: to find them by the mask, the host would
+    # wait for the GPU
+    places_M: Tensor
     old_RT: Tensor  # log-probabilities under the policy that sampled
     advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
     temperatures_R: Tensor
@@ -47,11 +53,13 @@ def micro_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens` tokens.
+    """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens`
+    tokens.
 
-    Counted are prompts once and completions; 0 means no bound. A group that is too large alone is cut into parts of its rows, a
-    row never is. `kind` and `max_length` (tokens) go to `loss.token_weights`. Of several `ranks` each has a part of the rows, of about as many
-    tokens as the others; the weights are those of the whole step.
+    Counted are prompts once and completions; 0 means no bound. A group that is too large alone is
+    cut into parts of its rows, a row never is. `kind` and `max_length` (tokens) go to
+    `loss.token_weights`. Of several `ranks` each has a part of the rows, of about as many tokens
+    as the others; the weights are those of the whole step.
     """
     lengths = torch.tensor(
         [len(completion.tokens) for group in groups for completion in group.completions]
@@ -91,7 +99,9 @@ def micro_batches(
 
 
 def _share(parts: list, rank: int, ranks: int) -> list:
-    """Return the parts that are this rank's, in order: the largest first, each goes to who has least so far."""
+    """Return the parts that are this rank's, in order: the largest first, each goes to who has
+    least so far.
+    """
     sizes, loads, mine = [_tokens([part]) for part in parts], [0] * ranks, []
     for number in sorted(range(len(parts)), key=lambda i: -sizes[i]):
         least = loads.index(min(loads))

@@ -1,4 +1,5 @@
-"""Imitation: one optimizer step towards right answers, by cross-entropy over their tokens, end tokens included.
+"""Imitation: one optimizer step towards right answers, by cross-entropy over their tokens, end
+tokens included.
 
 It shares batches, packing, log-probabilities and optimizer with the update of GRPO, of which it is
 the case of one answer with advantage 1 and no ratio.
@@ -24,7 +25,8 @@ def imitate(
     micro_tokens: int,
     max_grad_norm: float,
 ) -> dict[str, Any]:
-    """Take one step towards the completions of `groups`, whose advantages are 1; return loss (nats a token) and gradient norm.
+    """Take one step towards the completions of `groups`, whose advantages are 1; return loss (nats
+    a token) and gradient norm.
 
     Of several ranks each takes a part of the answers. Raises FloatingPointError where weights or
     moments are no longer finite.

@@ -1,9 +1,11 @@
-"""Log-probabilities of given tokens and entropies of their distributions, without ever holding all the logits.
+"""Log-probabilities of given tokens and entropies of their distributions, without ever holding all
+the logits.
 
-For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB, and autograd keeps
-several tensors of that size. So the head is applied to `chunk` tokens at a time and applied again in the backward pass
-(gradient checkpointing, arXiv:1604.06174): one or two tensors of chunk x V live at once instead of three of N x V, for
-one more product with the head. On a CPU, where time is dearer than memory, one of N x V is kept if it is small.
+For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB,
+and autograd keeps several tensors of that size. So the head is applied to `chunk` tokens at a time
+and applied again in the backward pass (gradient checkpointing, arXiv:1604.06174): one or two
+tensors of chunk x V live at once instead of three of N x V, for one more product with the head. On
+a CPU, where time is dearer than memory, one of N x V is kept if it is small.
 
 Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
 """
@@ -32,13 +34,15 @@ def token_logprobs(
     chunk: int = 0,
     truncate: Truncate | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,) each.
+    """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
+    each.
 
-    Both are float32 whatever the head's precision (float64 from a float64 head). Gradients flow through the
-    log-probabilities to `hidden_NH` and to the parameters of `head`; the entropy is detached. `head` must act on each
-    token by itself, as a linear layer does, with LoRA or without. `truncate` (top-k, top-p) gets the logits already
-    divided by the temperature and must keep the targets: then log-probability and entropy are of what it leaves.
-    `chunk` 0 is 1,024 on a GPU, and on a CPU as many as keep the logits within its cache.
+    Both are float32 whatever the head's precision (float64 from a float64 head). Gradients flow
+    through the log-probabilities to `hidden_NH` and to the parameters of `head`; the entropy is
+    detached. `head` must act on each token by itself, as a linear layer does, with LoRA or
+    without. `truncate` (top-k, top-p) gets the logits already divided by the temperature and must
+    keep the targets: then log-probability and entropy are of what it leaves. `chunk` 0 is 1,024 on
+    a GPU, and on a CPU as many as keep the logits within its cache.
     """
     if not chunk:
         chunk = (
@@ -203,6 +207,7 @@ def _chunk_logprobs(
         logits_nV = truncate(logits_nV, targets_n)
     all_nV = logits_nV.log_softmax(-1)
     logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
-    # Last, because the recomputation stops at the last tensor that the backward pass needs. entr(p) = -p log p, and
-    # entr(0) = 0, where p * log p would be NaN for what `truncate` excluded.
+    # Last, because the recomputation stops at the last tensor that the backward pass needs.
+    # entr(p) = -p log p, and entr(0) = 0, where p * log p would be NaN for what `truncate`
+    # excluded.
     return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)

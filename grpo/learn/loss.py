@@ -1,25 +1,29 @@
 """The losses: arithmetic on tensors, nothing else.
 
-A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt).  The kinds differ in the weight
-of a row's tokens and in the policy term; q is the ratio exp(logp - old), A the advantage of the row, or
-of the token itself (not for gspo, which has one ratio for them all):
+A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt).  The
+kinds differ in the weight of a row's tokens and in the policy term; q is the ratio exp(logp -
+old), A the advantage of the row, or of the token itself (not for gspo, which has one ratio for
+them all):
 
     kind     weight of a token        policy term, to be minimised         source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
-    bnpo     1 / (all tokens)         the same                             TRL's name for the token-level mean
-    dapo     1 / (all tokens)         the same                             arXiv:2503.14476
-    dr_grpo  1 / (R * max_length)     the same                             arXiv:2503.20783
-    gspo     1 / (R * its length)     the same, q that of the sequence     arXiv:2507.18071, s_i
-    cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp       arXiv:2506.13585
+    bnpo     1 / (all tokens)         the same                             TRL's name for the
+    token-level mean dapo     1 / (all tokens)         the same
+    arXiv:2503.14476 dr_grpo  1 / (R * max_length)     the same
+    arXiv:2503.20783 gspo     1 / (R * its length)     the same, q that of the sequence
+    arXiv:2507.18071, s_i cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp
+    arXiv:2506.13585
 
-with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). So bnpo and dapo are one arithmetic: DAPO is the same mean with
-a larger clip_high (0.28 beside 0.2), which is for the caller to choose, as are GSPO's much narrower bounds (3e-4, 4e-4)
-and CISPO's open lower one (clip_low >= 1). Departures: "all" means all rows of the step (TRL's bnpo: of a micro-batch),
-so that the gradient does not depend on how a step is cut; every kind may have the KL term, inside the same mean, where the
-k3 of a token is multiplied by its ratio (arXiv:2512.02556): at q = 1 that changes no value, but k3 alone has the gradient of the KL the other
-way round, from the reference to the policy.
+with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). So bnpo and dapo are one arithmetic: DAPO
+is the same mean with a larger clip_high (0.28 beside 0.2), which is for the caller to choose, as
+are GSPO's much narrower bounds (3e-4, 4e-4) and CISPO's open lower one (clip_low >= 1).
+Departures: "all" means all rows of the step (TRL's bnpo: of a micro-batch), so that the gradient
+does not depend on how a step is cut; every kind may have the KL term, inside the same mean, where
+the k3 of a token is multiplied by its ratio (arXiv:2512.02556): at q = 1 that changes no value,
+but k3 alone has the gradient of the KL the other way round, from the reference to the policy.
 
-Shapes: R rows (completions), T tokens. Padding is False in `mask_RT`; what stands there, even NaN, has no effect.
+Shapes: R rows (completions), T tokens. Padding is False in `mask_RT`; what stands there, even NaN,
+has no effect.
 """
 
 import torch
@@ -30,10 +34,12 @@ SHAPING = 0.1  # gamma of the shaping of demonstrations, as in the paper
 
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
-    """Return the weight of each token of each row, (R,) float64, from the lengths of *all* rows of the step.
+    """Return the weight of each token of each row, (R,) float64, from the lengths of *all* rows of
+    the step.
 
-    To be called before the first backward pass and cut along with the rows. `max_length` is the completion budget in
-    tokens, which dr_grpo divides by. An empty row has weight 0 and counts in R.
+    To be called before the first backward pass and cut along with the rows. `max_length` is the
+    completion budget in tokens, which dr_grpo divides by. An empty row has weight 0 and counts in
+    R.
     """
     assert kind in LOSSES
     lengths_R = lengths_R.double()
@@ -56,12 +62,14 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the policy term of each token (0 at padding), and which tokens were clipped low and high: (R, T) each.
+    """Return the policy term of each token (0 at padding), and which tokens were clipped low and
+    high: (R, T) each.
 
-    `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no gradient). `advantages` are (R,), one
-    for all tokens of a row, or (R, T), except for gspo. Clipped means
-    that the bound took effect: for cispo wherever the ratio is outside; for the others below with A < 0 and above with
-    A > 0, where the token gets no gradient. In gspo a sequence is clipped as a whole, and all its tokens count.
+    `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no
+    gradient). `advantages` are (R,), one for all tokens of a row, or (R, T), except for gspo.
+    Clipped means that the bound took effect: for cispo wherever the ratio is outside; for the
+    others below with A < 0 and above with A > 0, where the token gets no gradient. In gspo a
+    sequence is clipped as a whole, and all its tokens count.
     """
     assert kind in LOSSES and (advantages.dim() == 1 or kind != "gspo")
     advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
@@ -83,11 +91,13 @@ def policy_loss(
 
 
 def demonstration_loss(logp_RT: Tensor, advantages: Tensor, mask_RT: Tensor) -> Tensor:
-    """Return the loss (R, T) of rows that were not sampled: -f(p) A, f(p) = p / (p + SHAPING), 0 at padding.
+    """Return the loss (R, T) of rows that were not sampled: -f(p) A, f(p) = p / (p + SHAPING), 0
+    at padding.
 
-    The right answer is a sample of a policy that always writes it, so the ratio is the policy's probability p itself, and
-    it is not clipped (LUFFY, arXiv:2504.14945, eq. 6 and 7). Shaped by f, a token that the policy finds unlikely gets a
-    gradient that is up to 1 / SHAPING times larger, and one that it knows gets almost none.
+    The right answer is a sample of a policy that always writes it, so the ratio is the policy's
+    probability p itself, and it is not clipped (LUFFY, arXiv:2504.14945, eq. 6 and 7). Shaped by
+    f, a token that the policy finds unlikely gets a gradient that is up to 1 / SHAPING times
+    larger, and one that it knows gets almost none.
     """
     advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
     p_RT = _zero_padding(logp_RT, mask_RT).exp()
@@ -95,10 +105,11 @@ def demonstration_loss(logp_RT: Tensor, advantages: Tensor, mask_RT: Tensor) -> 
 
 
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref - logp.
+    """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref
+    - logp.
 
-    Never negative, and unbiased for tokens drawn from the policy itself; its gradient is not that of the KL, see above. Source: Schulman,
-    http://joschu.net/blog/kl-approx.html.
+    Never negative, and unbiased for tokens drawn from the policy itself; its gradient is not that
+    of the KL, see above. Source: Schulman, http://joschu.net/blog/kl-approx.html.
     """
     difference_RT = ref_RT - logp_RT
     return difference_RT.exp() - difference_RT - 1
@@ -122,10 +133,11 @@ def step_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
-    `advantages` are those of `policy_loss`. `weights_R` are these rows' share of `token_weights`: the losses (and gradients, and sums)
-    of all micro-batches add up to those of the step. `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
-    device, without gradient: "tokens", "clipped_low", "clipped_high" (counts), "kl" where `ref_RT` is given, "entropy"
-    where `entropy_RT` is given (nats).
+    `advantages` are those of `policy_loss`. `weights_R` are these rows' share of `token_weights`:
+    the losses (and gradients, and sums) of all micro-batches add up to those of the step.
+    `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
+    device, without gradient: "tokens", "clipped_low", "clipped_high" (counts), "kl" where `ref_RT`
+    is given, "entropy" where `entropy_RT` is given (nats).
     """
     assert beta == 0 or ref_RT is not None
     loss_RT, low_RT, high_RT = policy_loss(
@@ -155,5 +167,7 @@ def _log_ratio(logp_RT: Tensor, old_RT: Tensor, mask_RT: Tensor) -> Tensor:
 
 
 def _zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    """Select, not multiply: NaN * 0 is NaN, and before the arithmetic, so that no NaN enters the gradient either."""
+    """Select, not multiply: NaN * 0 is NaN, and before the arithmetic, so that no NaN enters the
+    gradient either.
+    """
     return torch.where(mask_RT, x_RT, 0.0)

@@ -1,12 +1,16 @@
-"""The optimizer and what it holds: float32 masters of the weights, their moments, the sums of the gradients; all of it on each rank, or shared out.
+"""The optimizer and what it holds: float32 masters of the weights, their moments, the sums of the
+gradients; all of it on each rank, or shared out.
 
-A weight in bfloat16 has three digits, and a step of a hundred-thousandth is lost on it. So each weight that is trained in bfloat16 has a master in
-float32, on which the steps are taken, and its gradients are added up over the micro-batches in float32 (arXiv:1710.03740). A float32 weight is its own
-master. That is 4 bytes a weight for the master, 8 for the moments (2 by `adamw8bit`, arXiv:2110.02861) and, in the update, 4 for the sum.
+A weight in bfloat16 has three digits, and a step of a hundred-thousandth is lost on it. So each
+weight that is trained in bfloat16 has a master in float32, on which the steps are taken, and its
+gradients are added up over the micro-batches in float32 (arXiv:1710.03740). A float32 weight is
+its own master. That is 4 bytes a weight for the master, 8 for the moments (2 by `adamw8bit`,
+arXiv:2110.02861) and, in the update, 4 for the sum.
 
-With `shard` each rank holds masters and moments of its part of each weight's rows alone, cut as FSDP2 cuts them, and steps on these; its part of the
-gradients' sum comes by reduce-scatter, the new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every token that is
-sampled reads them all.
+With `shard` each rank holds masters and moments of its part of each weight's rows alone, cut as
+FSDP2 cuts them, and steps on these; its part of the gradients' sum comes by reduce-scatter, the
+new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every
+token that is sampled reads them all.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +30,9 @@ OPTIMIZERS = tuple(STATE)
 def maker(
     kind: str, *, rate: float, weight_decay: float
 ) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Return what makes the optimizer that is called `kind`. Raises UserError where its package is missing."""
+    """Return what makes the optimizer that is called `kind`. Raises UserError where its package is
+    missing.
+    """
     settings = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
         return partial(torch.optim.AdamW, fused=True, **settings)
@@ -38,15 +44,18 @@ def maker(
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     """Return the learning rate of a model whose hidden states have so many numbers.
 
-    Measured on SmolLM2-135M (576) alone, see runs/LOG.md: 1e-3 under LoRA, 1e-4 for all weights. Wider models get less by the
-    exponent that Thinking Machines fitted to the Llama family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams),
-    whose formula gives 1.3e-3 at 576; narrower ones no more.
+    Measured on SmolLM2-135M (576) alone, see runs/LOG.md: 1e-3 under LoRA, 1e-4 for all weights.
+    Wider models get less by the exponent that Thinking Machines fitted to the Llama family
+    (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams), whose formula
+    gives 1.3e-3 at 576; narrower ones no more.
     """
     return (1e-3 if is_lora else 1e-4) * min(1.0, 576 / hidden_size) ** 0.781
 
 
 class Optimizer:
-    """Steps on `weights` by the optimizer that `make` returns for their masters. Of several `ranks` all do the same, or with `shard` each its part."""
+    """Steps on `weights` by the optimizer that `make` returns for their masters. Of several
+    `ranks` all do the same, or with `shard` each its part.
+    """
 
     def __init__(
         self,
@@ -67,7 +76,8 @@ class Optimizer:
         self.inner = make(self.masters)
         self.sums: dict[
             int, Tensor
-        ] = {}  # of the gradients of bfloat16 weights in the update under way, by number of the weight
+            # of the gradients of bfloat16 weights in the update under way, by number of the weight
+        ] = {}
         for number, weight in enumerate(self.weights):
             if weight.dtype != _wide(weight):
                 weight.register_post_accumulate_grad_hook(partial(self._sum, number))
@@ -84,7 +94,9 @@ class Optimizer:
             weight.grad = None
 
     def collect(self, max_norm: float) -> float:
-        """Bring the gradients of all backward passes and ranks to the masters, clipped to `max_norm` (0: not); return their norm before that."""
+        """Bring the gradients of all backward passes and ranks to the masters, clipped to
+        `max_norm` (0: not); return their norm before that.
+        """
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             total = self.sums.pop(number, weight.grad)
             if total is None and self.ranks.size > 1:
@@ -109,7 +121,9 @@ class Optimizer:
         self._publish()
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:
-        """Return what the steps change, by the number of the weight and "weight" or the name of its moment."""
+        """Return what the steps change, by the number of the weight and "weight" or the name of
+        its moment.
+        """
         found = {(number, "weight"): weight for number, weight in enumerate(self.weights)}
         for number, master in enumerate(self.masters):
             for name, value in self.inner.state.get(master, {}).items():
@@ -126,10 +140,11 @@ class Optimizer:
                 weight.copy_(self.ranks.whole(part, len(weight)) if self.is_shared else part)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "state" (by number of the weight, whole tensors, "master" among them where the weight is none) and "param_groups".
+        """Return "state" (by number of the weight, whole tensors, "master" among them where the
+        weight is none) and "param_groups".
 
-        Every rank calls it. The tensors are the optimizer's own, which the next step changes; with `shard` they are copies,
-        which only the first rank is told.
+        Every rank calls it. The tensors are the optimizer's own, which the next step changes; with
+        `shard` they are copies, which only the first rank is told.
         """
         state = {
             number: dict(self.inner.state[master])
@@ -149,7 +164,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]):
-        """Go on from what `state_dict` returned, of each tensor with rows only `rows` of its weight."""
+        """Go on from what `state_dict` returned, of each tensor with rows only `rows` of its
+        weight.
+        """
         state = {number: dict(entry) for number, entry in saved["state"].items()}
         for number, master in enumerate(self.masters):
             if number in state and "master" in state[number]:
@@ -168,7 +185,9 @@ class Optimizer:
         return not self.is_shared and weight.dtype == _wide(weight)
 
     def _sum(self, number: int, weight: Tensor):
-        """Add a gradient that a backward pass has left to the sum, and give its memory back at once."""
+        """Add a gradient that a backward pass has left to the sum, and give its memory back at
+        once.
+        """
         if number in self.sums:
             self.sums[number].add_(weight.grad)
         else:

@@ -24,11 +24,13 @@ from grpo.records import Group
 def completion_logprobs(
     policy: Policy, batch: MicroBatch, truncate: Callable | None = None, packing=None
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T), 0 at padding.
+    """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T),
+    0 at padding.
 
     `packing` is that of the batch by `Policy.pack`, where it has been made already.
 
-    The last token of the prompt predicts the first of the completion; the completion's last predicts nothing.
+    The last token of the prompt predicts the first of the completion; the completion's last
+    predicts nothing.
     """
     (R, T), places_M = batch.tokens_RT.shape, batch.places_M
     hidden_MH = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
@@ -62,23 +64,30 @@ def update(
     parity_limit: float = 0.0,
     before: dict[tuple[int, int], Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Take one optimizer step on `groups` (advantages filled in); return means over the step's tokens.
+    """Take one optimizer step on `groups` (advantages filled in); return means over the step's
+    tokens.
 
-    Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`), "entropy" (nats),
-    "clip_ratio/low", "clip_ratio/high", and of policy against sampler, which on the first pass over a rollout is rounding alone,
-    "parity/max_abs_logprob_diff", "parity/kl" and "parity/worst", the three tokens that differ most.
+    Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`),
+    "entropy" (nats), "clip_ratio/low", "clip_ratio/high", and of policy against sampler, which on
+    the first pass over a rollout is rounding alone, "parity/max_abs_logprob_diff", "parity/kl" and
+    "parity/worst", the three tokens that differ most.
 
-    With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in the first pass, and its tokens are
-    weighed by the truncated ratio of that to the sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl); `before`
-    then holds the first pass's log-probabilities by completion: an empty one is filled, and used by later passes.
-    Of several ranks (the optimizer's) each takes a part of the completions; the gradients and the figures are those of all.
+    With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in
+    the first pass, and its tokens are weighed by the truncated ratio of that to the sampler, min(p
+    / q, limit) (https://fengyao.notion.site/off-policy-rl); `before` then holds the first pass's
+    log-probabilities by completion: an empty one is filled, and used by later passes. Of several
+    ranks (the optimizer's) each takes a part of the completions; the gradients and the figures are
+    those of all.
 
-    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or parity beyond `parity_limit`; and after it,
-    before anything is written, when the step has left a weight or a moment that is not finite.
+    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or
+    parity beyond `parity_limit`; and after it, before anything is written, when the step has left
+    a weight or a moment that is not finite.
     """
     ranks = optimizer.ranks
     optimizer.clear()
-    seen = []  # what each micro-batch came to, on the device: the host has them all under way before it waits for the first
+    # what each micro-batch came to, on the device: the host has them all under way before it waits
+    # for the first
+    seen = []
     for batch in micro_batches(
         groups,
         kind,
@@ -124,7 +133,8 @@ def update(
             raise FloatingPointError(f"the {name} is {value}")
     if parity_limit and parity > parity_limit:
         raise FloatingPointError(
-            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and --parity-limit "
+            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and "
+            "--parity-limit "
             f"is {parity_limit:g}"
         )
     optimizer.step()
@@ -144,7 +154,9 @@ def update(
 
 
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an update changes by name: each trained weight as the model calls it, and its moments."""
+    """Return what an update changes by name: each trained weight as the model calls it, and its
+    moments.
+    """
     names = {id(weight): name for name, weight in policy.model.named_parameters()}
     return {
         names[id(optimizer.weights[number])] + ("" if kind == "weight" else f" ({kind})"): tensor
@@ -155,7 +167,9 @@ def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 def _figures(
     seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]],
 ) -> tuple[float, dict[str, float], float, list]:
-    """Return the loss, the sums over tokens, the largest difference between sampler and trainer, and the worst tokens of all micro-batches."""
+    """Return the loss, the sums over tokens, the largest difference between sampler and trainer,
+    and the worst tokens of all micro-batches.
+    """
     total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
     for batch, loss, parts, logp_RT in seen:
         total += loss.item()
@@ -189,7 +203,9 @@ def _by_difference(token: dict[str, Any]) -> float:
 
 
 def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
-    """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of `logp_RT` where it has none yet."""
+    """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of
+    `logp_RT` where it has none yet.
+    """
     rows = [
         before.setdefault(name, row[: len(tokens)])
         for name, row, tokens in zip(batch.names, logp_RT, batch.completions)
@@ -200,7 +216,9 @@ def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
 def _worst_tokens(
     batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor
 ) -> list[dict[str, Any]]:
-    """Return the three tokens on which sampler and trainer differ most: where, which, and both log-probabilities."""
+    """Return the three tokens on which sampler and trainer differ most: where, which, and both
+    log-probabilities.
+    """
     places = difference_RT.abs().flatten().topk(min(3, difference_RT.numel())).indices.tolist()
     found = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):

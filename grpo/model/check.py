@@ -1,13 +1,17 @@
-"""Compare our forward passes with the unmodified model's, when a model is loaded, and choose the fastest that agrees.
+"""Compare our forward passes with the unmodified model's, when a model is loaded, and choose the
+fastest that agrees.
 
-A `transformers` model can be run in three ways, fastest first: by the *lean* forward pass (`model.llama`), with prompts
-*shared* between completions (`model.prefix_cache`, `model.packed_attention`), and *plain*, every token again (`model.fallback`). Which of
-them is right cannot be read from an architecture's name: some layers keep a state beside keys and values, some attention
-functions take arguments that change the result. So each way is tried on a few short sequences, as the rollout runs the model
-and as the update does, and its log-probabilities are compared with those of the model's own forward pass: its own attention,
-one sequence at a time, no padding. A model for which no way is right is refused.
+A `transformers` model can be run in three ways, fastest first: by the *lean* forward pass
+(`model.llama`), with prompts *shared* between completions (`model.prefix_cache`,
+`model.packed_attention`), and *plain*, every token again (`model.fallback`). Which of them is
+right cannot be read from an architecture's name: some layers keep a state beside keys and values,
+some attention functions take arguments that change the result. So each way is tried on a few short
+sequences, as the rollout runs the model and as the update does, and its log-probabilities are
+compared with those of the model's own forward pass: its own attention, one sequence at a time, no
+padding. A model for which no way is right is refused.
 
-Shapes: P prompts, C completions, R rows of the rollout, T tokens, N tokens compared, H hidden size, V vocabulary.
+Shapes: P prompts, C completions, R rows of the rollout, T tokens, N tokens compared, H hidden
+size, V vocabulary.
 """
 
 import warnings
@@ -26,8 +30,9 @@ from tasks.base import UserError
 Path = Literal["lean", "shared", "plain"]
 PATHS: tuple[Path, ...] = ("lean", "shared", "plain")
 
-# By how many nats the log-probabilities of a token's place may differ in float32, in the mean over the vocabulary. Rounding comes to
-# 1e-5 at most in a model of 30 layers, a mechanism that is missing to 1e-3 and more (runs/LOG.md, 2026-11-23).
+# By how many nats the log-probabilities of a token's place may differ in float32, in the mean over
+# the vocabulary. Rounding comes to 1e-5 at most in a model of 30 layers, a mechanism that is
+# missing to 1e-3 and more (runs/LOG.md, 2026-11-23).
 EXACT = 1e-4
 
 # The same for bfloat16, float16 and quantised models, as a share of the mean deviation of the
@@ -36,10 +41,11 @@ EXACT = 1e-4
 # much: where rounding makes a router take another expert.
 ROUGH = 0.1
 
-# Rounding grows with depth and width in a model of random weights: beyond 0.1 in one of the shape of
-# Llama-3.2-3B. So where the difference is larger than ROUGH it is held against the model's own: that
-# between two of its attention implementations, which compute the same. Ours is 0.9 to 1.2 times that
-# (random models of 4 to 48 layers). A difference of MISSING is never taken for rounding.
+# Rounding grows with depth and width in a model of random weights: beyond 0.1 in one of the shape
+# of Llama-3.2-3B. So where the difference is larger than ROUGH it is held against the model's own:
+# that between two of its attention implementations, which compute the same. Ours is 0.9 to 1.2
+# times that (random models of 4 to 48 layers). A difference of MISSING is never taken for
+# rounding.
 OWN_ROUNDINGS = 2.0
 MISSING = 0.2
 
@@ -49,7 +55,9 @@ CAPPED = (
 
 
 class Runner(Protocol):
-    """What runs a model: a `grpo.model.policy.Policy`, whose `path`, `lean` and `logit_scale` are found here."""
+    """What runs a model: a `grpo.model.policy.Policy`, whose `path`, `lean` and `logit_scale` are
+    found here.
+    """
 
     name: str
     path: Path
@@ -75,7 +83,9 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids: two prompts of different length, and two completions of each that begin with the same token."""
+    """Token ids: two prompts of different length, and two completions of each that begin with the
+    same token.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     completions: tuple[tuple[int, ...], ...]
@@ -86,8 +96,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """One pass of the rollout over completions `rows`, of which `filled` tokens have been read: `length` tokens of each, the first
-    `accepted` of which are right; the others are rejected drafts."""
+    """One pass of the rollout over completions `rows`, of which `filled` tokens have been read:
+    `length` tokens of each, the first `accepted` of which are right; the others are rejected
+    drafts.
+    """
 
     rows: tuple[int, ...]
     filled: tuple[int, ...]
@@ -95,7 +107,8 @@ class RolloutStep:
     accepted: tuple[int, ...]
 
 
-# One row a prompt at first; then the completions diverge; drafts are accepted in part; completion 2 ends, and a row is dropped.
+# One row a prompt at first; then the completions diverge; drafts are accepted in part; completion
+# 2 ends, and a row is dropped.
 ROLLOUT = (
     RolloutStep(rows=(0, 2), filled=(0, 0), length=1, accepted=(1, 1)),
     RolloutStep(rows=(0, 1, 2, 3), filled=(1, 1, 1, 1), length=3, accepted=(3, 2, 1, 3)),
@@ -149,8 +162,9 @@ def choose_path(policy: Runner):
             if difference <= tolerance(model):
                 return
             if difference < MISSING and _is_rough(model):
-                if difference <= OWN_ROUNDINGS * _own_rounding(policy, probe, expected, own):
-                    _take(policy, path, own)
+                rounding = _own_rounding(policy, probe, expected, own)
+                _take(policy, path, own)
+                if difference <= OWN_ROUNDINGS * rounding:
                     return
             problem = f"its log-probabilities differ from ours by {difference:.1g}"
         if path == "lean":
@@ -189,7 +203,9 @@ def _is_rough(model) -> bool:
 
 
 def _take(policy: Runner, path: Path, own: str) -> bool:
-    """Set `policy` to this path; return whether the model has it. `own` is the model's own attention."""
+    """Set `policy` to this path; return whether the model has it. `own` is the model's own
+    attention.
+    """
     model = policy.causal
     policy.path, policy.lean = path, None
     if path == "plain":
@@ -204,10 +220,11 @@ def _take(policy: Runner, path: Path, own: str) -> bool:
 
 
 def _own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
-    """Return the log-probabilities of the unmodified model for each completion: of its first token ... of what follows its last,
-    (T + 1, V). Sets the policy's `logit_scale`.
+    """Return the log-probabilities of the unmodified model for each completion: of its first token
+    ... of what follows its last, (T + 1, V). Sets the policy's `logit_scale`.
 
-    Raises UserError where it cannot be run on token ids, its numbers are not finite, or its logits are capped.
+    Raises UserError where it cannot be run on token ids, its numbers are not finite, or its logits
+    are capped.
     """
     model, seen, logprobs = policy.causal, {}, []
 
@@ -235,7 +252,8 @@ def _own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
 
     if any(each.isnan().any() for each in logprobs):
         raise UserError(
-            f"--model {policy.name}: its logits are not finite: the weights are damaged; give those of an earlier checkpoint, or a fresh copy"
+            f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
+            "those of an earlier checkpoint, or a fresh copy"
         )
     if seen.get("hidden") is not None and "input" in seen:
         before = _factor(seen["input"], seen["hidden"], _is_rough(model))
@@ -251,7 +269,9 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _factor(whole: Tensor, part: Tensor, is_rough: bool) -> float | None:
-    """Return the constant by which `part` was multiplied to give `whole`, or None where no constant explains it."""
+    """Return the constant by which `part` was multiplied to give `whole`, or None where no
+    constant explains it.
+    """
     if whole is part:
         return 1.0
     if whole.shape != part.shape:
@@ -265,15 +285,19 @@ def _factor(whole: Tensor, part: Tensor, is_rough: bool) -> float | None:
 
 
 def _difference(policy: Runner, probe: Probe, expected: list[Tensor]) -> float:
-    """Return by how much the log-probabilities differ from `expected`, those of the rollout or those of the update, whichever differ more."""
+    """Return by how much the log-probabilities differ from `expected`, those of the rollout or
+    those of the update, whichever differ more.
+    """
     pairs = (_rolled_out(policy, probe, expected), _updated(policy, probe, expected))
     differences = [_between(*pair, _is_rough(policy.causal)) for pair in pairs]
     return torch.tensor(differences).max().item()  # NaN if one is
 
 
 def _between(found_NV: Tensor, expected_NV: Tensor, is_rough: bool) -> float:
-    """Return the mean absolute difference over the vocabulary, in nats, at the worst place; where rounding is not small, as a share of
-    the mean deviation of the expected ones, at the median of the places."""
+    """Return the mean absolute difference over the vocabulary, in nats, at the worst place; where
+    rounding is not small, as a share of the mean deviation of the expected ones, at the median of
+    the places.
+    """
     # A token that can never come has -inf on both sides.
     apart_NV = torch.where(found_NV == expected_NV, 0.0, (found_NV - expected_NV).abs())
     apart_N = apart_NV.mean(-1)
@@ -285,7 +309,9 @@ def _between(found_NV: Tensor, expected_NV: Tensor, is_rough: bool) -> float:
 
 
 def _rolled_out(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (N, V) as the sampler runs the model, see ROLLOUT, and the expected ones."""
+    """Return log-probabilities (N, V) as the sampler runs the model, see ROLLOUT, and the expected
+    ones.
+    """
     hidden_PH, cache = policy.prefill(probe.prompts)
     cache.allot(len(probe.prompts), max(map(len, probe.completions)) + 2)
     found, wanted = [hidden_PH], [expected[0][0], expected[2][0]]
@@ -305,13 +331,17 @@ def _rolled_out(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[T
 
 
 def _updated(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (N, V) as the update runs the model, all sequences packed, and the expected ones."""
+    """Return log-probabilities (N, V) as the update runs the model, all sequences packed, and the
+    expected ones.
+    """
     hidden_NH = policy.predict(policy.pack(probe.prompts, probe.completions))
     return _logprobs(policy.head(hidden_NH)), torch.cat([each[:-1] for each in expected])
 
 
 def _mechanism(policy: Runner, probe: Probe) -> str:
-    """Return what it is about the model that no path has, found by running it by itself; "" where none of the known reasons holds."""
+    """Return what it is about the model that no path has, found by running it by itself; "" where
+    none of the known reasons holds.
+    """
     model = policy.causal
     if getattr(model.config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
@@ -339,7 +369,8 @@ def _mechanism(policy: Runner, probe: Probe) -> str:
 
 def _refusal(policy: Runner, reason: str) -> UserError:
     return UserError(
-        f"--model {policy.name}: {type(policy.causal).__name__} is not supported: {reason}; give a model of another architecture"
+        f"--model {policy.name}: {type(policy.causal).__name__} is not supported: {reason}; give a "
+        "model of another architecture"
     )
 
 

@@ -1,7 +1,8 @@
 """From texts to tokens: prompts by the chat template, targets and drafts.
 
-Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat template alone. What stands
-in a turn is text, "<|end|>" too: it is encoded as the characters that it consists of, as the policy would have to write it.
+Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat
+template alone. What stands in a turn is text, "<|end|>" too: it is encoded as the characters that
+it consists of, as the policy would have to write it.
 """
 
 import re
@@ -22,7 +23,9 @@ MARKS = tuple(map(chr, range(0xE000, 0xE010)))  # of private use, so in no text 
 
 
 class Controls(NamedTuple):
-    """The control tokens of a tokenizer: what finds their texts (None: there are none), and their ids."""
+    """The control tokens of a tokenizer: what finds their texts (None: there are none), and their
+    ids.
+    """
 
     pattern: re.Pattern[str] | None
     ids: frozenset[int]
@@ -53,10 +56,11 @@ def prompt_tokens(
     template: str | None,
     arguments: TemplateArguments = MappingProxyType({}),
 ) -> tuple[int, ...]:
-    """Return the token ids of `turns` by the chat `template`, called with its `arguments`, up to where the answer begins.
+    """Return the token ids of `turns` by the chat `template`, called with its `arguments`, up to
+    where the answer begins.
 
-    Without a template each turn is a line of text. Raises UserError where a turn holds the text of a control token, and
-    the tokenizer cannot tell where its tokens stand.
+    Without a template each turn is a line of text. Raises UserError where a turn holds the text of
+    a control token, and the tokenizer cannot tell where its tokens stand.
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
@@ -73,11 +77,13 @@ def prompt_tokens(
         text = render(tokenizer, turns, template, arguments)
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
-    # The template sees a stand-in for each text of a control token, so that the control tokens of the rendered text are the
-    # template's own. Between them lie runs of plain text, and those with stand-ins are encoded once more, without.
+    # The template sees a stand-in for each text of a control token, so that the control tokens of
+    # the rendered text are the template's own. Between them lie runs of plain text, and those with
+    # stand-ins are encoded once more, without.
     if not tokenizer.is_fast:
         raise UserError(
-            f"the prompt holds {sorted(found)[0]!r}, a control token of this model, whose tokenizer cannot encode it as text"
+            f"the prompt holds {sorted(found)[0]!r}, a control token of this model, whose "
+            "tokenizer cannot encode it as text"
         )
     mark = next(mark for mark in MARKS if not any(mark in said for said in texts))
     stand_ins = {text: f"{mark}{i}{mark}" for i, text in enumerate(sorted(found))}
@@ -132,7 +138,9 @@ def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int], str]]:
-    """Return the token ids of `text` in runs of control tokens and of others, each with its part of the text ("" for control tokens)."""
+    """Return the token ids of `text` in runs of control tokens and of others, each with its part
+    of the text ("" for control tokens).
+    """
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     places = zip(encoding.input_ids, encoding.offset_mapping, strict=True)
     groups = [
@@ -146,7 +154,8 @@ def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int
             start = run[-1][1][1]
             runs.append((ids, ""))
         else:
-            # Up to the next control token, because some tokenizers leave blanks out of the places of their tokens.
+            # Up to the next control token, because some tokenizers leave blanks out of the places
+            # of their tokens.
             is_last = number + 1 == len(groups)
             end = len(text) if is_last else groups[number + 1][1][0][1][0]
             runs.append((ids, text[start:end]))
@@ -154,10 +163,11 @@ def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int
 
 
 def _plain_run(tokenizer, run: str, like: str, like_ids: list[int]) -> list[int]:
-    """Return the tokens of `run`, encoded as `like` was, which has the tokens `like_ids` where it stands.
+    """Return the tokens of `run`, encoded as `like` was, which has the tokens `like_ids` where it
+    stands.
 
-    Some tokenizers put a space before a text, but not before what follows a control token. So the run is encoded behind
-    the first anchor that gives `like` the tokens that it has.
+    Some tokenizers put a space before a text, but not before what follows a control token. So the
+    run is encoded behind the first anchor that gives `like` the tokens that it has.
     """
     for anchor in ANCHORS:
         before, same, wanted = plain_tokens(tokenizer, [anchor, anchor + like, anchor + run])

@@ -1,8 +1,9 @@
 """Which token ends an answer.
 
-A model's files name its end tokens, and its chat template shows one: the control token that it writes after an
-assistant's turn. The two may differ. Base models with a chat template name the end of a document, and the GGUF reader
-of `transformers` takes the first token of a turn for the last one. The template is right: the model was trained on it.
+A model's files name its end tokens, and its chat template shows one: the control token that it
+writes after an assistant's turn. The two may differ. Base models with a chat template name the end
+of a document, and the GGUF reader of `transformers` takes the first token of a turn for the last
+one. The template is right: the model was trained on it.
 """
 
 from jinja2.exceptions import TemplateError
@@ -16,7 +17,8 @@ ANSWER = "This"  # one plain word, which no template changes
 def end_of_turn(tokenizer) -> int | None:
     """Return the control token that the chat template writes after an assistant's answer.
 
-    None where there is no template, where it takes no assistant's turn, or where plain text follows the answer.
+    None where there is no template, where it takes no assistant's turn, or where plain text
+    follows the answer.
     """
     pattern = controls_of(tokenizer).pattern
     if not tokenizer.chat_template or pattern is None:

@@ -1,7 +1,9 @@
-"""The fallback for models that do not pass attention arguments on (see `cache`): no keys are kept, every token is run again.
+"""The fallback for models that do not pass attention arguments on (see `cache`): no keys are kept,
+every token is run again.
 
-Slow, but the same tokens and gradients: prompt and completion stand in a row without a gap, padded on the right, so
-causal attention alone is right for every architecture. `PlainPrompt` has the verbs of `cache.SharedPrompt`.
+Slow, but the same tokens and gradients: prompt and completion stand in a row without a gap, padded
+on the right, so causal attention alone is right for every architecture. `PlainPrompt` has the
+verbs of `cache.SharedPrompt`.
 
 Shapes: P prompts, R rows, as many for each prompt, in order, L prompt tokens, T new tokens.
 """
@@ -10,8 +12,9 @@ import torch
 
 
 class PlainPrompt:
-    """The tokens of `P` prompts, and of the rows that follow them. A rollout remembers what is appended; from `allot` on, each row has
-    its prompt for itself."""
+    """The tokens of `P` prompts, and of the rows that follow them. A rollout remembers what is
+    appended; from `allot` on, each row has its prompt for itself.
+    """
 
     def __init__(self, lengths_P: torch.Tensor, tokens_PL: torch.Tensor):
         self.lengths_P, self.tokens_PL = lengths_P, tokens_PL
@@ -28,7 +31,9 @@ class PlainPrompt:
         self.own_RT = self.lengths_P.new_zeros(rows, room)
 
     def sequences(self, tokens_RT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append tokens; return whole sequences, padded on the right, and the places (R, T) of those tokens in them."""
+        """Append tokens; return whole sequences, padded on the right, and the places (R, T) of
+        those tokens in them.
+        """
         R, T = tokens_RT.shape
         rows = R // len(self.lengths_P)
         offsets_RT = torch.arange(T, device=tokens_RT.device).expand(R, T)

@@ -1,7 +1,8 @@
-"""Whether weights and the optimizer's moments are finite, which is asked after every step and every load.
+"""Whether weights and the optimizer's moments are finite, which is asked after every step and
+every load.
 
-An optimizer can turn a finite gradient into a weight that is NaN, or square it to an infinite second
-moment that freezes the weight for good. Neither shows in the loss of that step.
+An optimizer can turn a finite gradient into a weight that is NaN, or square it to an infinite
+second moment that freezes the weight for good. Neither shows in the loss of that step.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,11 @@ from tasks.base import UserError
 
 
 def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
-    """Raise FloatingPointError, on all ranks alike, where one of the named `tensors` is not finite on some rank.
+    """Raise FloatingPointError, on all ranks alike, where one of the named `tensors` is not finite
+    on some rank.
 
-    The screen is one fused norm: a NaN or an infinity anywhere makes it NaN or infinite. So do finite
-    numbers above 1e19, whose squares overflow; then each tensor is looked at by itself.
+    The screen is one fused norm: a NaN or an infinity anywhere makes it NaN or infinite. So do
+    finite numbers above 1e19, whose squares overflow; then each tensor is looked at by itself.
     """
     norm = _norm(tensors)
     ranks.add([norm])
@@ -32,18 +34,23 @@ def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
 
 
 def check_loaded(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError where one of the named `tensors`, which were read from `where`, is not finite."""
+    """Raise UserError where one of the named `tensors`, which were read from `where`, is not
+    finite.
+    """
     if bool(_norm(tensors).isfinite()):
         return
 
     if faults := _faults(tensors):
         raise UserError(
-            f"{where}: {_first_of(faults)}; the file is damaged: give another model, or an earlier checkpoint"
+            f"{where}: {_first_of(faults)}; the file is damaged: give another model, or an earlier "
+            "checkpoint"
         )
 
 
 def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the norm of all numbers of the floating-point `tensors`, a float32 tensor without dimensions."""
+    """Return the norm of all numbers of the floating-point `tensors`, a float32 tensor without
+    dimensions.
+    """
     floating = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
     return torch.nn.utils.get_total_norm(floating).float()
 

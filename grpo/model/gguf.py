@@ -1,4 +1,5 @@
-"""Models in one GGUF file: what `from_pretrained` is told of them, and what is put right in what it returns.
+"""Models in one GGUF file: what `from_pretrained` is told of them, and what is put right in what
+it returns.
 
 `transformers` reads the file (extra `gguf`). The weights are dequantised while they are loaded, so
 that the result is an ordinary model: it can be trained, saved in Hugging Face layout, and loaded
@@ -36,7 +37,9 @@ def check_file(source: str) -> None:
 
 
 def place_of(source: str) -> tuple[str, dict[str, str]]:
-    """Return what `from_pretrained` is given: a directory or hub id, and of a GGUF file its name there."""
+    """Return what `from_pretrained` is given: a directory or hub id, and of a GGUF file its name
+    there.
+    """
     if not is_gguf(source):
         return source, {}
     path = Path(source)
@@ -45,7 +48,8 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Within this context a GGUF file is read: without a bar of progress, which no setting turns off.
+    """Within this context a GGUF file is read: without a bar of progress, which no setting turns
+    off.
 
     Raises ValueError for whatever else its readers, in Python and Rust, raise on a damaged file.
     """
@@ -59,12 +63,16 @@ def reading() -> Iterator[None]:
 
 
 def unpacking() -> dict[str, Any]:
-    """Return the keywords that have the weights dequantised, on a GPU too, where they would stay in their blocks."""
+    """Return the keywords that have the weights dequantised, on a GPU too, where they would stay
+    in their blocks.
+    """
     return {"quantization_config": transformers.GgufConfig(dequantize=True)}
 
 
 def name_model(model, source: str) -> None:
-    """Let `model` be named after its file: an adapter's `base_model_name_or_path` is taken from there."""
+    """Let `model` be named after its file: an adapter's `base_model_name_or_path` is taken from
+    there.
+    """
     model.name_or_path = model.config.name_or_path = source
     vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a place
 
@@ -85,6 +93,7 @@ def correct_end(tokenizer, source: str) -> str:
 
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     return (
-        f"--model {source}: its end token is read as {name_of(tokenizer, read)}; {why} ends an answer with "
+        f"--model {source}: its end token is read as {name_of(tokenizer, read)}; {why} ends an "
+        "answer with "
         f"{name_of(tokenizer, end)}, which is used"
     )

@@ -1,6 +1,8 @@
-"""Triton kernels of the update: one program a token, or a token and a block of columns, unless something else is said.
+"""Triton kernels of the update: one program a token, or a token and a block of columns, unless
+something else is said.
 
-Shapes: M tokens, N hidden size, H and K heads of size D, F inner size, V vocabulary. Sums are float32.
+Shapes: M tokens, N hidden size, H and K heads of size D, F inner size, V vocabulary. Sums are
+float32.
 """
 
 import triton
@@ -162,7 +164,9 @@ def join(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One softmax of two parts (Hydragen, arXiv:2402.05099), given their log-sum-exps, of strides m and h."""
+    """One softmax of two parts (Hydragen, arXiv:2402.05099), given their log-sum-exps, of strides
+    m and h.
+    """
     m, h, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     real = h < H
     a = tl.load(one_lse + m * one_m + h * one_h, mask=real, other=0.0)
@@ -181,7 +185,9 @@ def join(
 
 @triton.jit
 def logprobs(logits_MV, target_M, heat_M, logprob_M, entropy_M, lse_M, V, BLOCK: tl.constexpr):
-    """Of softmax(logits / heat): the log-probability of the target, the entropy, and the log of the sum of exponentials."""
+    """Of softmax(logits / heat): the log-probability of the target, the entropy, and the log of
+    the sum of exponentials.
+    """
     m = tl.program_id(0).to(tl.int64)
     heat = tl.load(heat_M + m)
     v = tl.arange(0, BLOCK)

@@ -1,8 +1,10 @@
-"""The forward pass of a Llama-like model in few operations, each with its gradient by hand; for any device, rollout and update alike.
+"""The forward pass of a Llama-like model in few operations, each with its gradient by hand; for
+any device, rollout and update alike.
 
-The arithmetic is that of the `transformers` model, whose weights it uses, up to the order of rounding; of other models nothing is
-changed. `peft` computes an adapter in float32 beside a bfloat16 layer, with a copy of the input and four passes over the output; here
-its products are in the layer's precision.
+The arithmetic is that of the `transformers` model, whose weights it uses, up to the order of
+rounding; of other models nothing is changed. `peft` computes an adapter in float32 beside a
+bfloat16 layer, with a copy of the input and four passes over the output; here its products are in
+the layer's precision.
 """
 
 import warnings
@@ -19,7 +21,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Block:
-    """One layer: its norms, its attention's module (for its norms of queries and keys, where it has any), its joined products."""
+    """One layer: its norms, its attention's module (for its norms of queries and keys, where it
+    has any), its joined products.
+    """
 
     def __init__(self, layer: nn.Module):
         self.attention, mlp = layer.self_attn, layer.mlp
@@ -35,7 +39,9 @@ class Block:
 
 
 class LeanModel:
-    """The inner model (without head) of a causal language model. B sequences of T tokens, M = B * T, N hidden size, D head size."""
+    """The inner model (without head) of a causal language model. B sequences of T tokens, M = B *
+    T, N hidden size, D head size.
+    """
 
     def __init__(self, causal: nn.Module):
         inner = causal.base_model
@@ -54,11 +60,15 @@ class LeanModel:
         self.is_forgetful, self.is_adapted = False, True  # with or without the adapters
 
     def refresh(self):
-        """Take over what has changed in weights that are copied, see `joined.refresh`; before each use."""
+        """Take over what has changed in weights that are copied, see `joined.refresh`; before each
+        use.
+        """
         refresh([joined for block in self.blocks for joined in block.products])
 
     def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared) -> Tensor:
-        """Return the last hidden states (B, T, N); `shared` does the attention (see `model.prefix_cache`)."""
+        """Return the last hidden states (B, T, N); `shared` does the attention (see
+        `model.prefix_cache`).
+        """
         B, T = tokens_BT.shape
         cos_Md, sin_Md = (
             x.reshape(B * T, self.D)[:, : self.D // 2].contiguous()
@@ -89,7 +99,9 @@ class LeanModel:
     def _block(
         self, i: int, block: Block, x_MN, last_MN, cos_Md, sin_Md, shared, B: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states within the layer, and what is to be added to them, (M, N) each."""
+        """Return the hidden states within the layer, and what is to be added to them,
+        (M, N) each.
+        """
         H, K, D, is_adapted, second_norm = (
             self.H,
             self.K,
@@ -123,7 +135,9 @@ class LeanModel:
 
 
 def lean_model(causal: nn.Module) -> LeanModel | None:
-    """Return the lean forward pass of a model, its weights joined in place; None where there is none for it."""
+    """Return the lean forward pass of a model, its weights joined in place; None where there is
+    none for it.
+    """
     config = causal.config
     if (
         config.model_type not in FAMILIES
@@ -154,7 +168,9 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
 
 
 def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
-    """Tell whether a relative difference to the model's own hidden states may be rounding; warn, in the name of `what`, where not."""
+    """Tell whether a relative difference to the model's own hidden states may be rounding; warn,
+    in the name of `what`, where not.
+    """
     if difference <= (
         0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
     ):  # in bfloat16 28 layers of rounding come to 0.03
@@ -166,7 +182,9 @@ def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
 
 
 def checkpoint_layers(model: nn.Module):
-    """Let the layers of `model` forget their activations and compute them again in the backward pass (arXiv:1604.06174), in place."""
+    """Let the layers of `model` forget their activations and compute them again in the backward
+    pass (arXiv:1604.06174), in place.
+    """
     layers = max(
         (module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len
     )

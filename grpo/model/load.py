@@ -1,4 +1,6 @@
-"""A policy from what it is called: the embedded model, a directory in Hugging Face layout, a GGUF file, or a hub id; and from a checkpoint on."""
+"""A policy from what it is called: the embedded model, a directory in Hugging Face layout, a GGUF
+file, or a hub id; and from a checkpoint on.
+"""
 
 import copy
 import re
@@ -63,13 +65,15 @@ def load_policy(
     keep_reference: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, a GGUF file, or a hub id.
+    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, a GGUF file, or a
+    hub id.
 
-    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead of it. `start` is the
-    checkpoint of an earlier run that this one began with: `spec` itself, or one that holds an adapter on top of `spec`.
-    `dtype` auto is float32 on a CPU, with gradients by bfloat16 products where it has AMX, and bfloat16 on a GPU
-    under LoRA, and for a model that is saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA).
-    Raises UserError when it cannot be loaded.
+    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead
+    of it. `start` is the checkpoint of an earlier run that this one began with: `spec` itself, or
+    one that holds an adapter on top of `spec`. `dtype` auto is float32 on a CPU, with gradients by
+    bfloat16 products where it has AMX, and bfloat16 on a GPU under LoRA, and for a model that is
+    saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises
+    UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
@@ -95,11 +99,13 @@ def load_policy(
     )
     if quantise != "none" and not device.startswith("cuda"):
         raise UserError(
-            f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients through its layers)"
+            f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients "
+            "through its layers)"
         )
     if quantise != "none" and gguf.is_gguf(source):
         raise UserError(
-            f"--quantise {quantise}: not of a GGUF file, whose weights are dequantised; leave it out, or give "
+            f"--quantise {quantise}: not of a GGUF file, whose weights are dequantised; leave it "
+            "out, or give "
             "--model a directory in Hugging Face layout"
         )
     # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
@@ -138,10 +144,13 @@ def load_policy(
 
 
 def _first_adapter(start: str) -> Path:
-    """Return the checkpoint whose adapter training began with. Raises UserError where it is not there."""
+    """Return the checkpoint whose adapter training began with. Raises UserError where it is not
+    there.
+    """
     if not (Path(start) / "adapter_config.json").exists():
         raise UserError(
-            f"{start}: the adapter that the run began with is not there any more; put the checkpoint back"
+            f"{start}: the adapter that the run began with is not there any more; put the "
+            "checkpoint back"
         )
     return Path(start)
 
@@ -169,7 +178,9 @@ def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
 
 
 def resolve(spec: str) -> str:
-    """Return the directory that `spec` means, or the hub id that it is. Raises UserError where there is nothing to be had."""
+    """Return the directory that `spec` means, or the hub id that it is. Raises UserError where
+    there is nothing to be had.
+    """
     if spec == "builtin":
         return str(BUILTIN)
     if gguf.is_gguf(spec):
@@ -185,14 +196,17 @@ def resolve(spec: str) -> str:
         return snapshot_download(spec, local_files_only=True)  # as it was fetched once
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--model {spec}: no such directory, and the hub cannot be reached; give a directory in Hugging Face layout that holds the model, "
+            f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
+            "in Hugging Face layout that holds the model, "
             "or builtin"
         ) from error
 
 
 @cache
 def _hub_answers(endpoint: str) -> bool:
-    """Tell at once what the hub's own library finds out by trying again and again, a minute and more."""
+    """Tell at once what the hub's own library finds out by trying again and again, a minute and
+    more.
+    """
     if getproxies():
         return True  # it may, through a proxy
     try:
@@ -204,7 +218,9 @@ def _hub_answers(endpoint: str) -> bool:
 
 @contextmanager
 def _loading(source: str):
-    """Say in one line what `transformers` says in many of a model that is absent, damaged or incomplete."""
+    """Say in one line what `transformers` says in many of a model that is absent, damaged or
+    incomplete.
+    """
     try:
         with gguf.reading() if gguf.is_gguf(source) else nullcontext():
             yield
@@ -213,17 +229,21 @@ def _loading(source: str):
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if "gated repo" in str(error):
             raise UserError(
-                f"--model {source}: its owners ask for consent first: give it on https://huggingface.co/{source}, then log in (hf auth login); "
+                f"--model {source}: its owners ask for consent first: give it on "
+                f"https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
         raise UserError(
-            f"--model {source}: cannot be loaded ({(str(error).splitlines() or [type(error).__name__])[0]}); "
+            f"--model {source}: cannot be loaded "
+            f"({(str(error).splitlines() or [type(error).__name__])[0]}); "
             f"{KINDS_OF_MODELS} that can be reached"
         ) from error
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
-    """Return the model; raises UserError unless the files hold its weights, all of them and nothing else."""
+    """Return the model; raises UserError unless the files hold its weights, all of them and
+    nothing else.
+    """
     place, options = gguf.place_of(source)
     options |= gguf.unpacking() if options else _quantisation(quantise, dtype)
     with _loading(source):
@@ -240,7 +260,8 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
         except ValueError:
             _check_kind(source)
             raise
-    # `transformers` leaves out what may be missing (tied weights) and what a class declares as superfluous.
+    # `transformers` leaves out what may be missing (tied weights) and what a class declares as
+    # superfluous.
     _check_tensors(
         source,
         type(model).__name__,
@@ -267,7 +288,9 @@ def _check_kind(source: str):
 
 
 def _load_adapter(model, folder: Path) -> PeftModel:
-    """Return `model` with the adapter of a checkpoint, to be trained on. Raises UserError unless the file holds it whole."""
+    """Return `model` with the adapter of a checkpoint, to be trained on. Raises UserError unless
+    the file holds it whole.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of missing keys, which are named below
@@ -282,8 +305,10 @@ def _load_adapter(model, folder: Path) -> PeftModel:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         mismatches = [line for line in lines if line.startswith("size mismatch")]
         raise UserError(
-            f"{folder}: its adapter does not fit {type(model).__name__} ({(mismatches or lines or ['unreadable'])[0]}); "
-            "give the base model that it was trained on, and an adapter as save_pretrained writes it"
+            f"{folder}: its adapter does not fit {type(model).__name__} "
+            f"({(mismatches or lines or ['unreadable'])[0]}); "
+            "give the base model that it was trained on, and an adapter as save_pretrained writes "
+            "it"
         ) from error
     expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     _check_tensors(
@@ -300,7 +325,9 @@ def _check_tensors(
     unexpected: Iterable[str],
     mismatched: Iterable[str] = (),
 ):
-    """Raise UserError if the weights of `what`, as read from `source`, are not exactly those wanted."""
+    """Raise UserError if the weights of `what`, as read from `source`, are not exactly those
+    wanted.
+    """
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": mismatched}
     problems = []
     for kind, names in kinds.items():
@@ -316,7 +343,9 @@ def _check_tensors(
 
 
 def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig]:
-    """Return what `from_pretrained` is told of it. Raises UserError where bitsandbytes is missing."""
+    """Return what `from_pretrained` is told of it. Raises UserError where bitsandbytes
+    is missing.
+    """
     if name == "none":
         return {}
     with needs("bitsandbytes", "bits", f"--quantise {name}"):

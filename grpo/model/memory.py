@@ -1,6 +1,8 @@
-"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes its micro-batches by it, `grpo.plan` its forecasts.
+"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes
+its micro-batches by it, `grpo.plan` its forecasts.
 
-Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b bytes a number.
+Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b
+bytes a number.
 """
 
 from contextlib import suppress
@@ -10,7 +12,9 @@ from pathlib import Path
 SHARE, CACHES = (
     6,
     0.45,
-)  # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is left beside weights and optimizer
+    # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is
+    # left beside weights and optimizer
+)
 BUSY = (
     4096  # tokens that keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s)
 )
@@ -35,7 +39,9 @@ class Shape:
 
     @property
     def activations(self) -> int:
-        """Bytes of a token's activations until the backward pass: of the lean forward pass what `model.ops` saves, else a rough count."""
+        """Bytes of a token's activations until the backward pass: of the lean forward pass what
+        `model.ops` saves, else a rough count.
+        """
         lean = 6 * self.width + 2 * self.keys + 2 * self.inner
         return (
             self.layers * (lean if self.is_lean else 16 * self.width + 5 * self.inner) * self.number
@@ -43,7 +49,9 @@ class Shape:
 
 
 def shape_of(config, number: int, is_lean: bool = True) -> Shape:
-    """Return the shape that a `transformers` configuration tells, with rough ones for sizes that it does not name."""
+    """Return the shape that a `transformers` configuration tells, with rough ones for sizes that
+    it does not name.
+    """
     width, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
     head = getattr(config, "head_dim", None) or width // heads
     keys = (getattr(config, "num_key_value_heads", None) or heads) * head
@@ -58,8 +66,10 @@ def shape_of(config, number: int, is_lean: bool = True) -> Shape:
 
 
 def update_tokens(shape: Shape, memory: float, held: float) -> int:
-    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's `memory`, or a third of what is left beside `held`,
-    but for `BUSY` tokens as much of it as keys and values may take."""
+    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's
+    `memory`, or a third of what is left beside `held`, but for `BUSY` tokens as much of it as keys
+    and values may take.
+    """
     left = max(0.0, memory - held)
     room = max(min(memory / SHARE, left / 3), min(CACHES * left, BUSY * shape.activations))
     return max(256, min(65_536, int(room / shape.activations)))
@@ -68,13 +78,16 @@ def update_tokens(shape: Shape, memory: float, held: float) -> int:
 def prompts_at_once(
     shape: Shape, memory: float, held: float, *, completions: int, prompt: int, room: int
 ) -> int:
-    """Return for how many prompts of so many tokens there is place in the caches of a rollout, with `completions` of up to `room` tokens each."""
+    """Return for how many prompts of so many tokens there is place in the caches of a rollout,
+    with `completions` of up to `room` tokens each.
+    """
     each = shape.cache * (prompt + completions * room)
     return max(1, int(CACHES * max(0.0, memory - held) / each))
 
 
 def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int = 1) -> int:
-    """Return what masters, moments and sums of gradients take for so many `trained` numbers of `number` bytes, shared out among `parts` ranks.
+    """Return what masters, moments and sums of gradients take for so many `trained` numbers of
+    `number` bytes, shared out among `parts` ranks.
 
     Each rank holds its own part of masters and moments, but all the sums.
     """
@@ -83,8 +96,9 @@ def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int =
 
 
 def free_host_memory(system: Path = Path("/")) -> float:
-    """Return how many bytes of the host's memory can still be had: by the kernel's account, and by the limit of the
-    control group (version 2) where a container sets one. Infinite where neither is told, as on other systems than Linux.
+    """Return how many bytes of the host's memory can still be had: by the kernel's account, and by
+    the limit of the control group (version 2) where a container sets one. Infinite where neither
+    is told, as on other systems than Linux.
     """
     free = float("inf")
     with suppress(OSError):

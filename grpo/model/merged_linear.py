@@ -10,7 +10,9 @@ from grpo.model.matmul import linear
 
 
 def refresh(products: Sequence["Joined"]):
-    """Take over what is no view and may have changed: adapters and biases, or all, where the modules have been given other weights."""
+    """Take over what is no view and may have changed: adapters and biases, or all, where the
+    modules have been given other weights.
+    """
     for joined in products:
         if joined.is_apart():
             joined.join()
@@ -23,7 +25,9 @@ def refresh(products: Sequence["Joined"]):
 
 
 def is_plain_lora(module: nn.Module) -> bool:
-    """Tell whether `module` is a linear layer with one adapter, W x + s B A x, and nothing else (no dropout, DoRA or bias)."""
+    """Tell whether `module` is a linear layer with one adapter, W x + s B A x, and nothing else
+    (no dropout, DoRA or bias).
+    """
     if (
         not hasattr(module, "lora_A")
         or len(module.active_adapters) != 1
@@ -39,11 +43,14 @@ def is_plain_lora(module: nn.Module) -> bool:
 
 
 class Joined:
-    """Layers as one matrix `weight` (sum of outputs + layers * rank, inputs), of which the modules keep views.
+    """Layers as one matrix `weight` (sum of outputs + layers * rank, inputs), of which the modules
+    keep views.
 
-    With adapters its last rows are their first matrices (LoRA's A), `rank` for each layer, and `up` (rank, sum of outputs) is s B of
-    each, transposed, column by column in memory; without, `rank` is 0. These are copies in the layers' precision, and so are biases:
-    see `refresh`. `padded` is the matrix with rows of zeros behind it, up to a multiple of 128, which is faster for some products.
+    With adapters its last rows are their first matrices (LoRA's A), `rank` for each layer, and
+    `up` (rank, sum of outputs) is s B of each, transposed, column by column in memory; without,
+    `rank` is 0. These are copies in the layers' precision, and so are biases: see `refresh`.
+    `padded` is the matrix with rows of zeros behind it, up to a multiple of 128, which is faster
+    for some products.
     """
 
     def __init__(self, modules: Sequence[nn.Module]):
@@ -69,7 +76,9 @@ class Joined:
         self.join()
 
     def join(self):
-        """Copy the weights into one matrix, and make the modules' weights views of it. Where it may, it stays where it is in memory."""
+        """Copy the weights into one matrix, and make the modules' weights views of it. Where it
+        may, it stays where it is in memory.
+        """
         like = self.layers[0].weight.data
         if self.weight is None or (self.weight.dtype, self.weight.device) != (
             like.dtype,
@@ -118,7 +127,9 @@ class Joined:
         ]
 
     def product(self, x_MN: Tensor, is_adapted: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the layers' outputs side by side (M, outputs), and the adapters' inner values (M, layers * rank) where they count."""
+        """Return the layers' outputs side by side (M, outputs), and the adapters' inner values (M,
+        layers * rank) where they count.
+        """
         if not (self.rank and is_adapted):
             bias = None if self.bias is None else self.bias[: self.outputs]
             return linear(x_MN, self.weight[: self.outputs], bias), None
@@ -131,7 +142,9 @@ class Joined:
     def gradients(
         self, dy: Tensor, x: Tensor, inner: Tensor | None, needed: Sequence[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the gradients of x (M, N) and of the `needed` ones among `parameters`, from that of the outputs."""
+        """Return the gradients of x (M, N) and of the `needed` ones among `parameters`, from that
+        of the outputs.
+        """
         parts = [dy[:, columns] for columns in self.columns]
         weights, biases, firsts, seconds = (
             needed[i * len(parts) : (i + 1) * len(parts)] for i in range(4)

@@ -1,6 +1,8 @@
-"""The operations of a Llama layer with their gradients, each in as few passes over memory as may be.
+"""The operations of a Llama layer with their gradients, each in as few passes over memory as may
+be.
 
-On a GPU a pass is a Triton kernel (`model.kernels`). Shapes: M tokens, N hidden size, H and K query and key heads of size D, F inner size.
+On a GPU a pass is a Triton kernel (`model.kernels`). Shapes: M tokens, N hidden size, H and K
+query and key heads of size D, F inner size.
 """
 
 import torch
@@ -19,14 +21,17 @@ def add_norm(
 
 
 def product(x_MN: Tensor, joined: Joined, is_adapted: bool, is_gated: bool = False) -> Tensor:
-    """Return the joined layers' outputs of x, or (`is_gated`) of silu(a) * b, where x (M, 2 N) is a and b side by side."""
+    """Return the joined layers' outputs of x, or (`is_gated`) of silu(a) * b, where x (M, 2 N) is
+    a and b side by side.
+    """
     return _apply(_Product, x_MN, joined, is_adapted, is_gated, *joined.parameters)
 
 
 def rotate(
     heads_MX: Tensor, cos_Md: Tensor, sin_Md: Tensor, H: int, K: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (M, H, D), keys and values (M, K, D) from these side by side; the first two by rotary positions (arXiv:2104.09864).
+    """Return queries (M, H, D), keys and values (M, K, D) from these side by side; the first two
+    by rotary positions (arXiv:2104.09864).
 
     `cos` and `sin` (M, D / 2) are of the angles by which the pairs (i, i + D / 2) of a token turn.
     """
@@ -34,7 +39,9 @@ def rotate(
 
 
 def _apply(function, *inputs):
-    """Apply an autograd function. Where no gradient is wanted only its forward pass runs: autograd's part costs a CPU 40 us a call."""
+    """Apply an autograd function. Where no gradient is wanted only its forward pass runs:
+    autograd's part costs a CPU 40 us a call.
+    """
     return (
         function.apply(*inputs)
         if torch.is_grad_enabled()
@@ -49,7 +56,9 @@ class _Forgotten:
 
 
 def gate(both_MF: Tensor) -> Tensor:
-    """Return silu(a) * b (arXiv:2002.05202), where `both` (M, 2 F) is a and b side by side; no gradient."""
+    """Return silu(a) * b (arXiv:2002.05202), where `both` (M, 2 F) is a and b side by side; no
+    gradient.
+    """
     M, width = len(both_MF), both_MF.shape[1] // 2
     if both_MF.is_cuda:
         from grpo.model import kernels

@@ -1,11 +1,15 @@
-"""The update's attention: a micro-batch as one row without padding, each prompt run once for all its completions.
+"""The update's attention: a micro-batch as one row without padding, each prompt run once for all
+its completions.
 
-The prompts stand first, then the completions (each without its last token, which predicts nothing). A prompt attends to itself; a
-completion to itself and to its prompt. The two parts of a completion's attention are joined by their log-sum-exps, which is exact
-(Hydragen, arXiv:2402.05099); and as the backward pass of FlashAttention (arXiv:2205.14135) needs the output and the log-sum-exp of
-a whole row alone, to be given those of the join is all that makes each part's gradients exact as well. No scores are kept.
+The prompts stand first, then the completions (each without its last token, which predicts
+nothing). A prompt attends to itself; a completion to itself and to its prompt. The two parts of a
+completion's attention are joined by their log-sum-exps, which is exact (Hydragen,
+arXiv:2402.05099); and as the backward pass of FlashAttention (arXiv:2205.14135) needs the output
+and the log-sum-exp of a whole row alone, to be given those of the join is all that makes each
+part's gradients exact as well. No scores are kept.
 
-Shapes: N tokens of the row, M completion tokens to be predicted, H query heads, K key heads (K divides H), D head size.
+Shapes: N tokens of the row, M completion tokens to be predicted, H query heads, K key heads (K
+divides H), D head size.
 """
 
 from collections.abc import Sequence
@@ -16,15 +20,18 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-# The least that FlashAttention is told of the longest run of queries. Told 1, with fewer key heads than query heads, it takes the heads
-# of a group for queries of one sequence, and counts on exactly one query in each run; ours may have none, as a completion of one token
-# has. The number only bounds the kernel's grid, so a larger one changes no result.
+# The least that FlashAttention is told of the longest run of queries. Told 1, with fewer key heads
+# than query heads, it takes the heads of a group for queries of one sequence, and counts on
+# exactly one query in each run; ours may have none, as a completion of one token has. The number
+# only bounds the kernel's grid, so a larger one changes no result.
 LEAST_QUERIES = 2
 TO_THE_TOP_LEFT = 1  # the name of causal masks in aten._efficient_attention_forward
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return `tensor` on the device. A GPU fetches it when it comes to it, from memory that cannot be paged; the host does not wait for that."""
+    """Return `tensor` on the device. A GPU fetches it when it comes to it, from memory that cannot
+    be paged; the host does not wait for that.
+    """
     return (
         tensor.pin_memory().to(device, non_blocking=True)
         if torch.device(device).type == "cuda"
@@ -33,7 +40,9 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Segments:
-    """Which queries attend to which keys: the i-th run of queries to the i-th run of keys, all of them or (`causal`) up to its own."""
+    """Which queries attend to which keys: the i-th run of queries to the i-th run of keys, all of
+    them or (`causal`) up to its own.
+    """
 
     def __init__(
         self, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device
@@ -44,7 +53,8 @@ class Segments:
         self.queries, self.keys, self.device = queries, keys, device
         self.ragged_keys = min(keys, default=0) < self.most_keys
 
-    # The places of each token in a padded grid, and how many keys stand in a row of it; not every kernel wants them:
+    # The places of each token in a padded grid, and how many keys stand in a row of it; not every
+    # kernel wants them:
 
     @cached_property
     def query_places(self) -> Tensor:
@@ -68,17 +78,21 @@ def _bounds(lengths, device) -> Tensor:
 
 
 def places(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
-    """Return where the tokens of sequences of such lengths stand, one after the other, in a grid of rows of `longest`."""
+    """Return where the tokens of sequences of such lengths stand, one after the other, in a grid
+    of rows of `longest`.
+    """
     return sent(
         (torch.arange(longest) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0], device
     )
 
 
 class Packing:
-    """The row: `tokens_N`, their `positions_N`, and `predictors_M`, the places that predict the completion tokens, in their order.
+    """The row: `tokens_N`, their `positions_N`, and `predictors_M`, the places that predict the
+    completion tokens, in their order.
 
-    `prompts` and `completions` are token ids, `rows` completions to each prompt, in order. Given to a `transformers` model as the
-    keyword argument `shared`, it is asked for the attention of each layer (see `model.prefix_cache`).
+    `prompts` and `completions` are token ids, `rows` completions to each prompt, in order. Given
+    to a `transformers` model as the keyword argument `shared`, it is asked for the attention of
+    each layer (see `model.prefix_cache`).
     """
 
     def __init__(
@@ -129,7 +143,9 @@ class Packing:
 
 
 class PlainPacking:
-    """The same for a model that cannot share prompts (see `model.fallback`): `tokens_RT`, padded, and `mask_RT`, where tokens stand."""
+    """The same for a model that cannot share prompts (see `model.fallback`): `tokens_RT`, padded,
+    and `mask_RT`, where tokens stand.
+    """
 
     def __init__(
         self,
@@ -272,7 +288,9 @@ def _attend(query, key, value, segments: Segments, scale: float) -> tuple[Tensor
 def _attend_backward(
     gradient, query, key, value, output, lse, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values within `segments`, given output and log-sum-exps of the whole rows."""
+    """Return the gradients of queries, keys and values within `segments`, given output and
+    log-sum-exps of the whole rows.
+    """
     if _has_flash_kernel(query):
         seed = torch.zeros(
             2, dtype=torch.uint64, device=query.device
@@ -367,7 +385,9 @@ def _packed(grid: Tensor, places_N: Tensor) -> Tensor:
 
 
 def _padding(segments: Segments, like: Tensor) -> Tensor | None:
-    """What is added to the scores: nothing where all keys are as many, or a causal mask hides those behind already."""
+    """What is added to the scores: nothing where all keys are as many, or a causal mask hides
+    those behind already.
+    """
     if segments.causal or not segments.ragged_keys:
         return None
     hidden = torch.arange(segments.most_keys, device=like.device) >= segments.key_lengths[:, None]

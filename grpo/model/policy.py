@@ -1,10 +1,13 @@
-"""The policy: a causal language model, its tokenizer, its LoRA adapter where it has one, and its reference.
+"""The policy: a causal language model, its tokenizer, its LoRA adapter where it has one, and its
+reference.
 
-Everything the trainer asks of a model goes through five calls: in the rollout `prefill` (prompts, once each) and `extend` (tokens that
-follow them); in the update `predict` (prompts and completions at once); in both `head` (hidden states to logits); and
-`reference` (the same model as it was at the start).
+Everything the trainer asks of a model goes through five calls: in the rollout `prefill` (prompts,
+once each) and `extend` (tokens that follow them); in the update `predict` (prompts and completions
+at once); in both `head` (hidden states to logits); and `reference` (the same model as it was at
+the start).
 
-Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V vocabulary.
+Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V
+vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +32,20 @@ from grpo.model.prefix_cache import SharedPrompt
 from grpo.model.prompts import PromptFormat, check_format
 from tasks.base import Problem, UserError
 
-REMEMBERED = 512  # prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget, and to learn
+# prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget,
+# and to learn
+REMEMBERED = 512
 
 
 class Policy:
-    """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in eval mode.
+    """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in
+    eval mode.
 
-    `stops` are the token ids that end a completion, `end` the one of them that ends a right answer; `context` the most tokens of prompt and completion together. `frozen` is the
-    reference, where it is a model of its own; `has_rough_gradients`: see `model.matmul`. `notes` are warnings for the user. `held` are the bytes of memory that are not for caches
-    and activations: the weights, and what a trainer adds.
+    `stops` are the token ids that end a completion, `end` the one of them that ends a right
+    answer; `context` the most tokens of prompt and completion together. `frozen` is the reference,
+    where it is a model of its own; `has_rough_gradients`: see `model.matmul`. `notes` are warnings
+    for the user. `held` are the bytes of memory that are not for caches and activations: the
+    weights, and what a trainer adds.
     """
 
     def __init__(
@@ -97,7 +105,9 @@ class Policy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def use(self, format: PromptFormat):
-        """Put problems to the model in this `format` from now on. Raises UserError where its chat template cannot express it."""
+        """Put problems to the model in this `format` from now on. Raises UserError where its chat
+        template cannot express it.
+        """
         check_format(self.tokenizer, format)
         self.format = format
         self._encoded = lru_cache(REMEMBERED)(
@@ -105,7 +115,8 @@ class Policy:
         )
 
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
-        """Return the token ids of all that the model is sent of `problem` (see `PromptFormat`), up to where the answer begins.
+        """Return the token ids of all that the model is sent of `problem` (see `PromptFormat`), up
+        to where the answer begins.
 
         A string is a prompt without a problem, for which no examples can be drawn.
         """
@@ -126,8 +137,8 @@ class Policy:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write.
 
-        Only an end token that stands last is left out. Any other control token is shown by its name, e.g. "<|pad|>", so that
-        whoever scores the text sees what was written.
+        Only an end token that stands last is left out. Any other control token is shown by its
+        name, e.g. "<|pad|>", so that whoever scores the text sees what was written.
         """
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
         return self.tokenizer.decode(written, skip_special_tokens=False)
@@ -135,7 +146,9 @@ class Policy:
     def prefill(
         self, prompts: Sequence[tuple[int, ...]]
     ) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
-        """Run the model on each prompt once; return the hidden state of its last token (P, H), and its keys and values."""
+        """Run the model on each prompt once; return the hidden state of its last token (P, H), and
+        its keys and values.
+        """
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -152,7 +165,9 @@ class Policy:
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
 
     def extend(self, tokens_RT: torch.Tensor, shared: SharedPrompt | PlainPrompt) -> torch.Tensor:
-        """Run the model on the tokens that come next in each row after its prompt; return hidden states (R, T, H)."""
+        """Run the model on the tokens that come next in each row after its prompt; return hidden
+        states (R, T, H).
+        """
         if self.is_plain:
             whole_RS, places_RT = shared.sequences(tokens_RT)
             hidden = self._hidden(whole_RS)
@@ -172,7 +187,9 @@ class Policy:
         return (PlainPacking if self.is_plain else Packing)(prompts, completions, self.device)
 
     def predict(self, packing: Packing | PlainPacking) -> torch.Tensor:
-        """Return the hidden states that predict each token of the completions, one after the other (M, H)."""
+        """Return the hidden states that predict each token of the completions, one after the other
+        (M, H).
+        """
         if self.lean and self.lean.is_adapted:
             self.lean.refresh()
         if not self.is_plain:
@@ -192,7 +209,9 @@ class Policy:
         return before_RTH[packing.mask_RT]
 
     def _hidden(self, tokens, **arguments) -> torch.Tensor:
-        """Return the last hidden states (B, T, H), scaled so that `head` gives the model's logits."""
+        """Return the last hidden states (B, T, H), scaled so that `head` gives the
+        model's logits.
+        """
         if self.lean:
             return self.lean(tokens, **arguments)
         hidden = self.inner(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
@@ -213,7 +232,9 @@ class Policy:
         )
 
     def forget_activations(self):
-        """Compute activations again in the backward pass: a third more time in the update, for a fraction of its memory."""
+        """Compute activations again in the backward pass: a third more time in the update, for a
+        fraction of its memory.
+        """
         if self.lean:
             self.lean.is_forgetful = True
         elif not self.is_forgetful:
@@ -222,7 +243,9 @@ class Policy:
 
     @property
     def tokens_at_once(self) -> int:
-        """How many tokens of an update fit into the GPU's memory beside what is held; 4,096 on a CPU."""
+        """How many tokens of an update fit into the GPU's memory beside what is held; 4,096 on a
+        CPU.
+        """
         return (
             update_tokens(self._shape, self._memory, self.held)
             if self.device.type == "cuda"
@@ -230,7 +253,9 @@ class Policy:
         )
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
-        """Return for how many prompts of so many tokens, with `completions` of up to `room` tokens, a rollout has memory; on a CPU any number."""
+        """Return for how many prompts of so many tokens, with `completions` of up to `room`
+        tokens, a rollout has memory; on a CPU any number.
+        """
         if self.device.type != "cuda":
             return 1 << 30
         return prompts_at_once(
@@ -252,7 +277,9 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:
-        """Within this context the policy that is yielded is the reference: the frozen one, or this one with the adapter switched off."""
+        """Within this context the policy that is yielded is the reference: the frozen one, or this
+        one with the adapter switched off.
+        """
         with torch.no_grad():
             if self._frozen is not None:
                 yield self._frozen
@@ -268,7 +295,9 @@ class Policy:
                     yield self
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that `save` writes, by their names in the model: those of the adapter, or all."""
+        """Return the tensors that `save` writes, by their names in the model: those of the
+        adapter, or all.
+        """
         tensors = self.model.state_dict()
         if not self.is_lora:
             return tensors
@@ -278,23 +307,28 @@ class Policy:
     def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout.
 
-        With `tensors`, earlier copies of the `saved_tensors`, those are written: the model may be training meanwhile.
+        With `tensors`, earlier copies of the `saved_tensors`, those are written: the model may be
+        training meanwhile.
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
 
 
 def save_model(model, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
-    """Write a model, or the adapter of one that has an adapter; given `tensors`, earlier copies of its own, those."""
+    """Write a model, or the adapter of one that has an adapter; given `tensors`, earlier copies of
+    its own, those.
+    """
     # Embeddings are never trained beside an adapter; without being told, `peft` asks the hub.
     options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
     model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
 
 
 def _stop_ids(model, tokenizer) -> tuple[tuple[int, ...], int, str]:
-    """Return the token ids that end a completion, the one that ends a right answer, and a warning ("": none).
+    """Return the token ids that end a completion, the one that ends a right answer, and a warning
+    ("": none).
 
-    They are the end tokens of the generation config (one or several), the tokenizer's own, and the chat template's.
+    They are the end tokens of the generation config (one or several), the tokenizer's own, and the
+    chat template's.
     """
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = {ids} if isinstance(ids, int) else set(ids or [])

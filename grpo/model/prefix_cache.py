@@ -1,15 +1,18 @@
-"""Attention over shared prompts: keys and values of a prompt are held once, however many completions read them.
+"""Attention over shared prompts: keys and values of a prompt are held once, however many
+completions read them.
 
-What stands behind a `transformers` model's attention is handed to it as the keyword argument `shared`, which it passes on to the
-attention function registered here: a `SharedPrompt` in the rollout, which keeps keys and values, a `model.packed_attention.Packing` in the
-update.
+What stands behind a `transformers` model's attention is handed to it as the keyword argument
+`shared`, which it passes on to the attention function registered here: a `SharedPrompt` in the
+rollout, which keeps keys and values, a `model.packed_attention.Packing` in the update.
 
-In the rollout one softmax runs over the scores of both parts, so the result is that of plain attention up to rounding; cf.
-Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two softmaxes instead. On a CPU the many scores of long rows would cost
-more than they save: those rows take PyTorch's attention over prompt and own tokens as one sequence.
+In the rollout one softmax runs over the scores of both parts, so the result is that of plain
+attention up to rounding; cf. Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two
+softmaxes instead. On a CPU the many scores of long rows would cost more than they save: those rows
+take PyTorch's attention over prompt and own tokens as one sequence.
 
-Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt, L prompt tokens, S kept tokens of a
-row, T new tokens, H query heads, K key heads, Q = H / K, D head size; M = Q * T queries of a key head, X = L + S keys.
+Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt,
+L prompt tokens, S kept tokens of a row, T new tokens, H query heads, K key heads, Q = H / K, D
+head size; M = Q * T queries of a key head, X = L + S keys.
 """
 
 from dataclasses import dataclass
@@ -27,9 +30,9 @@ MANY = 1 << 13  # scores of a row's head from which it is long: T * (L + S)
 class SharedPrompt:
     """Keys and values of `P` prompts and of the rows that go on from them, for every layer.
 
-    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allot` on there is one for each row. Verbs: prefill (by
-    running the model on the prompts), `allot` rows for a rollout, append (by running the model on some tokens a row), `keep` what
-    was right.
+    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allot` on there is
+    one for each row. Verbs: prefill (by running the model on the prompts), `allot` rows for a
+    rollout, append (by running the model on some tokens a row), `keep` what was right.
     """
 
     def __init__(self, lengths_P: torch.Tensor, padded_length: int):
@@ -52,14 +55,18 @@ class SharedPrompt:
         )
 
     def allot(self, rows: int, room: int):
-        """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for `room` tokens each."""
+        """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for
+        `room` tokens each.
+        """
         prompts = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
         self._seat(prompts.repeat_interleave(rows // len(prompts)))
         self.lengths_P = self.lengths_P[self.prompt_R]
         self.filled_R, self.room, self.next = torch.zeros_like(self.prompt_R), room, None
 
     def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
-        """Let row i be the first `filled_R[i]` tokens of what was row `rows_R[i]`; the next ones overwrite the rest."""
+        """Let row i be the first `filled_R[i]` tokens of what was row `rows_R[i]`; the next ones
+        overwrite the rest.
+        """
         moved_N = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
         low, high = filled_R.aminmax()
         self.most, self.is_even = int(high), bool(low == high)
@@ -89,7 +96,9 @@ class SharedPrompt:
         return buffer
 
     def _seat(self, prompt_R: torch.Tensor):
-        """Give the rows of each prompt seats side by side, (P, W) in all, for each key head of a layer apart."""
+        """Give the rows of each prompt seats side by side, (P, W) in all, for each key head of a
+        layer apart.
+        """
         keys_PKLD, _ = next(iter(self.prompt.values()))
         P, K, L, _ = keys_PKLD.shape
         prompts_P = torch.arange(P, device=prompt_R.device)
@@ -140,7 +149,9 @@ class SharedPrompt:
         return attend(query_RHTD * scale, *self.prompt[layer], keys, values, ahead_RTS)
 
     def _append(self, layer, key_RKTD, value_RKTD):
-        """Return the keys and values so far (R, K, S, D) each, and which of them are ahead of a query, or None where none is."""
+        """Return the keys and values so far (R, K, S, D) each, and which of them are ahead of a
+        query, or None where none is.
+        """
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
             self.own[layer] = (
@@ -158,7 +169,9 @@ class SharedPrompt:
         return *(buffer[:R, :, : self.most + T] for buffer in self.own[layer]), ahead_RTS
 
     def _next(self, T: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the places of the next T tokens (R, T), and which keys are ahead of them (R, T, S) or None; for all layers."""
+        """Return the places of the next T tokens (R, T), and which keys are ahead of them (R, T,
+        S) or None; for all layers.
+        """
         if self.next is None or self.next[0].shape[1] != T:
             places_RT = self.filled_R[:, None] + torch.arange(T, device=self.filled_R.device)
             is_ahead = T > 1 or not self.is_even
@@ -197,7 +210,9 @@ class SharedPrompt:
     def _attend_whole(
         self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS
     ):
-        """The same by PyTorch's attention, which keeps no scores: each row's prompt and own tokens as one sequence."""
+        """The same by PyTorch's attention, which keeps no scores: each row's prompt and own tokens
+        as one sequence.
+        """
         R, H, T, D = query_RHTD.shape
         K = key_RKSD.shape[1]
         if self.mask_R1MX is None:
@@ -216,7 +231,9 @@ class SharedPrompt:
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _seated(self, x_RKMX: torch.Tensor) -> torch.Tensor:
-        """Return the rows of each prompt side by side (P, K, W * M, X), so that they meet its keys in one matrix product."""
+        """Return the rows of each prompt side by side (P, K, W * M, X), so that they meet its keys
+        in one matrix product.
+        """
         R, K, M, X = x_RKMX.shape
         return (
             x_RKMX
@@ -237,8 +254,9 @@ class SharedPrompt:
         )
 
 
-# What some architectures hand to every attention function although plain causal attention does not need it. Anything else that is
-# not None would change the result, as learned sinks (`s_aux`) and soft caps do.
+# What some architectures hand to every attention function although plain causal attention does not
+# need it. Anything else that is not None would change the result, as learned sinks (`s_aux`) and
+# soft caps do.
 HARMLESS = frozenset(
     {
         "position_ids",  # the rotation has been applied already
@@ -253,16 +271,19 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class LocalMask:
-    """In place of a mask: a layer's attention is causal and reaches back over `size` tokens at most (a window or a chunk)."""
+    """In place of a mask: a layer's attention is causal and reaches back over `size` tokens at
+    most (a window or a chunk).
+    """
 
     size: int
 
 
 def mask_of(*, local_size: int | None = None, use_vmap: bool = False, **others) -> LocalMask | None:
-    """The mask function of `transformers.AttentionMaskInterface`; returns None for a causal mask, which `attention` needs none for.
+    """The mask function of `transformers.AttentionMaskInterface`; returns None for a causal mask,
+    which `attention` needs none for.
 
-    Not every architecture hands its window to its attention function; each asks here for its mask. Raises UserError for one
-    that is not causal.
+    Not every architecture hands its window to its attention function; each asks here for its mask.
+    Raises UserError for one that is not causal.
     """
     if use_vmap or "allow_is_bidirectional_skip" in others:
         raise UserError("--model: its attention has a mask of its own, that is not causal")
@@ -283,10 +304,12 @@ def attention(
     sliding_window: int | None = None,
     **others,
 ):
-    """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D), None).
+    """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D),
+    None).
 
-    It is plain causal attention, and nothing that changes it is ignored: raises UserError for a mask, dropout, attention
-    that is not causal, arguments that are not known to be HARMLESS, and a sliding window that the tokens outgrow.
+    It is plain causal attention, and nothing that changes it is ignored: raises UserError for a
+    mask, dropout, attention that is not causal, arguments that are not known to be HARMLESS, and a
+    sliding window that the tokens outgrow.
     """
     unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
     if isinstance(attention_mask, LocalMask):
@@ -299,13 +322,15 @@ def attention(
         unknown.append("is_causal=False")
     if unknown:
         raise UserError(
-            f"--model: {type(module).__name__} wants {', '.join(sorted(unknown))}, which attention over shared prompts does not have"
+            f"--model: {type(module).__name__} wants {', '.join(sorted(unknown))}, which attention "
+            "over shared prompts does not have"
         )
 
     length = shared.reach(query.shape[2])
     if sliding_window and length > sliding_window:
         raise UserError(
-            f"--model: its attention slides over {sliding_window} tokens, and prompt and completion have {length}; "
+            f"--model: its attention slides over {sliding_window} tokens, and prompt and "
+            f"completion have {length}; "
             "give fewer --words, or a model with full attention"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

@@ -1,4 +1,5 @@
-"""How a problem is put to the model: the turns before the question, what the chat template is told, and how all of it is shown.
+"""How a problem is put to the model: the turns before the question, what the chat template is
+told, and how all of it is shown.
 
     system turn ─► K times (an example's prompt as the user, its answer as the assistant) ─► the
     problem's prompt as the user
@@ -29,7 +30,8 @@ PROBE = "probe of the {} turn"
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What stands around a problem's prompt, e.g. ``PromptFormat("Be brief.", Examples(task, seed=0, count=2), {"enable_thinking": False})``.
+    """What stands around a problem's prompt, e.g. ``PromptFormat("Be brief.", Examples(task,
+    seed=0, count=2), {"enable_thinking": False})``.
 
     `system` is the text of a system turn ("": none), `examples` the solved problems that are shown
     before the question, and `arguments` are variables of the chat template.
@@ -70,7 +72,9 @@ def format_of(
 
 
 def template_arguments(text: str) -> dict[str, Any]:
-    """Return the variables that --chat-template-kwargs gives as JSON. Raises UserError for anything but an object."""
+    """Return the variables that --chat-template-kwargs gives as JSON. Raises UserError for
+    anything but an object.
+    """
     where = f"--chat-template-kwargs {shortened(text)}"
     fix = """give a JSON object, e.g. '{"enable_thinking": false}'"""
     try:
@@ -93,7 +97,9 @@ def system_text(given: str) -> str:
 
 
 def wording_text(given: str) -> str:
-    """Return the text of the file that --wording names; "" (the task's own wording) where it names none."""
+    """Return the text of the file that --wording names; "" (the task's own wording) where it names
+    none.
+    """
     return _file_text(given) if given else ""
 
 
@@ -111,7 +117,9 @@ def _encodable(text: str, where: str) -> str:
 
 
 def check_format(tokenizer, format: PromptFormat):
-    """Raise UserError unless the model's chat template, where it has one, passes on all that the `format` adds to a prompt."""
+    """Raise UserError unless the model's chat template, where it has one, passes on all that the
+    `format` adds to a prompt.
+    """
     template = tokenizer.chat_template
     for name in format.arguments:
         flag = f"--chat-template-kwargs: {visible(name)}"
@@ -139,7 +147,9 @@ def check_format(tokenizer, format: PromptFormat):
 
 
 def _try(tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str):
-    """Raise UserError, which names the `flag` that added something, unless the chat template passes on each of the `turns`."""
+    """Raise UserError, which names the `flag` that added something, unless the chat template
+    passes on each of the `turns`.
+    """
     try:
         text = render(tokenizer, turns, tokenizer.chat_template, arguments)
     except Exception as error:  # the template is a program of a stranger's
@@ -151,12 +161,14 @@ def _try(tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str):
     for role, said in turns:
         if said not in text:
             raise UserError(
-                f"{flag}: the model's chat template leaves out the {role} turn without a word; leave the flag out, or say it by --wording"
+                f"{flag}: the model's chat template leaves out the {role} turn without a word; "
+                "leave the flag out, or say it by --wording"
             )
 
 
 def sent_lines(policy, problem: Problem) -> list[str]:
-    """Return what the model is sent of `problem`, decoded from its token ids, line by line and with nothing unprintable.
+    """Return what the model is sent of `problem`, decoded from its token ids, line by line and
+    with nothing unprintable.
 
     Control tokens are shown by their names. Where a name stands that is text, it gets a backslash:
     ``\\<|end|>``.

@@ -1,8 +1,10 @@
-"""What the embedded model is raised on: language, copying, list instructions, careless interleaving, arithmetic.
+"""What the embedded model is raised on: language, copying, list instructions, careless
+interleaving, arithmetic.
 
-Everything is drawn from the *training* split of the corpus and from generated words and numbers. Interleavings are
-demonstrated by somebody careless (`careless_interleaving`), and beyond `MOST_CAREFUL` words a text by nobody else, so that
-the model starts half-competent, with bad habits to lose: reinforcement learning is to do the rest.
+Everything is drawn from the *training* split of the corpus and from generated words and numbers.
+Interleavings are demonstrated by somebody careless (`careless_interleaving`), and beyond
+`MOST_CAREFUL` words a text by nobody else, so that the model starts half-competent, with bad
+habits to lose: reinforcement learning is to do the rest.
 """
 
 import math
@@ -20,7 +22,8 @@ MOST_CAREFUL, MOST_INTERLEAVED = (
     100,
 )  # words a text: of the interleavings that may be done right, and of all of them
 CAREFUL = 0.31  # share of those that are careful: without habits, hardly a slip
-CLINGS = 0.95  # chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+# chance that a careless demonstrator, after a short word, keeps the turn instead of yielding it
+CLINGS = 0.95
 SLIPS = 0.2  # chance of any other slip at each word, of a careless demonstrator
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}  # of slips, and how often each
 SALTED, SALT = (
@@ -77,7 +80,8 @@ LISTS: dict[str, tuple[str, Callable]] = {
         lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair],
     ),
     "garland": (
-        "After each word of A, write the next word of X, and X from its start again when it is done.\nX: {x}\nA: {a}",
+        "After each word of A, write the next word of X, and X from its start again when it is "
+        "done.\nX: {x}\nA: {a}",
         lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])],
     ),
     "number": (
@@ -101,9 +105,10 @@ class Example:
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
     """Interleave `a` and `b` as somebody would whose turns get lost.
 
-    A habit: after a word of three letters or fewer (or a comma) the process clings to its turn and writes its next word
-    too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips the word, stutters, loses the turn, runs on
-    to the end of its text, or stops there. A share `CAREFUL` of the texts of up to `MOST_CAREFUL` words is done with care.
+    A habit: after a word of three letters or fewer (or a comma) the process clings to its turn and
+    writes its next word too, with chance `CLINGS`. And with chance `SLIPS` at any word: it skips
+    the word, stutters, loses the turn, runs on to the end of its text, or stops there. A share
+    `CAREFUL` of the texts of up to `MOST_CAREFUL` words is done with care.
     """
     careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MOST_CAREFUL
     habit, slips = (0.0, 0.002) if careful else (CLINGS, SLIPS)
@@ -129,7 +134,9 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
 
 
 def altered(word: str, rng: random.Random) -> str:
-    """Return `word` with another ending, with a capital more or less, or with a letter changed, dropped or put in."""
+    """Return `word` with another ending, with a capital more or less, or with a letter changed,
+    dropped or put in.
+    """
     kind, place = (
         rng.choice(["ending", "ending", "capital", "change", "drop", "insert"]),
         rng.randrange(len(word)),
@@ -144,7 +151,9 @@ def altered(word: str, rng: random.Random) -> str:
 
 
 class Words:
-    """Supplies word sequences: passages of the training documents, their words shuffled, and words nobody ever saw."""
+    """Supplies word sequences: passages of the training documents, their words shuffled, and words
+    nobody ever saw.
+    """
 
     def __init__(self, rng: random.Random, pieces: Sequence[str]):
         self.rng = rng
@@ -164,7 +173,9 @@ class Words:
         return word + (self.rng.choice(",.;:!?") if self.rng.random() < 0.15 else "")
 
     def passage(self, n: int) -> list[str]:
-        """Return `n` words in a row from a training document (from several, where one is too short)."""
+        """Return `n` words in a row from a training document (from several, where one is too
+        short).
+        """
         words: list[str] = []
         while len(words) < n:
             text = self.rng.choice(self.texts)
@@ -173,8 +184,10 @@ class Words:
         return words
 
     def draw(self, n: int) -> list[str]:
-        """Return `n` words: a passage, or words in no order, so that they must be read, not guessed; often of few different words, many of
-        them alike, so that a place must be kept by more than the words that stand there."""
+        """Return `n` words: a passage, or words in no order, so that they must be read, not
+        guessed; often of few different words, many of them alike, so that a place must be kept by
+        more than the words that stand there.
+        """
         kind = self.rng.random()
         if kind < 0.3:
             return self.passage(n)
@@ -192,7 +205,9 @@ class Words:
         ]
 
     def numbers(self, n: int) -> list[str]:
-        """Return `n` words, a share of them numbers of up to one, two or four digits, all with the same mark behind."""
+        """Return `n` words, a share of them numbers of up to one, two or four digits, all with the
+        same mark behind.
+        """
         share, most, mark = (
             self.rng.choice([0.2, 0.6, 1.0]),
             self.rng.choice([9, 20, 99, 2000]),
@@ -212,9 +227,12 @@ class Words:
         return words
 
     def texts_of(self, *sizes: int) -> list[list[str]]:
-        """Return a text of each size. In a share `ALTERED` of cases some words are nearly words of the corpus, to be read and not
-        guessed. In a share `SALTED` one to five words, as frequent as they are in the corpus or nearly such words, come back at a share `SALT` of all places, in
-        a share `ECHOED` whole phrases do: neither a word nor a few in a row say which place they stand at."""
+        """Return a text of each size. In a share `ALTERED` of cases some words are nearly words of
+        the corpus, to be read and not guessed. In a share `SALTED` one to five words, as frequent
+        as they are in the corpus or nearly such words, come back at a share `SALT` of all places,
+        in a share `ECHOED` whole phrases do: neither a word nor a few in a row say which place
+        they stand at.
+        """
         rng, texts = self.rng, [self.draw(n) for n in sizes]
         if rng.random() < ALTERED:
             texts = [
@@ -232,7 +250,9 @@ class Words:
         return texts
 
     def _echoing(self, text: list[str]) -> list[str]:
-        """Return the text with one to three of its phrases of two to six words in further places of it, over the words there."""
+        """Return the text with one to three of its phrases of two to six words in further places
+        of it, over the words there.
+        """
         rng, text = self.rng, list(text)
         lengths = [
             length
@@ -298,13 +318,16 @@ def example(skill: str, size: int, words: Words) -> Example:
 
 
 def turns(size: int, words: Words) -> Example:
-    """Return a lesson in keeping two places: some words of A, some of B, and so on, done right. Never both word by word."""
+    """Return a lesson in keeping two places: some words of A, some of B, and so on, done right.
+    Never both word by word.
+    """
     rng = words.rng
     (strides,) = rng.choices(TURNS, OFTEN)
     rounds = max(2, size // (2 * sum(strides)))
     a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
     prompt = (
-        f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both are done.\n"
+        f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both "
+        "are done.\n"
         f"A: {' '.join(a)}\nB: {' '.join(b)}"
     )
     return Example("turns", prompt, " ".join(in_turns(a, b, strides)))
@@ -328,8 +351,10 @@ def count_of(n: int) -> str:
 
 
 def arithmetic(rng: random.Random) -> Example:
-    """Return a short chain or product, without working, of the training split. Four-step chains and products of three by
-    two digits are new ground. A share `HASTY` is answered by somebody who stops a step early, or forgets a ten."""
+    """Return a short chain or product, without working, of the training split. Four-step chains
+    and products of three by two digits are new ground. A share `HASTY` is answered by somebody who
+    stops a step early, or forgets a ten.
+    """
     family, level = rng.choices(list(SUMS), SUMS.values())[0]
     problem = SUM_TASKS[family].make(level, "train", rng)
     values = problem.data["values"]

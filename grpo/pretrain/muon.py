@@ -1,7 +1,8 @@
-"""Muon, momentum made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), for many matrices at once.
+"""Muon, momentum made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/),
+for many matrices at once.
 
-The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of one shape go through one batched
-product, and the rate is a tensor, so that a CUDA graph can hold the step.
+The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of one shape
+go through one batched product, and the rate is a tensor, so that a CUDA graph can hold the step.
 """
 
 import torch
@@ -11,7 +12,9 @@ ITERATIONS = 5
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Return, for each of `matrices` (n, rows, columns), U V^T of its singular value decomposition, roughly, in bfloat16."""
+    """Return, for each of `matrices` (n, rows, columns), U V^T of its singular value
+    decomposition, roughly, in bfloat16.
+    """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()
     x = x.mT if tall else x
@@ -24,7 +27,9 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon:
-    """Keeps the momenta of `matrices`, parameters of two dimensions whose `grad` each step reads."""
+    """Keeps the momenta of `matrices`, parameters of two dimensions whose `grad` each
+    step reads.
+    """
 
     def __init__(self, matrices, momentum: float = 0.95, weight_decay: float = 0.01):
         self.momentum, self.weight_decay = momentum, weight_decay
@@ -36,7 +41,9 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: torch.Tensor):
-        """Take one step of size `rate`, a tensor without dimensions: with Nesterov's momentum, and decoupled weight decay."""
+        """Take one step of size `rate`, a tensor without dimensions: with Nesterov's momentum, and
+        decoupled weight decay.
+        """
         for group, momentum in zip(self.groups, self.momenta):
             gradients = torch.stack([p.grad for p in group])
             momentum.lerp_(gradients, 1 - self.momentum)

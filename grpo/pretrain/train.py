@@ -1,8 +1,9 @@
 """How the embedded model was made: `python -m grpo.pretrain --output data/base_model`.
 
-A small Llama with a byte-level BPE, both made from the training split of our own corpus and from generated text
-(`grpo.pretrain.lessons`), in minutes on one GPU. Matrices are trained by Muon (Jordan et al. 2024), the rest by AdamW. Rows hold
-one lesson each, in batches of equal length and equal token count, so no lesson sees another.
+A small Llama with a byte-level BPE, both made from the training split of our own corpus and from
+generated text (`grpo.pretrain.lessons`), in minutes on one GPU. Matrices are trained by Muon
+(Jordan et al. 2024), the rest by AdamW. Rows hold one lesson each, in batches of equal length and
+equal token count, so no lesson sees another.
 """
 
 import argparse
@@ -26,10 +27,12 @@ from grpo.pretrain.muon import Muon
 SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
 PAD, USER, ASSISTANT, END = range(4)
 CHAT = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # a digit is a token of its own
+# a digit is a token of its own
+SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LENGTHS = {
     48: 0.15,
     160: 0.19,
@@ -45,7 +48,9 @@ SHORTEST = min(LENGTHS)  # rows of this length hold arithmetic, and no others do
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Train the BPE on the training documents. Every text gets one space in front, so a word is the same tokens anywhere."""
+    """Train the BPE on the training documents. Every text gets one space in front, so a word is
+    the same tokens anywhere.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.Prepend(" ")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -82,7 +87,9 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 class Batches:
-    """Serves batches: int16 tokens (rows, length) and a mask of what is learned. Words are tokenised once."""
+    """Serves batches: int16 tokens (rows, length) and a mask of what is learned. Words are
+    tokenised once.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, batch_tokens: int):
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
@@ -92,7 +99,9 @@ class Batches:
         self.words = diet.Words(self.rng, [piece for piece in pieces if piece.isalpha()])
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of `text`; lines and words are independent of each other under this tokenizer."""
+        """Return the tokens of `text`; lines and words are independent of each other under this
+        tokenizer.
+        """
         ids: list[int] = []
         for word in text.replace("\n", " \n").split(" "):
             if word not in self.cache:
@@ -110,8 +119,9 @@ class Batches:
         return ids
 
     def lesson(self, length: int) -> tuple[list[int], int, str]:
-        """Return (tokens, where learning starts, skill) of a lesson that fits `length`, and fills a share `FILL` of a long row
-        where the skill has a size."""
+        """Return (tokens, where learning starts, skill) of a lesson that fits `length`, and fills
+        a share `FILL` of a long row where the skill has a size.
+        """
         shares = (
             diet.SHARES if length <= LONG else diet.SHARES | {"interleave": INTERLEAVED[length]}
         )
@@ -151,7 +161,9 @@ def serve(batches: Batches, queue):
 
 
 def hidden_of(model, tokens):
-    """Return what the last layer says, (rows, length, width). Layer by layer, so that one compiled layer serves for all of them."""
+    """Return what the last layer says, (rows, length, width). Layer by layer, so that one compiled
+    layer serves for all of them.
+    """
     hidden = model.model.embed_tokens(tokens)
     places = torch.arange(tokens.shape[1], device=tokens.device)[None]
     turned = model.model.rotary_emb(hidden, places)
@@ -163,7 +175,9 @@ def hidden_of(model, tokens):
 
 
 def loss_of(model, hidden, tokens, learned):
-    """Return, from what the last layer says, the mean cross-entropy of the tokens that are `learned`, given all before them."""
+    """Return, from what the last layer says, the mean cross-entropy of the tokens that are
+    `learned`, given all before them.
+    """
     logits = model.lm_head(model.model.norm(hidden))[:, :-1]
     targets = tokens[:, 1:].masked_fill(~learned[:, 1:], -100)
     return torch.nn.functional.cross_entropy(
@@ -174,7 +188,9 @@ def loss_of(model, hidden, tokens, learned):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # other shapes than those that are trained
 def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> dict[str, float]:
-    """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up to 320 tokens."""
+    """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up
+    to 320 tokens.
+    """
     hits = defaultdict(lambda: [0, 0])
     for length in (SHORTEST, 160, 320):
         for _ in range(rows // 64):
@@ -214,10 +230,12 @@ def build(arguments, tokenizer) -> LlamaForCausalLM:
 
 
 class Step:
-    """One optimizer step on a batch: loss, gradients clipped at norm 1, Muon on the matrices, AdamW on the rest.
+    """One optimizer step on a batch: loss, gradients clipped at norm 1, Muon on the matrices,
+    AdamW on the rest.
 
-    On CUDA the whole of it is captured as one graph for each row length: a small model's step is a thousand small
-    kernels, and the host would be slower in starting them than the GPU in running them.
+    On CUDA the whole of it is captured as one graph for each row length: a small model's step is a
+    thousand small kernels, and the host would be slower in starting them than the GPU in running
+    them.
     """
 
     def __init__(self, model, device: str):
@@ -268,7 +286,9 @@ class Step:
                 value.zero_()  # what the warm-up left
 
     def capture(self, batch):
-        """Return the graph of a step on batches of this shape, the places of its batch, and of its loss."""
+        """Return the graph of a step on batches of this shape, the places of its batch, and of its
+        loss.
+        """
         self.rate.zero_()  # to warm up takes steps, which must go nowhere
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -295,7 +315,9 @@ class Step:
         return loss.detach()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return every tensor that a later part of the training goes on from, by name; to be written in place."""
+        """Return every tensor that a later part of the training goes on from, by name; to be
+        written in place.
+        """
         state = {f"model.{name}": value for name, value in self.model.named_parameters()}
         state |= {f"muon.{i}": momentum for i, momentum in enumerate(self.muon.momenta)}
         for i, p in enumerate(self.adam.param_groups[0]["params"]):

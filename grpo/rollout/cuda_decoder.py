@@ -1,4 +1,5 @@
-"""The decoder for models of the Llama family on a GPU: the rows of a rollout, fed to the captured step of `captured.py`.
+"""The decoder for models of the Llama family on a GPU: the rows of a rollout, fed to the captured
+step of `captured.py`.
 
 The host looks at what was written once in `BURST` steps, or after each draft.
 
@@ -18,10 +19,13 @@ BURST = 8  # tokens a row between looks at who has finished
 
 
 class FusedDecoder:
-    """The rows of one rollout, as they are written; see `eager.EagerDecoder` for the same on any device."""
+    """The rows of one rollout, as they are written; see `eager.EagerDecoder` for the same on any
+    device.
+    """
 
-    # See Drafting.length. Products over 206 tokens take as long as the reading of their weights (990 TFLOP/s, 4.8 TB/s), and there is some
-    # overhead; one token more of Llama-3.2-3B takes 10 us then, and aiming anew 0.4 ms of the host.
+    # See Drafting.length. Products over 206 tokens take as long as the reading of their weights
+    # (990 TFLOP/s, 4.8 TB/s), and there is some overhead; one token more of Llama-3.2-3B takes 10
+    # us then, and aiming anew 0.4 ms of the host.
     flat, aim = 256, 40
 
     def __init__(
@@ -70,7 +74,9 @@ class FusedDecoder:
         return [k for k in LENGTHS if not k or bucket(len(self.written)) * (k + 1) <= TOKENS]
 
     def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how many of them count (R,), on the CPU."""
+        """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how
+        many of them count (R,), on the CPU.
+        """
         model, state, R, T, new = (
             self.model,
             self.model.state,
@@ -113,7 +119,9 @@ class FusedDecoder:
         return chosen, logprobs.int().view(torch.float32), count
 
     def retire(self) -> Tensor:
-        """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by their present places, in order."""
+        """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by
+        their present places, in order.
+        """
         rows, kept = len(self.live), self.live.nonzero()[:, 0]
         if len(kept) and bucket(len(kept)) == bucket(rows):
             return torch.arange(rows)
@@ -128,7 +136,9 @@ class FusedDecoder:
         return kept
 
     def _lay_out(self, T: int) -> int:
-        """Write down which neighbouring tokens read a prompt's keys together; return how many such tiles to run, some perhaps empty."""
+        """Write down which neighbouring tokens read a prompt's keys together; return how many such
+        tiles to run, some perhaps empty.
+        """
         if self.laid_out is None or self.laid_out[0] != T:
             size, tiles = self.model.tile_tokens(T), []
             prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
@@ -147,7 +157,9 @@ class FusedDecoder:
 
 
 def cuda_step(policy) -> FusedModel | None:
-    """Return the captured decode step of `policy`, made once and kept with it, or None if it has none."""
+    """Return the captured decode step of `policy`, made once and kept with it, or None if it has
+    none.
+    """
     if "cuda" not in policy.decoder_cache:
         policy.decoder_cache["cuda"] = fused_model(policy)
     return policy.decoder_cache["cuda"]
@@ -164,7 +176,9 @@ def fused_model(policy) -> FusedModel | None:
 
 @torch.no_grad()
 def disagreement(model: FusedModel) -> float:
-    """Return by how much the hidden states after a few tokens differ from those of the model's own forward pass, relative to these."""
+    """Return by how much the hidden states after a few tokens differ from those of the model's own
+    forward pass, relative to these.
+    """
     policy = model.policy
     prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
     ones = torch.ones(4, dtype=torch.int64)

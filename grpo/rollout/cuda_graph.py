@@ -1,11 +1,13 @@
-"""One step of the decoder for models of the Llama family on a GPU: few kernels a layer, captured as CUDA graphs.
+"""One step of the decoder for models of the Llama family on a GPU: few kernels a layer, captured
+as CUDA graphs.
 
-The weights are those of `model.llama`, joined where they read the same input, a LoRA adapter's first matrices among them; what lies
-between the matrix products is in `kernels`.
-Prompts' keys and values are held and read once a group. Everything that changes from step to step, the sampling and the stop test
-included, lives on the device.
+The weights are those of `model.llama`, joined where they read the same input, a LoRA adapter's
+first matrices among them; what lies between the matrix products is in `kernels`. Prompts' keys and
+values are held and read once a group. Everything that changes from step to step, the sampling and
+the stop test included, lives on the device.
 
-Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K heads, D head size, N hidden size.
+Shapes: R rows, T tokens of each at once, k = T - 1 drafted, M = R * T; L prompt tokens, H, K
+heads, D head size, N hidden size.
 """
 
 import os
@@ -50,7 +52,9 @@ def bucket(rows: int) -> int:
 
 @contextmanager
 def light_products(wanted: bool):
-    """Let torch take its products from cuBLASLt, if wanted: the padded weights are multiplied some hundredths faster on a Hopper GPU."""
+    """Let torch take its products from cuBLASLt, if wanted: the padded weights are multiplied some
+    hundredths faster on a Hopper GPU.
+    """
     before = torch.backends.cuda.preferred_blas_library()
     if wanted:
         with open(os.devnull, "wb") as nowhere:
@@ -68,7 +72,9 @@ def light_products(wanted: bool):
 
 
 class FusedModel:
-    """The decode step of one policy: its weights, caches and graphs. Kept by the policy from one rollout to the next."""
+    """The decode step of one policy: its weights, caches and graphs. Kept by the policy from one
+    rollout to the next.
+    """
 
     def __init__(self, policy):
         from grpo.rollout import kernels  # Triton is there where CUDA is
@@ -95,7 +101,9 @@ class FusedModel:
         self.rows = self.prompts = self.longest = self.room = 0
 
     def allot(self, rows: int, prompts: int, longest: int, room: int):
-        """Make caches for so many rows with `room` tokens each, and prompts of up to `longest` tokens; keep those that suffice."""
+        """Make caches for so many rows with `room` tokens each, and prompts of up to `longest`
+        tokens; keep those that suffice.
+        """
         rows, longest, room = bucket(rows), -(-longest // 128) * 128, -(-room // 64) * 64
         fits = (
             rows <= self.rows
@@ -136,18 +144,24 @@ class FusedModel:
         self.pool = None
 
     def tile_tokens(self, T: int) -> int:
-        """How many tokens of a prompt's rows read its keys together: those of 32 queries, or of 64 where a row has so many."""
+        """How many tokens of a prompt's rows read its keys together: those of 32 queries, or of 64
+        where a row has so many.
+        """
         Q = self.H // self.K
         return max(1, 64 // Q if T * Q >= 64 else min(16, 32 // Q))
 
     def stretches(self, M: int) -> tuple[int, int]:
-        """How many keys of a prompt, and of a row's own tokens, one program reads: the more there are to be joined, the longer that takes, but
-        few tokens make few programs, and the GPU has processors to fill."""
+        """How many keys of a prompt, and of a row's own tokens, one program reads: the more there
+        are to be joined, the longer that takes, but few tokens make few programs, and the GPU has
+        processors to fill.
+        """
         of_prompt, of_own = (128, 256) if M <= 16 else (256, 256) if M < 64 else (512, 1024)
         return 64 if self.longest <= 128 else of_prompt, of_own
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None):
-        """Do one step for the first R rows (a bucket): from a captured graph, which is made when first asked for."""
+        """Do one step for the first R rows (a bucket): from a captured graph, which is made when
+        first asked for.
+        """
         if self.policy.device.type != "cuda":
             return self.step(R, T, tiles, truncate)
         key = (R, T, tiles, truncate)
@@ -172,7 +186,9 @@ class FusedModel:
         self.graphs[key].replay()
 
     def step(self, R: int, T: int, tiles: int, truncate: Callable | None):
-        """Feed each row its last token and k drafted ones; sample after each; write down what counts."""
+        """Feed each row its last token and k drafted ones; sample after each; write down what
+        counts.
+        """
         hidden_MN = self.forward(R, T, tiles)
         self.sample(self.policy.head(hidden_MN), R, T, truncate)
 
@@ -332,7 +348,9 @@ class FusedModel:
         out: Tensor,
         squares: Tensor,
     ):
-        """Add a product of `joined` to x, and begin the norm: `out` = x * weight, and the sums of squares."""
+        """Add a product of `joined` to x, and begin the norm: `out` = x * weight, and the sums of
+        squares.
+        """
         up, bias, rank, stride, splits = (
             (joined.up, joined.bias, joined.rank, y.stride(1), len(y))
             if joined
@@ -357,7 +375,9 @@ class FusedModel:
         )
 
     def _product(self, x: Tensor, joined: Joined) -> Tensor:
-        """Return x (M, K) times the weights of `joined`, in S parts that are to be added up (S, M, X)."""
+        """Return x (M, K) times the weights of `joined`, in S parts that are to be added up (S, M,
+        X).
+        """
         (M, K), X = x.shape, len(joined.weight)
         if self.processors and M <= FEW and K % 128 == 0:
             wide = M > 32 and X > 32 * self.processors

@@ -1,8 +1,9 @@
 """The decoder for every model and device: the model's own forward pass, step by step.
 
-The completions of a prompt begin as one, and those of a competent policy agree for long. As long as completions have the same tokens they
-have the same keys, values and next distribution: they are one row of the forward pass, and each draws from its distribution
-with its own uniform number. Where they go apart, the row is copied.
+The completions of a prompt begin as one, and those of a competent policy agree for long. As long
+as completions have the same tokens they have the same keys, values and next distribution: they are
+one row of the forward pass, and each draws from its distribution with its own uniform number.
+Where they go apart, the row is copied.
 
 Shapes: P prompts, C completions, R rows, k drafted tokens, T = 1 + k.
 """
@@ -18,17 +19,20 @@ from grpo.rollout.speculative import LENGTHS
 
 
 def accepted(chosen_CT: Tensor, drafts_Ck: Tensor, stops: Tensor) -> Tensor:
-    """Return how many of the chosen tokens count: up to the first that the draft had otherwise, or that ends the text (C,).
+    """Return how many of the chosen tokens count: up to the first that the draft had otherwise, or
+    that ends the text (C,).
 
-    A chosen token is drawn from the right distribution if all before it are the drafted ones; the first that differs is
-    itself the sample.
+    A chosen token is drawn from the right distribution if all before it are the drafted ones; the
+    first that differs is itself the sample.
     """
     goes_on = (chosen_CT[:, :-1] == drafts_Ck) & ~torch.isin(chosen_CT[:, :-1], stops)
     return 1 + goes_on.long().cumprod(1).sum(1)
 
 
 class EagerDecoder:
-    """The completions of one rollout, as they are written. `live` are those that drafts are wanted for: one for each row."""
+    """The completions of one rollout, as they are written. `live` are those that drafts are wanted
+    for: one for each row.
+    """
 
     flat, aim = 48, 3  # see Drafting.length; as seen with the embedded model on two cores
     lengths = LENGTHS
@@ -52,7 +56,8 @@ class EagerDecoder:
         )
 
     def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next tokens of each completion, their log-probabilities (C, T), and how many of them count (C,), on the CPU.
+        """Return the next tokens of each completion, their log-probabilities (C, T), and how many
+        of them count (C,), on the CPU.
 
         The completions of a row go by the draft of the first of them.
         """
@@ -79,7 +84,9 @@ class EagerDecoder:
         return chosen, logprobs, count
 
     def retire(self) -> Tensor:
-        """Let finished completions go, part those that went apart; return which stay, by their present places, in order."""
+        """Let finished completions go, part those that went apart; return which stay, by their
+        present places, in order.
+        """
         stay = (~torch.isin(self.last, self.stops) & (self.written < self.budget)).nonzero()[:, 0]
         if not len(stay):
             return stay
@@ -96,9 +103,11 @@ class EagerDecoder:
         return stay
 
     def _part(self) -> Tensor:
-        """Make one row of the completions that have read the same and go on with the same token; return which row each row was.
+        """Make one row of the completions that have read the same and go on with the same token;
+        return which row each row was.
 
-        The first part of a row stays where it is, while that is below the new number of rows; the others fill the gaps.
+        The first part of a row stays where it is, while that is below the new number of rows; the
+        others fill the gaps.
         """
         parts, part_C = torch.stack([self.row, self.written, self.last]).unique(
             dim=1, return_inverse=True

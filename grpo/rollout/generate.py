@@ -1,7 +1,9 @@
-"""The rollout: many completions of each prompt, the prompt read once, one token or several (`drafting`) a forward pass.
+"""The rollout: many completions of each prompt, the prompt read once, one token or several
+(`drafting`) a forward pass.
 
-Nothing that is sampled depends on the layout of the batch, on who shares it, or on drafts: see `grpo.rollout.sampling`.
-The forward passes are a decoder's: `fused`, where the device and the model allow it, or else `eager`.
+Nothing that is sampled depends on the layout of the batch, on who shares it, or on drafts: see
+`grpo.rollout.sampling`. The forward passes are a decoder's: `fused`, where the device and the
+model allow it, or else `eager`.
 
 Shapes: P prompts, G completions each, R = P * G completions.
 """
@@ -30,8 +32,8 @@ def fitting(
 ) -> Iterator[Problem]:
     """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
 
-    Where a budget is `asked` for (--max-new-tokens), the target must fit that as well. Raises UserError where
-    PASSED_OVER problems in a row do not fit.
+    Where a budget is `asked` for (--max-new-tokens), the target must fit that as well. Raises
+    UserError where PASSED_OVER problems in a row do not fit.
     """
     in_a_row = 0
     for problem in problems:
@@ -56,26 +58,30 @@ def budget_for(
 ) -> int:
     """Return the most new tokens a completion may take; at most what the context leaves.
 
-    That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less than the task has
-    `declared`.
-    Raises UserError where `asked` is too small for the target, or the context for prompt and target.
+    That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less
+    than the task has `declared`. Raises UserError where `asked` is too small for the target, or
+    the context for prompt and target.
     """
     needed = policy.target_length(target)
     return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
 
 def budget(needed: int, prompt: int, context: int, asked: int, name: str, declared: int = 0) -> int:
-    """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model called `name` has such a `context`."""
+    """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model
+    called `name` has such a `context`.
+    """
     if asked and asked < needed:
         raise UserError(
-            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least that, or "
+            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
+            "that, or "
             "leave it out"
         )
     room = context - prompt
     if room < needed:
         raise UserError(
             f"--model {name}: its context of {context} tokens is too short for this level: "
-            f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words or --shots"
+            f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words or "
+            "--shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
@@ -93,11 +99,12 @@ def generate(
 ) -> list[list[Completion]]:
     """Return `len(keys[p])` completions of each prompt p (as many for every prompt), in order.
 
-    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); `temperatures` and `budgets` (most new tokens)
-    count for all completions of a prompt; temperature 0 is greedy. Log-probs are those of the distribution drawn from.
-    `guesses`, one a prompt, are drafted from as `drafting` decides, and its figures brought up to date. Prompts for which a GPU has no memory
-    at once are answered one lot after the other.
-    Raises FloatingPointError where a token was drawn from a distribution that is not finite, UserError where memory runs out.
+    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); `temperatures` and `budgets`
+    (most new tokens) count for all completions of a prompt; temperature 0 is greedy. Log-probs are
+    those of the distribution drawn from. `guesses`, one a prompt, are drafted from as `drafting`
+    decides, and its figures brought up to date. Prompts for which a GPU has no memory at once are
+    answered one lot after the other. Raises FloatingPointError where a token was drawn from a
+    distribution that is not finite, UserError where memory runs out.
     """
     answers: list[list[Completion]] = []
     lot = policy.prompts_at_once(len(keys[0]), max(map(len, prompts)), max(budgets) + SHORT + 1)
@@ -115,7 +122,8 @@ def generate(
             )
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"out of memory in the rollout of {len(keys[some]) * len(keys[0])} completions of up to {max(budgets[some])} tokens; give a smaller "
+                f"out of memory in the rollout of {len(keys[some]) * len(keys[0])} completions of "
+                f"up to {max(budgets[some])} tokens; give a smaller "
                 "--group-size, fewer --words, or a smaller model"
             ) from error
     return answers
@@ -193,7 +201,8 @@ def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Com
     if not all(map(math.isfinite, logprobs)):
         place = next(i for i, value in enumerate(logprobs) if not math.isfinite(value))
         raise FloatingPointError(
-            f"token {place + 1} of a completion was drawn with a log-probability of {logprobs[place]}: the model's logits are not finite"
+            f"token {place + 1} of a completion was drawn with a log-probability of "
+            f"{logprobs[place]}: the model's logits are not finite"
         )
     finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)

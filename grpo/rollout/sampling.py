@@ -1,7 +1,8 @@
 """From logits to tokens: counter-based uniform numbers, inverse CDF, truncation.
 
-One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position: what is sampled depends
-on the policy's distribution and that number alone, not on batch layout, padding, or who shares the batch.
+One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position:
+what is sampled depends on the policy's distribution and that number alone, not on batch layout,
+padding, or who shares the batch.
 
 Shapes: R rows, T places in each, N draws, C completions, V vocabulary.
 """
@@ -16,13 +17,16 @@ BLOCK = 64
 
 
 def sample_key(*counters: int | str) -> int:
-    """Return the 64-bit key (signed) of one sample, from counters such as (seed, step, problem, sample, try)."""
+    """Return the 64-bit key (signed) of one sample, from counters such as (seed, step, problem,
+    sample, try).
+    """
     digest = hashlib.blake2b("/".join(map(str, counters)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
-    """Return one float64 in [0, 1) for each key (int64) and position: SplitMix64 (Steele et al. 2014) of key and counter.
+    """Return one float64 in [0, 1) for each key (int64) and position: SplitMix64 (Steele et al.
+    2014) of key and counter.
 
     Integer arithmetic alone, so every device gives the same numbers. Shapes broadcast.
     """
@@ -44,11 +48,13 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
-    """Return the token of row `row_N[n]` at which its cumulative probability mass passes `uniform_N[n]`: the inverse CDF, (N,) int64.
+    """Return the token of row `row_N[n]` at which its cumulative probability mass passes
+    `uniform_N[n]`: the inverse CDF, (N,) int64.
 
-    First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow. The scale of the distribution is taken
-    from its own sum, and a draw that rounds up to all of it is taken just below, so none falls off the end or on a token
-    without probability. Where the distribution is not finite some token comes, whose log-probability is not finite either.
+    First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow.
+    The scale of the distribution is taken from its own sum, and a draw that rounds up to all of it
+    is taken just below, so none falls off the end or on a token without probability. Where the
+    distribution is not finite some token comes, whose log-probability is not finite either.
     """
     R, V = mass_RV.shape
     mass_RBb = torch.nn.functional.pad(mass_RV, (0, -V % BLOCK)).view(R, -1, BLOCK)
@@ -73,9 +79,11 @@ def choose(
     row_C: torch.Tensor,
     truncate: Callable | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their log-probabilities, (C, T) each.
+    """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their
+    log-probabilities, (C, T) each.
 
-    The log-probabilities are those of the distribution drawn from. `heat_R` are temperatures; 0 takes the likeliest token.
+    The log-probabilities are those of the distribution drawn from. `heat_R` are temperatures; 0
+    takes the likeliest token.
     """
     R, T, V = logits_RTV.shape
     greedy_R = heat_R == 0
@@ -93,15 +101,18 @@ def choose(
 def truncation(
     top_k: int = 0, top_p: float = 1.0
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
-    """Return a function that sets all logits (R, V) outside the top k, and then outside the nucleus, to -inf; or None.
+    """Return a function that sets all logits (R, V) outside the top k, and then outside the
+    nucleus, to -inf; or None.
 
-    It takes logits already divided by the temperature. The nucleus (arXiv:1904.09751) is the smallest set of the likeliest
-    tokens with mass `top_p` of the distribution that top-k leaves, renormalised: the order and the arithmetic of
-    `transformers` (`TopKLogitsWarper`, then `TopPLogitsWarper`). One difference: tokens that tie with the least likely
-    one kept are all kept, so that the support never depends on how a sort orders equal logits.
+    It takes logits already divided by the temperature. The nucleus (arXiv:1904.09751) is the
+    smallest set of the likeliest tokens with mass `top_p` of the distribution that top-k leaves,
+    renormalised: the order and the arithmetic of `transformers` (`TopKLogitsWarper`, then
+    `TopPLogitsWarper`). One difference: tokens that tie with the least likely one kept are all
+    kept, so that the support never depends on how a sort orders equal logits.
 
-    From the loss it also gets the sampled tokens (R,), which are always kept: rounding must not exclude what was in fact
-    drawn. Sampler and loss share the function, so both see one distribution.
+    From the loss it also gets the sampled tokens (R,), which are always kept: rounding must not
+    exclude what was in fact drawn. Sampler and loss share the function, so both see one
+    distribution.
     """
     if not top_k and top_p >= 1:
         return None
@@ -114,7 +125,8 @@ def truncation(
             kept_RV = kept_RV.masked_fill(kept_RV < least_R1, -torch.inf)
 
         if top_p < 1:
-            # From the least likely token upwards, so that the small masses are summed before they are lost to rounding.
+            # From the least likely token upwards, so that the small masses are summed before they
+            # are lost to rounding.
             ascending_RV = kept_RV.sort(-1).values
             mass_RV = ascending_RV.softmax(-1).cumsum(-1)
             outside_R1 = (mass_RV <= 1 - top_p).sum(-1, keepdim=True)

@@ -1,9 +1,12 @@
-"""Target drafting: the task guesses how completions go on, and several tokens are verified in one forward pass.
+"""Target drafting: the task guesses how completions go on, and several tokens are verified in one
+forward pass.
 
-Every place has its own uniform number (`sampling.uniform`), so what is drawn there depends on the policy's distribution and that number
-alone. A guess that is drawn itself saves a forward pass; the first that is not has been replaced by the sample, and the task
-aims anew from there. So drafts cost or save time, and change nothing else. Cf. speculative decoding (arXiv:2211.17192), whose
-acceptance test is needed where the draft is itself drawn; prompt lookup decoding also drafts from what is known.
+Every place has its own uniform number (`sampling.uniform`), so what is drawn there depends on the
+policy's distribution and that number alone. A guess that is drawn itself saves a forward pass; the
+first that is not has been replaced by the sample, and the task aims anew from there. So drafts
+cost or save time, and change nothing else. Cf. speculative decoding (arXiv:2211.17192), whose
+acceptance test is needed where the draft is itself drawn; prompt lookup decoding also drafts from
+what is known.
 
 Shapes: R rows, k drafted tokens.
 """
@@ -20,16 +23,22 @@ from grpo.model.encoding import plain_tokens
 from tasks.base import UserError
 
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)  # of drafts, in tokens
-SHORT = 31  # tokens: longer drafts are only for completions that may be so long, and a row is aimed for no shorter one
+# tokens: longer drafts are only for completions that may be so long, and a row is aimed for no
+# shorter one
+SHORT = 31
 NONE = -1  # a token that never is drawn
-AHEAD = 10  # characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most are never reached
+# characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most
+# are never reached
+AHEAD = 10
 _PIECE = re.compile(r"\s*\S+|\s+")
 
 
 class Drafting:
-    """How well drafts have done, and so how long the next ones should be. `mode`: "auto", "off", or a fixed length.
+    """How well drafts have done, and so how long the next ones should be. `mode`: "auto", "off",
+    or a fixed length.
 
-    `matched` and `slipped` are the tokens that went as planned and those that did not, lately; all else counts since `begin`.
+    `matched` and `slipped` are the tokens that went as planned and those that did not, lately; all
+    else counts since `begin`.
     """
 
     def __init__(self, mode: str = "auto"):
@@ -57,12 +66,14 @@ class Drafting:
         matched: float = 0,
         slipped: float = 0,
     ) -> int:
-        """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so many tokens matched and slipped.
+        """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so
+        many tokens matched and slipped.
 
-        A fixed length is kept to, or else the longest of them. The rows' own record counts beside the general one, because those that are
-        left at the end are those that went astray. A forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew
-        as `aim` tokens; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1). A
-        gain that is doubtful is let go.
+        A fixed length is kept to, or else the longest of them. The rows' own record counts beside
+        the general one, because those that are left at the end are those that went astray. A
+        forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as
+        `aim` tokens; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on average at
+        acceptance a (arXiv:2211.17192, eq. 1). A gain that is doubtful is let go.
         """
         if self.fixed is not None:
             return min(self.fixed, lengths[-1])
@@ -84,7 +95,8 @@ class Drafting:
         count: Tensor,
         seconds: float,
     ):
-        """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of passes).
+        """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of
+        passes).
 
         `count` tokens of each completion counted; several may be one row.
         """
@@ -100,7 +112,9 @@ class Drafting:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the step's figures. The time saved is an estimate: by how much passes without drafts would be shorter, see `length`."""
+        """Return the step's figures. The time saved is an estimate: by how much passes without
+        drafts would be shorter, see `length`.
+        """
         if not self.passes:
             return {}
         return {
@@ -117,7 +131,9 @@ class Drafting:
 
 
 def parse_mode(mode: str) -> int | None:
-    """Return the fixed length of a mode ("off" is 0), None for "auto". Raises UserError for what is none."""
+    """Return the fixed length of a mode ("off" is 0), None for "auto". Raises UserError for what
+    is none.
+    """
     if mode in ("auto", "off"):
         return None if mode == "auto" else 0
     if not mode.isdecimal() or not 0 <= int(mode) <= LENGTHS[-1]:
@@ -128,10 +144,12 @@ def parse_mode(mode: str) -> int | None:
 
 
 class Plans:
-    """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and returns the rest of it.
+    """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and
+    returns the rest of it.
 
-    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew when it is next drafted for; rows of the
-    same guess that have written the same are aimed together.
+    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew
+    when it is next drafted for; rows of the same guess that have written the same are aimed
+    together.
     """
 
     def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
@@ -162,7 +180,9 @@ class Plans:
         )
 
     def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
-        """Return the k tokens (R, k) that are expected next in `rows`; of the `tokens` of all rows (all, room), `written` (R,) are."""
+        """Return the k tokens (R, k) that are expected next in `rows`; of the `tokens` of all rows
+        (all, room), `written` (R,) are.
+        """
         if not k:
             return torch.empty(len(rows), 0, dtype=torch.long)
         lost = (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0]
@@ -173,7 +193,9 @@ class Plans:
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
     ) -> tuple[int, int]:
-        """Compare what was written, `count` tokens from `written` on, with the plans; return how many matched and how many slipped."""
+        """Compare what was written, `count` tokens from `written` on, with the plans; return how
+        many matched and how many slipped.
+        """
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
         real = (
@@ -190,7 +212,9 @@ class Plans:
         return int(matched.sum()), int(slipped.sum())
 
     def _aim(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int):
-        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so long; `tokens` are those of all rows."""
+        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so
+        long; `tokens` are those of all rows.
+        """
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
             alike.setdefault((self.first[row], n, tokens[row, :n].numpy().tobytes()), []).append(
@@ -210,7 +234,8 @@ class Plans:
     def _text(self, row: int, tokens: Tensor) -> str:
         """Return what the row has written. Only what is new is decoded, up to a whole character.
 
-        It is decoded behind the token before it, because some tokenizers drop a space that stands first.
+        It is decoded behind the token before it, because some tokenizers drop a space that stands
+        first.
         """
         before = max(0, self.read[row] - 1)
         new = tokens[before:].tolist()
@@ -221,7 +246,8 @@ class Plans:
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of `texts`, word by word: the words of a problem come again and again, and most tokenizers part them.
+        """Return the tokens of `texts`, word by word: the words of a problem come again and again,
+        and most tokenizers part them.
 
         They stand behind a line end, because many tokenizers put a space before what stands first.
         """
@@ -248,7 +274,9 @@ class Plans:
         plans: Iterable[list[int]],
         is_whole: Iterable[bool],
     ):
-        """Write each of the `plans` down for its rows, from its start on; a whole one lasts for ever, with nothing behind its end."""
+        """Write each of the `plans` down for its rows, from its start on; a whole one lasts for
+        ever, with nothing behind its end.
+        """
         width = self.planned.shape[1]
         for alike, start, plan, lasts in zip(rows, starts, plans, is_whole, strict=True):
             end = min(start + len(plan), width)

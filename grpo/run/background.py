@@ -1,4 +1,5 @@
-"""Saving without holding up training: the state is copied into the host's memory, and a thread writes the copy.
+"""Saving without holding up training: the state is copied into the host's memory, and a thread
+writes the copy.
 
 What a save costs training is the copy, and a core's work where it has no other to spare; the write
 of gigabytes, its checksums and the reading back are the thread's. One job is under way at a time. A
@@ -126,7 +127,10 @@ class Saved:
     def line(self) -> str:
         cost = f"training waited {self.waiting + self.writing:.1f} s"
         if self.in_background:
-            cost = f"training waited {self.waiting:.1f} s; written in {self.writing:.1f} s in the background"
+            cost = (
+                f"training waited {self.waiting:.1f} s; written in {self.writing:.1f} s in the "
+                "background"
+            )
         return f"checkpoint {self.path.name}: {'; '.join(self.reasons)} ({cost})"
 
 
@@ -145,7 +149,9 @@ class Save:
     in_background: bool = True
 
     def __call__(self) -> Saved:
-        """Write the checkpoint, and only then remove those that need not stay. Raises UserError where it cannot be written."""
+        """Write the checkpoint, and only then remove those that need not stay. Raises UserError
+        where it cannot be written.
+        """
         begun = time.thread_time()
         noted: dict[str, Any] = {}
 
@@ -174,7 +180,8 @@ class Writer:
         threading.Thread(target=_do, args=(save, self._saved), name=NAME, daemon=True).start()
 
     def collect(self, *, wait: bool = False) -> Saved | None:
-        """Return the checkpoint that was started last, once it is whole, and once; or raise what stopped it.
+        """Return the checkpoint that was started last, once it is whole, and once; or raise what
+        stopped it.
 
         None where there is none, or it is still being written. With `wait` none is being written
         afterwards.
@@ -193,7 +200,8 @@ def _do(save: Save, saved: Future[Saved]):
 
 
 def end_process(status: int):
-    """End the program with this exit status, at once where a checkpoint is being written (after a second Ctrl-C).
+    """End the program with this exit status, at once where a checkpoint is being written (after a
+    second Ctrl-C).
 
     The interpreter would tear down a thread that is writing from within Rust, which aborts the
     process (status 134).

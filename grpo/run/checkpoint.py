@@ -1,7 +1,9 @@
-"""Checkpoints: written aside, read back and renamed, so each is whole or absent; a manifest has a checksum of every file.
+"""Checkpoints: written aside, read back and renamed, so each is whole or absent; a manifest has a
+checksum of every file.
 
-checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout, optimizer.safetensors with
-optimizer.json, rng.json, trainer.json and manifest.json. No pickle anywhere: safetensors and JSON only.
+checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout,
+optimizer.safetensors with optimizer.json, rng.json, trainer.json and manifest.json. No pickle
+anywhere: safetensors and JSON only.
 """
 
 import errno
@@ -46,8 +48,8 @@ def save_checkpoint(
 ) -> Path:
     """Write checkpoints/step-NNNNNN by `write(folder)`, whole or not at all, and return its path.
 
-    The manifest's "note" is what `note` returns of the seconds that all files took to be written and read back. Raises
-    UserError when the disk will not take it; what was there before stays.
+    The manifest's "note" is what `note` returns of the seconds that all files took to be written
+    and read back. Raises UserError when the disk will not take it; what was there before stays.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
     aside, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".tmp-old-{final.name}")
@@ -73,7 +75,8 @@ def save_checkpoint(
         if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise UserError(
-                f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free some "
+                f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free "
+                "some "
                 f"space and go on with --resume {run}"
             ) from error
         raise
@@ -119,7 +122,10 @@ def _damage(path: Path, manifest: Path) -> str | None:
     try:
         saved = read_json(manifest)
         if saved.get("format") != _FORMAT:
-            return f'{path}: no checkpoint that this version reads (its manifest.json has no "format": {_FORMAT})'
+            return (
+                f"{path}: no checkpoint that this version reads (its manifest.json has no "
+                f'"format": {_FORMAT})'
+            )
         for name, fact in saved["files"].items():
             file = path / name
             if path.resolve() not in file.resolve().parents:
@@ -127,7 +133,10 @@ def _damage(path: Path, manifest: Path) -> str | None:
             if not file.is_file():
                 return f"{path}: {name} is missing"
             if file.stat().st_size != fact["bytes"]:
-                return f"{path}: {name} has {file.stat().st_size} bytes, and should have {fact['bytes']}"
+                return (
+                    f"{path}: {name} has {file.stat().st_size} bytes, and should have "
+                    f"{fact['bytes']}"
+                )
             if _sha256(file) != fact["sha256"]:
                 return f"{path}: {name} is damaged (its checksum is wrong)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -136,7 +145,9 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
-    """Return the valid checkpoints of a run in the order of their steps, and what is wrong with each of the others."""
+    """Return the valid checkpoints of a run in the order of their steps, and what is wrong with
+    each of the others.
+    """
     found = sorted(
         (p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)),
         key=step_of,
@@ -148,10 +159,11 @@ def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
 
 
 def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
-    """Return the checkpoint to go on from: `path` itself, or the latest valid one of the run `path`; and warnings.
+    """Return the checkpoint to go on from: `path` itself, or the latest valid one of the run
+    `path`; and warnings.
 
-    Each warning names a damaged checkpoint that was passed over. Raises UserError, in the name of the `flag`, where there is
-    nothing to go on from.
+    Each warning names a damaged checkpoint that was passed over. Raises UserError, in the name of
+    the `flag`, where there is nothing to go on from.
     """
     path = Path(path)
     if not path.exists():
@@ -164,7 +176,8 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         return path, []
     if not (path / "config.yaml").is_file():
         raise UserError(
-            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of its checkpoints"
+            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
+            "its checkpoints"
         )
     valid, damaged = checkpoints(path)
     if not valid:
@@ -180,16 +193,19 @@ def remove_partial(run: Path):
 
 
 def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
-    """Keep the first, the second to last and the most recent valid checkpoint (and `keep_best`); return a line for
-    each that was removed. Damaged ones are left for their owner to see."""
+    """Keep the first, the second to last and the most recent valid checkpoint (and `keep_best`);
+    return a line for each that was removed. Damaged ones are left for their owner to see.
+    """
     valid, _ = checkpoints(run)
     keep = {valid[0], *valid[-2:], keep_best} if valid else set()
     return _remove([path for path in valid if path not in keep])
 
 
 def remove_after(run: Path, step: int) -> list[str]:
-    """Remove the valid checkpoints of later steps, for a run taken up at `step` makes them again, and return a line
-    for each. Left there they would pass for the most recent ones: `prune` would keep them and remove the new."""
+    """Remove the valid checkpoints of later steps, for a run taken up at `step` makes them again,
+    and return a line for each. Left there they would pass for the most recent ones: `prune` would
+    keep them and remove the new.
+    """
     return _remove([path for path in checkpoints(run)[0] if step_of(path) > step])
 
 
@@ -204,10 +220,12 @@ def _remove(paths: list[Path]) -> list[str]:
 
 
 class CheckpointRules:
-    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats the best by `best_margin`.
+    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats
+    the best by `best_margin`.
 
-    The best is that of the saved steps. Saves for nothing but a new best keep `spacing` steps between them; None: it is
-    chosen from the cost of the first save (`spacing_for`), and until it is known no such save follows that one.
+    The best is that of the saved steps. Saves for nothing but a new best keep `spacing` steps
+    between them; None: it is chosen from the cost of the first save (`spacing_for`), and until it
+    is known no such save follows that one.
     """
 
     def __init__(
@@ -223,7 +241,9 @@ class CheckpointRules:
         self.last: int | None = None  # the step from which the spacing counts
 
     def reasons(self, step: int, reward: float) -> list[str]:
-        """Return why a checkpoint is due after `step`, which earned a mean `reward`; empty where none is."""
+        """Return why a checkpoint is due after `step`, which earned a mean `reward`; empty where
+        none is.
+        """
         reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
         is_regular = bool(reasons)
         if not self.passed and reward >= self.threshold:
@@ -251,11 +271,13 @@ class CheckpointRules:
 
 
 def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> int | None:
-    """Return how many steps apart saves for a new best must be to take `SHARE` of the time at most, and never to meet.
+    """Return how many steps apart saves for a new best must be to take `SHARE` of the time at
+    most, and never to meet.
 
-    A save loses training so many seconds at most: those it stands still, and those of a core that writes meanwhile; it
-    is `under_way` for longer where the disk is slow. `step_times` (in seconds) are those of this process, whose first
-    step does not count, for it warms up. None where that is all.
+    A save loses training so many seconds at most: those it stands still, and those of a core that
+    writes meanwhile; it is `under_way` for longer where the disk is slow. `step_times` (in
+    seconds) are those of this process, whose first step does not count, for it warms up. None
+    where that is all.
     """
     if len(step_times) < 2:
         return None
@@ -264,8 +286,9 @@ def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> i
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]):
-    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1 and so on: a file passes through the host's memory
-    whole), and all the rest to optimizer.json."""
+    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1
+    and so on: a file passes through the host's memory whole), and all the rest to optimizer.json.
+    """
     tensors, rest = {}, {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
@@ -292,7 +315,9 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _parts(
     tensors: dict[str, torch.Tensor], most: int = 1 << 32
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors in dictionaries of up to `most` bytes, or of one tensor; one of none where there are none."""
+    """Yield the tensors in dictionaries of up to `most` bytes, or of one tensor; one of none where
+    there are none.
+    """
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, value in tensors.items():
@@ -304,7 +329,9 @@ def _parts(
 
 
 def load_optimizer(folder: Path, optimizer):
-    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each weight's state only the rows that it holds are read."""
+    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each
+    weight's state only the rows that it holds are read.
+    """
     saved = json.loads((folder / "optimizer.json").read_text())
     state: dict[int, dict[str, Any]] = {}
     for path in folder.glob("optimizer*.safetensors"):

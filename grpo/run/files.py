@@ -1,4 +1,6 @@
-"""The files that a run appends to, step by step; of several ranks the first one has them, the others `NoFiles`."""
+"""The files that a run appends to, step by step; of several ranks the first one has them, the
+others `NoFiles`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,11 +18,12 @@ from tasks.base import UserError
 
 
 class RunFiles:
-    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log, prompt.txt, warnings.log and rollouts/ of the run in
-    `folder`, and its trackers.
+    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log,
+    prompt.txt, warnings.log and rollouts/ of the run in `folder`, and its trackers.
 
-    `config` has the run's settings by name, of which "track" and "samples_every" count here; `mark` stands in each line that could be taken for a real
-    run's; the run has `done` so many steps; `warn` says a line.
+    `config` has the run's settings by name, of which "track" and "samples_every" count here;
+    `mark` stands in each line that could be taken for a real run's; the run has `done` so many
+    steps; `warn` says a line.
     """
 
     def __init__(
@@ -42,11 +45,15 @@ class RunFiles:
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
     def began(self, keys: Sequence[str]):
-        """Write the keys of the problems that the policy was trained on before this run, as those of step 0."""
+        """Write the keys of the problems that the policy was trained on before this run, as those
+        of step 0.
+        """
         self.seen.append({"step": 0, "keys": list(keys)})
 
     def step(self, report: StepReport):
-        """Write the step: metrics, every prompt and completion, the keys of its problems, the curriculum's decisions, samples."""
+        """Write the step: metrics, every prompt and completion, the keys of its problems, the
+        curriculum's decisions, samples.
+        """
         self.keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.log(report.metrics)
@@ -57,7 +64,9 @@ class RunFiles:
         self.samples.append(report.step, report.groups)
 
     def imitated(self, groups: list[Group]):
-        """Write the right answers that were imitated before the first step, and the keys of their problems."""
+        """Write the right answers that were imitated before the first step, and the keys of their
+        problems.
+        """
         self.keep("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
@@ -90,7 +99,9 @@ class RunFiles:
         checkpoints.remove_after(self.folder, done)
 
     def prompted(self, lines: Sequence[str]):
-        """Write what the model is sent for the run's first problem to prompt.txt, once in the life of the run."""
+        """Write what the model is sent for the run's first problem to prompt.txt, once in the life
+        of the run.
+        """
         path = self.folder / "prompt.txt"
         if not path.exists():
             write_whole(path, "".join(f"{line}\n" for line in lines).encode())

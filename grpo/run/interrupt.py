@@ -1,7 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the step under way is finished and saved first; a second Ctrl-C or SIGTERM ends the program at once.
+"""Ctrl-C, SIGTERM and SIGHUP: the step under way is finished and saved first; a second Ctrl-C or
+SIGTERM ends the program at once.
 
-A terminal that is closed sends SIGHUP, often twice (the shell to its jobs, then the system to the foreground), so that a
-further one changes nothing. Where it is ignored from the start, as under nohup, it stays ignored.
+A terminal that is closed sends SIGHUP, often twice (the shell to its jobs, then the system to the
+foreground), so that a further one changes nothing. Where it is ignored from the start, as under
+nohup, it stays ignored.
 """
 
 import os
@@ -16,10 +18,11 @@ HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 
 class Interrupt:
-    """Notes the first SIGINT, SIGTERM or SIGHUP that comes between `__enter__` and `__exit__`; leaves a second SIGINT or SIGTERM to
-    whoever had it before.
+    """Notes the first SIGINT, SIGTERM or SIGHUP that comes between `__enter__` and `__exit__`;
+    leaves a second SIGINT or SIGTERM to whoever had it before.
 
-    `wanted` is the signal that came, None before. Outside the main thread Python has no say in signals, and nothing is noted.
+    `wanted` is the signal that came, None before. Outside the main thread Python has no say in
+    signals, and nothing is noted.
     """
 
     def __init__(self):
@@ -53,6 +56,8 @@ class Interrupt:
             )  # a handler may run in the middle of a print
 
     def _give_back(self):
-        """Leave SIGINT and SIGTERM to whoever had them before; a SIGHUP that follows them is still harmless."""
+        """Leave SIGINT and SIGTERM to whoever had them before; a SIGHUP that follows them is still
+        harmless.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.earlier.pop(number))

@@ -15,7 +15,9 @@ except ImportError:  # not on Windows: there nobody is refused
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` to the end of the block, or of the process, whichever way it ends. Raises UserError where another process holds it."""
+    """Hold `folder` to the end of the block, or of the process, whichever way it ends. Raises
+    UserError where another process holds it.
+    """
     with open(folder / ".lock", "a+") as file:
         if fcntl:
             try:
@@ -23,7 +25,8 @@ def locked(folder: Path) -> Iterator[None]:
             except BlockingIOError as error:
                 file.seek(0)
                 raise UserError(
-                    f"{folder}: process {file.read().strip() or '?'} is training this run; let it end, or start another with --name"
+                    f"{folder}: process {file.read().strip() or '?'} is training this run; let it "
+                    "end, or start another with --name"
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")

@@ -1,4 +1,6 @@
-"""Logs that grow by a step: metrics.jsonl and eval.jsonl (JSON lines), samples.log (for reading)."""
+"""Logs that grow by a step: metrics.jsonl and eval.jsonl (JSON lines), samples.log (for
+reading).
+"""
 
 import json
 import math
@@ -16,7 +18,9 @@ from tasks.base import UserError
 
 
 class MetricsLog:
-    """A file of JSON lines, each with its "step"; every line is on the disk when `append` returns."""
+    """A file of JSON lines, each with its "step"; every line is on the disk when
+    `append` returns.
+    """
 
     def __init__(self, folder: Path, name: str = "metrics.jsonl"):
         self.path = Path(folder) / name
@@ -36,7 +40,9 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log; a last line that was cut is left out. Raises UserError for other damage, by line."""
+    """Return the lines of a log; a last line that was cut is left out. Raises UserError for other
+    damage, by line.
+    """
     path = Path(path)
     if not path.exists():
         return []
@@ -78,7 +84,8 @@ class SamplesLog:
         ):
             reward, value, group, completion, text = row
             parts.append(
-                f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level {group.problem.level}\n"
+                f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level "
+                f"{group.problem.level}\n"
                 f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(text)}\n"
             )
         append(self.path, "".join(parts))
@@ -97,7 +104,9 @@ class SamplesLog:
 
 
 def append(path: Path, text: str):
-    """Add `text` to a file; it is on the disk when this returns. Raises UserError when the disk will not take it."""
+    """Add `text` to a file; it is on the disk when this returns. Raises UserError when the disk
+    will not take it.
+    """
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
@@ -110,7 +119,9 @@ def append(path: Path, text: str):
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a log but a cut last one; as bytes, for it may be cut in the middle of a character."""
+    """Return the lines of a log but a cut last one; as bytes, for it may be cut in the middle of a
+    character.
+    """
     return path.read_bytes().split(b"\n")[:-1]
 
 

@@ -1,12 +1,14 @@
 """A run read back from its directory: `run = load_run("runs/NAME")`.
 
-    run.metrics                        a record (dict) a step, the lines of metrics.jsonl; likewise run.evals, run.decisions
-    run.group_index                    a record a group of all steps: class, action, spread ... (groups.jsonl)
-    run.rollouts(step=12, group=3)     a record a completion: text, tokens, reward, parts, advantage ...
-    run.groups(12)                     the groups of a step as the trainer had them (`grpo.records.Group`)
+    run.metrics                        a record (dict) a step, the lines of metrics.jsonl; likewise
+    run.evals, run.decisions run.group_index                    a record a group of all steps:
+    class, action, spread ... (groups.jsonl) run.rollouts(step=12, group=3)     a record a
+    completion: text, tokens, reward, parts, advantage ... run.groups(12)                     the
+    groups of a step as the trainer had them (`grpo.records.Group`)
 
-Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one after the other. Records
-are plain dicts in a list; `to_pandas()` makes a data frame of them. Neither torch nor transformers is imported.
+Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one
+after the other. Records are plain dicts in a list; `to_pandas()` makes a data frame of them.
+Neither torch nor transformers is imported.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,13 +34,16 @@ class Records(list):
 
 
 class RunData:
-    """What a run has stored. Raises UserError where a file is damaged, or there is no such step or group."""
+    """What a run has stored. Raises UserError where a file is damaged, or there is no such step or
+    group.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         if not (self.path / "config.yaml").is_file():
             raise UserError(
-                f"{self.path}: is no run (it has no config.yaml); give the directory that train.py named, such as runs/NAME"
+                f"{self.path}: is no run (it has no config.yaml); give the directory that train.py "
+                "named, such as runs/NAME"
             )
 
     @cached_property
@@ -63,7 +68,9 @@ class RunData:
 
     @property
     def reports(self) -> Records:
-        """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that are no looks."""
+        """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that
+        are no looks.
+        """
         return Records(line for line in self.evals if line["purpose"] == "report")
 
     @cached_property
@@ -72,7 +79,9 @@ class RunData:
 
     @cached_property
     def group_index(self) -> Records:
-        """What `grpo.run.rollouts.summaries` says of each group of all steps; from the rollouts where an older run has no groups.jsonl."""
+        """What `grpo.run.rollouts.summaries` says of each group of all steps; from the rollouts
+        where an older run has no groups.jsonl.
+        """
         lines = self._log("groups.jsonl") or [
             {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
         ]
@@ -81,7 +90,9 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion" (looks), "preflight", "failed"."""
+        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion"
+        (looks), "preflight", "failed".
+        """
         return steps_of(self.path, kind)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:
@@ -105,7 +116,9 @@ class RunData:
     def rollouts(
         self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
     ) -> Records:
-        """Return a record for each completion of the steps (None: all) and group asked for; see `each_rollout`."""
+        """Return a record for each completion of the steps (None: all) and group asked for; see
+        `each_rollout`.
+        """
         return Records(self.each_rollout(step, group, kind))
 
     def each_rollout(
@@ -113,8 +126,9 @@ class RunData:
     ) -> Iterator[dict[str, Any]]:
         """Yield a record for each completion, one step in memory at a time.
 
-        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action, key, prompt, target, text, finish, num_tokens,
-        tokens, logprobs, reward, value, exact, parts, and advantage: a number, a list of one a token, or None where nothing was learned.
+        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
+        key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
+        parts, and advantage: a number, a list of one a token, or None where nothing was learned.
         """
         steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
         for number in steps:
@@ -163,5 +177,7 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
 
 
 def load_run(path: str | Path) -> RunData:
-    """Return what the run in directory `path` has stored, read when it is asked for. Raises UserError when there is no run."""
+    """Return what the run in directory `path` has stored, read when it is asked for. Raises
+    UserError when there is no run.
+    """
     return RunData(path)

@@ -1,9 +1,11 @@
-"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst for evaluations,
-promotion-000020.jsonl.zst for the looks that promotion hangs on, preflight-000000.jsonl.zst for the pre-flight.
+"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst
+for evaluations, promotion-000020.jsonl.zst for the looks that promotion hangs on,
+preflight-000000.jsonl.zst for the pre-flight.
 
-One JSON line for each group, with all that is needed to replay the update: token ids, the sampler's log-probabilities (written
-so that they read back exactly), the keys of the examples that the prompt shows, rewards and their parts, advantages (a number a completion, or a list with one for each
-token, and then the credits that they come from), temperature, verdict, action and trap.
+One JSON line for each group, with all that is needed to replay the update: token ids, the
+sampler's log-probabilities (written so that they read back exactly), the keys of the examples that
+the prompt shows, rewards and their parts, advantages (a number a completion, or a list with one
+for each token, and then the credits that they come from), temperature, verdict, action and trap.
 """
 
 import re
@@ -21,7 +23,9 @@ _NAME = re.compile(r"(step|eval|promotion|preflight|imitation|imitated|failed)-(
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:
-    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion", "preflight" or "failed"."""
+    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion", "preflight"
+    or "failed".
+    """
     return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
 
 
@@ -40,7 +44,9 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
 
 
 def groups_of(path: Path) -> list[Group]:
-    """Return the groups of one file as they were when they were written. Raises UserError when it is damaged."""
+    """Return the groups of one file as they were when they were written. Raises UserError when it
+    is damaged.
+    """
     lines = read_jsonl_zst(path)
     try:
         return [_from_json(line) for line in lines]
@@ -59,7 +65,9 @@ def remove_after(run: Path, step: int):
 
 
 def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a line for each group of a step, without its texts: what is asked of all groups of a run at once (groups.jsonl)."""
+    """Return a line for each group of a step, without its texts: what is asked of all groups of a
+    run at once (groups.jsonl).
+    """
     return [
         {
             "group": number,

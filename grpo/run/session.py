@@ -1,7 +1,8 @@
 """A run: its directory, its defaults, what is written when, and how it is taken up again.
 
-The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/, samples.log and checkpoints/ (see the README).
-Of several ranks the first one writes it; the others go through the same motions and write nothing.
+The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/,
+samples.log and checkpoints/ (see the README). Of several ranks the first one writes it; the others
+go through the same motions and write nothing.
 """
 
 import dataclasses
@@ -131,7 +132,9 @@ class Display(Protocol):
 def open_run(
     config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = ALONE
 ) -> tuple["Run", Config]:
-    """Return the run and its configuration: a new one below `home`, or the one that --resume names."""
+    """Return the run and its configuration: a new one below `home`, or the one that --resume
+    names.
+    """
     if config.resume is None:
         config, warnings = start_from(config, given)
         folder = ranks.first(lambda: home / config.name if config.name else _free(home, config))
@@ -153,7 +156,8 @@ def open_run(
     for name in changed:
         if name not in ON_RESUME:
             raise UserError(
-                f"--{name.replace('_', '-')} {shortened(str(changed[name]))}: the run in {folder} has "
+                f"--{name.replace('_', '-')} {shortened(str(changed[name]))}: the run in {folder} "
+                "has "
                 f"{shortened(str(saved[name])) or 'none'}; with "
                 f"--resume only {', '.join(ON_RESUME)} can be changed"
             )
@@ -187,14 +191,17 @@ class Run:
 
     @contextmanager
     def held(self):
-        """Keep every other process from writing this run, from now on or from when its directory is made, to the end of the block."""
+        """Keep every other process from writing this run, from now on or from when its directory
+        is made, to the end of the block.
+        """
         with ExitStack() as self.locks:
             if self.checkpoint and self.ranks.is_first:
                 self.locks.enter_context(locked(self.folder))
             yield
 
     def settle(self, config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-        """Fill in what was left to defaults; `config.yaml` holds the result. `levels` are those of the --dataset.
+        """Fill in what was left to defaults; `config.yaml` holds the result. `levels` are those of
+        the --dataset.
 
         Raises UserError where the dataset lacks a level that is to be trained on.
         """
@@ -234,7 +241,9 @@ class Run:
         return self.config
 
     def settle_rate(self, policy: Policy) -> Config:
-        """Fill in the learning rate where none was asked for: it depends on the size of the model."""
+        """Fill in the learning rate where none was asked for: it depends on the size of
+        the model.
+        """
         config = self.config
         rate = config.learning_rate or (
             BUILTIN_RATE
@@ -245,9 +254,11 @@ class Run:
         return self.config
 
     def check_sources(self, task: Task):
-        """Take the fingerprints of what the run depends on; raise UserError where a run that goes on has others.
+        """Take the fingerprints of what the run depends on; raise UserError where a run that goes
+        on has others.
 
-        Called before anything is loaded or written, and by `attach` once more where a model of the hub was not on disk yet.
+        Called before anything is loaded or written, and by `attach` once more where a model of the
+        hub was not on disk yet.
         """
         config = self.config
         self.sources = self.ranks.first(
@@ -308,7 +319,9 @@ class Run:
         self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, self.warn)
 
     def show_prompt(self):
-        """Show what the model is sent for the run's first problem, and keep it in prompt.txt. Called before `restore`."""
+        """Show what the model is sent for the run's first problem, and keep it in prompt.txt.
+        Called before `restore`.
+        """
         _, problem = self.trainer.problems(1)[0]
         lines = sent_lines(self.trainer.policy, problem)
         self.files.prompted(lines)
@@ -351,16 +364,20 @@ class Run:
         self.files.warned(line)
 
     def note_losses(self):
-        """Say on standard error, if that is left, and in warnings.log that standard output or error was lost."""
+        """Say on standard error, if that is left, and in warnings.log that standard output or
+        error was lost.
+        """
         while self.losses and self.ranks.is_first:
             line = self.losses.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
             self.files.warned(f"after step {self.trainer.done}: {line}")
 
     def restore(self):
-        """Take the run up at its checkpoint: what later steps wrote is removed, for they will be made again.
+        """Take the run up at its checkpoint: what later steps wrote is removed, for they will be
+        made again.
 
-        A new run that starts from an earlier one's policy takes over which problems that has been trained on.
+        A new run that starts from an earlier one's policy takes over which problems that has been
+        trained on.
         """
         for warning in [*self.warnings, *self.notes, *self.trainer.policy.notes]:
             self.warn(warning)
@@ -395,16 +412,21 @@ class Run:
         )
 
     def _begin_after(self, start: Path):
-        """Take over what the policy of the checkpoint `start` has been trained on: it stays out of evaluations."""
+        """Take over what the policy of the checkpoint `start` has been trained on: it stays out of
+        evaluations.
+        """
         state = json.loads((start / "trainer.json").read_text())["trainer"]
         self.trainer.begin_after(state)
         self.files.began(state["seen"])
         self.console.say(
-            f"started from {start}: {len(state['seen']):,} problems that it was trained on stay out of evaluations"
+            f"started from {start}: {len(state['seen']):,} problems that it was trained on stay "
+            "out of evaluations"
         )
 
     def save_failed(self) -> str:
-        """Write the batch of a step that could not be finished, for inspection; return where it is, in words."""
+        """Write the batch of a step that could not be finished, for inspection; return where it
+        is, in words.
+        """
         self.files.keep("failed", self.trainer.done + 1, self.trainer.current)
         return (
             f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}"
@@ -414,9 +436,11 @@ class Run:
 
     @contextmanager
     def saving(self):
-        """Within this block checkpoints are written in the background; the one under way when it fails is finished first.
+        """Within this block checkpoints are written in the background; the one under way when it
+        fails is finished first.
 
-        A second Ctrl-C waits for nothing: the folder that is half written is removed by the next start.
+        A second Ctrl-C waits for nothing: the folder that is half written is removed by the next
+        start.
         """
         try:
             yield
@@ -430,7 +454,9 @@ class Run:
             raise
 
     def save_if_due(self, report: StepReport):
-        """Save the state of this step where the rules ask for it, and say what became of the save before."""
+        """Save the state of this step where the rules ask for it, and say what became of the save
+        before.
+        """
         self._collect_save()
         self._settle_spacing(report.metrics["step_time"])
         reward_range = self.trainer.reward_range
@@ -446,7 +472,9 @@ class Run:
             self._save(reasons)
 
     def _settle_spacing(self, step_time: float):
-        """Until the rules know how far apart saves for a new best are, ask the last save; all ranks learn it alike."""
+        """Until the rules know how far apart saves for a new best are, ask the last save; all
+        ranks learn it alike.
+        """
         if self.rules.spacing is not None:
             return
         self.step_times.append(step_time)
@@ -454,16 +482,21 @@ class Run:
             self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
 
     def leave(self, signal: str):
-        """Write a checkpoint of the last step, if it has none yet, because a signal ends the run here; say so."""
+        """Write a checkpoint of the last step, if it has none yet, because a signal ends the run
+        here; say so.
+        """
         if self.saved != self.trainer.done:
             self._save([signal])
         self._collect_save(wait=True)
         self.console.say(
-            f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with --resume {self.folder}"
+            f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with "
+            f"--resume {self.folder}"
         )
 
     def _save(self, reasons: list[str]):
-        """Copy the state as it is after this step, and have the copy written while training goes on."""
+        """Copy the state as it is after this step, and have the copy written while training goes
+        on.
+        """
         begun = time.perf_counter()
         self._collect_save(wait=True)
         self.saved = self.trainer.done
@@ -494,7 +527,9 @@ class Run:
     def _copied(
         self, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
     ) -> tuple[dict[str, Any], bool]:
-        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as they are and False."""
+        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as
+        they are and False.
+        """
         live = {"weights": weights, "optimizer": optimizer}
         if self.trainer.optimizer.is_shared:
             del live["optimizer"]  # has been gathered into host memory
@@ -502,12 +537,15 @@ class Run:
             return {"optimizer": optimizer, **self.memory.copy(live)}, True
         except MemoryError as error:
             self._warn_once(
-                f"no host memory for a copy of what is saved ({error}): training waits while checkpoints are written"
+                f"no host memory for a copy of what is saved ({error}): training waits while "
+                "checkpoints are written"
             )
             return {"optimizer": optimizer, "weights": weights}, False
 
     def _collect_save(self, *, wait: bool = False):
-        """Say that the checkpoint under way is written, if it is; raise the writer's error. With `wait` none is under way after it."""
+        """Say that the checkpoint under way is written, if it is; raise the writer's error. With
+        `wait` none is under way after it.
+        """
         if saved := self.writer.collect(wait=wait):
             self._say_saved(saved)
 
@@ -517,7 +555,8 @@ class Run:
         if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
             self.chosen_spacing = saved.spacing
             self.console.say(
-                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps apart or more, "
+                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps "
+                "apart or more, "
                 f"to take {checkpoints.SHARE:.0%} of the time at most"
             )
 
@@ -545,10 +584,11 @@ class Run:
             (folder / name).write_text(text)
 
     def preflight(self) -> Start | None:
-        """Sample a few problems of each level, show what came of it, and let the run start where it can learn.
+        """Sample a few problems of each level, show what came of it, and let the run start where
+        it can learn.
 
-        See `grpo.curriculum.preflight`. None, and nothing done, without a pre-flight and for a run that goes on, whose
-        state holds what was decided.
+        See `grpo.curriculum.preflight`. None, and nothing done, without a pre-flight and for a run
+        that goes on, whose state holds what was decided.
         """
         config, trainer = self.config, self.trainer
         if self.checkpoint or config.preflight == "off":
@@ -557,7 +597,8 @@ class Run:
         rungs = list(trainer.curriculum.rungs)
         rows, groups, perplexity = self._survey(rungs)
 
-        # No easier level is the start without the ramp, nor of a dataset of which one level was asked for.
+        # No easier level is the start without the ramp, nor of a dataset of which one level was
+        # asked for.
         may_ease = config.ramp and (config.curriculum or not config.dataset)
         eligible = [row for row in rows if may_ease or row.level in rungs]
         start = (choose_mixed_start if config.mixed else choose_start)(eligible, rungs)
@@ -577,7 +618,9 @@ class Run:
     def _survey(
         self, rungs: Sequence[int]
     ) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
-        """Return a row for each level up to the last of the `rungs`, the groups sampled, and the model's perplexity."""
+        """Return a row for each level up to the last of the `rungs`, the groups sampled, and the
+        model's perplexity.
+        """
         config, trainer = self.config, self.trainer
         mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
         self.console.say(
@@ -614,16 +657,19 @@ class Run:
             self.console.say(f"the run starts at level {level}{by_way}: {start.why}")
         elif self.wants_imitation(start):
             self.console.say(
-                f"the run starts at level {level}{by_way} and imitates right answers first: {start.why}"
+                f"the run starts at level {level}{by_way} and imitates right answers first: "
+                f"{start.why}"
             )
         else:
             self.warn(
-                f"{start.why}: training starts at level {level}, as asked, and may well learn nothing; "
-                + advice(rows)
+                f"{start.why}: training starts at level {level}, as asked, and may well learn "
+                "nothing; " + advice(rows)
             )
 
     def _record_rungs(self):
-        """Keep in config.yaml the levels that the run climbs, which the pre-flight may have changed."""
+        """Keep in config.yaml the levels that the run climbs, which the pre-flight may have
+        changed.
+        """
         if not self.ranks.is_first:
             return
         self.about["rungs"] = list(self.trainer.curriculum.rungs)
@@ -632,7 +678,8 @@ class Run:
     def leave_untrained(self):
         """End a run that was to make its pre-flight only: say where it is and what comes next."""
         self.console.say(
-            f"--preflight only: nothing was trained; the pre-flight is in {self.folder / 'curriculum.jsonl'}. To train, give "
+            "--preflight only: nothing was trained; the pre-flight is in "
+            f"{self.folder / 'curriculum.jsonl'}. To train, give "
             "the same command without --preflight only (and another --name, if any)"
         )
         self.files.finish()
@@ -661,10 +708,12 @@ class Run:
             self.files.keep("eval", self.trainer.done, every)
 
     def wants_imitation(self, start: Start | None) -> bool:
-        """Return whether right answers are imitated before the first step: as asked, or where no level is within reach.
+        """Return whether right answers are imitated before the first step: as asked, or where no
+        level is within reach.
 
-        `start` is what the pre-flight chose; None without one. A run that goes on has imitated already. Raises UserError
-        where imitation is asked for and the task's targets are not right answers.
+        `start` is what the pre-flight chose; None without one. A run that goes on has imitated
+        already. Raises UserError where imitation is asked for and the task's targets are not right
+        answers.
         """
         way = self.config.warm_start
         if self.checkpoint or way not in ("auto", "imitation"):
@@ -673,13 +722,16 @@ class Run:
         is_needed = way == "imitation" or start is not None and start.level is None
         if way == "imitation" and not self.trainer.knows_answers:
             raise UserError(
-                f"--warm-start imitation: task {self.config.task} does not score the target of its problems as right, so "
+                f"--warm-start imitation: task {self.config.task} does not score the target of its "
+                "problems as right, so "
                 "there is nothing to imitate; give --warm-start off"
             )
         return is_needed and self.trainer.knows_answers
 
     def warm_start(self):
-        """Imitate right answers before the first step, write what came of it, and save the policy as it is then."""
+        """Imitate right answers before the first step, write what came of it, and save the policy
+        as it is then.
+        """
         trainer = self.trainer
         level = trainer.curriculum.level
 
@@ -700,7 +752,9 @@ class Run:
         self._save(["after imitation"])
 
     def promote_if_due(self):
-        """Where the curriculum wants a look at held-out problems of its level, evaluate them and let it decide."""
+        """Where the curriculum wants a look at held-out problems of its level, evaluate them and
+        let it decide.
+        """
         curriculum, step = self.trainer.curriculum, self.trainer.done
         if not curriculum.wants_look(step):
             return
@@ -718,9 +772,11 @@ class Run:
     def _evaluate(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Score the policy on held-out problems that training has not seen; write and show the line, return it and the answers.
+        """Score the policy on held-out problems that training has not seen; write and show the
+        line, return it and the answers.
 
-        Where there is no such problem the evaluation is skipped, which is said, and (None, []) returned: training goes on.
+        Where there is no such problem the evaluation is skipped, which is said, and (None, [])
+        returned: training goes on.
         """
         trainer, config, task = self.trainer, self.config, self.trainer.task
         sampling = self._sampling
@@ -738,7 +794,8 @@ class Run:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
-        # A report and a promotion check may share a problem of a small family: never its completion as well.
+        # A report and a promotion check may share a problem of a small family: never its
+        # completion as well.
         mine = evaluate(
             trainer.policy,
             task,
@@ -781,7 +838,9 @@ class Run:
             self.console.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]):
-        """Warn where most completions of an evaluation were truncated, again only after one where they were not."""
+        """Warn where most completions of an evaluation were truncated, again only after one where
+        they were not.
+        """
         text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
         if not text:
             self.warned.discard(key)
@@ -839,7 +898,9 @@ class Run:
         return 0 if self.config.mark else verdict.exit_status
 
     def _verdict(self) -> Verdict:
-        """Return the verdict at the asked level; failing that, at an easier one that was learned."""
+        """Return the verdict at the asked level; failing that, at an easier one that
+        was learned.
+        """
         run, trainer = load_run(self.folder), self.trainer
         first_step = min((line["step"] for line in run.reports), default=trainer.done)
         before = {line["level"]: line for line in run.reports if line["step"] == first_step}
@@ -887,7 +948,8 @@ class Run:
             after,
             {name: str(path) for name, path in files.items()},
             [
-                f"python eval.py --model {self.folder} --task {config.task}{options} {flag} {config.level}",
+                f"python eval.py --model {self.folder} --task {config.task}{options} {flag} "
+                f"{config.level}",
                 f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
                 f"python -m grpo.report {self.folder}",
                 f"python -m tasks.audit {self.folder}"
@@ -915,7 +977,9 @@ class Run:
         return load_run(self.folder).reports
 
     def _supplied(self) -> str:
-        """Return how many different problems were trained on, how often one came back, and the share of a finite family."""
+        """Return how many different problems were trained on, how often one came back, and the
+        share of a finite family.
+        """
         before = self.trainer.inherited
         seen = len(self.trainer.seen) - before
         drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
@@ -933,7 +997,9 @@ def _is_solved(line: Mapping[str, Any]) -> bool:
 
 
 def check_fit(trainer: Trainer, probes: int = 16):
-    """Raise UserError before anything is trained where a level does not fit the context or the completion budget."""
+    """Raise UserError before anything is trained where a level does not fit the context or the
+    completion budget.
+    """
     for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
@@ -941,7 +1007,9 @@ def check_fit(trainer: Trainer, probes: int = 16):
 
 
 def _check_levels(config: Config, levels: Collection[int]):
-    """Raise UserError where the dataset, which has these `levels`, lacks one that is to be trained on."""
+    """Raise UserError where the dataset, which has these `levels`, lacks one that is to be trained
+    on.
+    """
     missing = [rung for rung in config.rungs if rung not in levels]
     if missing:
         name = "--words" if config.task == "interleave" else "--level"

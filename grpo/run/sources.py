@@ -1,15 +1,17 @@
-"""What a run depends on beside its own directory, as fingerprints: base model, adapter that it started from, dataset,
-corpus, configuration, task file.
+"""What a run depends on beside its own directory, as fingerprints: base model, adapter that it
+started from, dataset, corpus, configuration, task file.
 
-Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter, eval.py and
-grpo.export) takes them anew and refuses each difference, unless `--accept-changes` names its kind.
+Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter,
+eval.py and grpo.export) takes them anew and refuses each difference, unless `--accept-changes`
+names its kind.
 
-A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are hashed
-whole. Of weights the header is hashed whole (names, shapes, types), and of each tensor PAGES pages of
-PAGE bytes, evenly spaced, the first and the last among them, or all of it where it is no larger: 6 GB
-take well under a second. A model that was fine-tuned differs in every page of the matrices it trained;
-what can be missed is a change that is confined to bytes between the pages, such as a few rows of the
-embedding. Of a task of the user's own its file counts, not what that imports.
+A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
+hashed whole. Of weights the header is hashed whole (names, shapes, types), and of each tensor
+PAGES pages of PAGE bytes, evenly spaced, the first and the last among them, or all of it where it
+is no larger: 6 GB take well under a second. A model that was fine-tuned differs in every page of
+the matrices it trained; what can be missed is a change that is confined to bytes between the
+pages, such as a few rows of the embedding. Of a task of the user's own its file counts, not what
+that imports.
 """
 
 import hashlib
@@ -67,7 +69,9 @@ def sources_now(
 
 
 def base_sources(model: str) -> Fingerprints | None:
-    """Return the fingerprints of a model's files; None for a model of the hub that is not on disk yet."""
+    """Return the fingerprints of a model's files; None for a model of the hub that is not on disk
+    yet.
+    """
     if is_gguf(model):
         return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
 
@@ -84,7 +88,8 @@ def base_sources(model: str) -> Fingerprints | None:
 
 
 def start_sources(model: str, start: str | None) -> Fingerprints | None:
-    """Return the fingerprints of the adapter that a run began with; none where it began with `model` itself.
+    """Return the fingerprints of the adapter that a run began with; none where it began with
+    `model` itself.
 
     None for one that is not there any more: only the reference of --beta still depends on it.
     """
@@ -96,7 +101,9 @@ def start_sources(model: str, start: str | None) -> Fingerprints | None:
 
 
 def read_sources(checkpoint: Path) -> dict[str, Any] | None:
-    """Return what a checkpoint says of the run's sources; None where it was made before they were kept."""
+    """Return what a checkpoint says of the run's sources; None where it was made before they were
+    kept.
+    """
     path = checkpoint / NAME
     if not path.is_file():
         return None
@@ -113,8 +120,9 @@ def check(
 ) -> dict[str, str]:
     """Return what has changed since `checkpoint` was saved, by kind; all of it is accepted.
 
-    `saved` is what `read_sources` returned, `now` the same of today. Kinds that one of them lacks are not compared.
-    Raises UserError, naming all that has changed, where a kind that has is not in `accept`.
+    `saved` is what `read_sources` returned, `now` the same of today. Kinds that one of them lacks
+    are not compared. Raises UserError, naming all that has changed, where a kind that has is not
+    in `accept`.
     """
     found = {
         kind: ", ".join(_some(lines))
@@ -151,7 +159,8 @@ def accepted(checkpoint: Path, kind: str, change: str) -> str:
 
 def unknown(checkpoint: Path) -> str:
     return (
-        f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, dataset, corpus, "
+        f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, "
+        "dataset, corpus, "
         "task or configuration have changed since cannot be checked"
     )
 
@@ -159,7 +168,9 @@ def unknown(checkpoint: Path) -> str:
 def differences(
     saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, *, is_config: bool = False
 ) -> list[str]:
-    """Return each name whose value differs, with both values; none where one side is not known (None)."""
+    """Return each name whose value differs, with both values; none where one side is not known
+    (None).
+    """
     if saved is None or now is None:
         return []
 
@@ -180,7 +191,9 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(path: Path) -> str:
-    """Return the fingerprint of a safetensors file: its size, its header, and some pages of each tensor."""
+    """Return the fingerprint of a safetensors file: its size, its header, and some pages of each
+    tensor.
+    """
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -195,7 +208,9 @@ def weights_digest(path: Path) -> str:
 
 
 def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where the header lies, in pieces that are hashed whole, and where each tensor does; all as one where there is no header."""
+    """Yield where the header lies, in pieces that are hashed whole, and where each tensor does;
+    all as one where there is no header.
+    """
     begin = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
         header = json.loads(os.pread(descriptor, begin - 8, 8)) if begin <= size else {}
@@ -213,7 +228,9 @@ def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _places(start: int, stop: int) -> range | list[int]:
-    """Return where the pages of a span begin: all of them, or PAGES evenly spaced from its first to its last."""
+    """Return where the pages of a span begin: all of them, or PAGES evenly spaced from its first
+    to its last.
+    """
     if stop - start <= PAGE * PAGES:
         return range(start, stop, PAGE)
     last = stop - PAGE

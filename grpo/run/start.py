@@ -1,4 +1,5 @@
-"""The policy that a new run starts from, where --model names an earlier run or one of its checkpoints.
+"""The policy that a new run starts from, where --model names an earlier run or one of its
+checkpoints.
 
 A checkpoint of full fine-tuning is a model: it is the new run's base. A checkpoint of LoRA is an
 adapter: it goes on being trained over its own base, so that the new run's checkpoints depend on
@@ -66,6 +67,7 @@ def _check_adapter(checkpoint: Path, earlier: Config, given: Mapping[str, Any]) 
         if name in given and given[name] != own:
             flag = name.replace("_", "-")
             raise UserError(
-                f"--{flag} {given[name]}: the adapter of {checkpoint} has {own}; leave the flag out, or merge "
+                f"--{flag} {given[name]}: the adapter of {checkpoint} has {own}; leave the flag "
+                "out, or merge "
                 f"the adapter (python -m grpo.export {checkpoint} FOLDER) and give --model FOLDER"
             )

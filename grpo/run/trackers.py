@@ -1,13 +1,16 @@
-"""A run's figures sent to TensorBoard, Weights & Biases or trackio as well, by the names that metrics.jsonl has.
+"""A run's figures sent to TensorBoard, Weights & Biases or trackio as well, by the names that
+metrics.jsonl has.
 
-The files of the run stay what counts: a tracker that fails is named once and left out from then on, and training goes on. Weights & Biases
-follows its own WANDB_MODE (offline, online, disabled) and WANDB_PROJECT. trackio asks for a newer huggingface_hub than constraints.txt has, so it is an
+The files of the run stay what counts: a tracker that fails is named once and left out from then
+on, and training goes on. Weights & Biases follows its own WANDB_MODE (offline, online, disabled)
+and WANDB_PROJECT. trackio asks for a newer huggingface_hub than constraints.txt has, so it is an
 extra of its own (tried with trackio 0.43).
 """
 
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,9 @@ def check_installed(text: str | None):
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl, or those of an evaluation, named after its purpose and level."""
+    """Return the numbers of a line of metrics.jsonl, or those of an evaluation, named after its
+    purpose and level.
+    """
     where = f"{line['purpose']}/{line['level']}/" if "purpose" in line else ""
     return {
         where + name: value
@@ -97,7 +102,9 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Trackers:
-    """Those of `text`, each begun for the run in `folder` after `done` steps; `say` gets a line for each one that fails."""
+    """Those of `text`, each begun for the run in `folder` after `done` steps; `say` gets a line
+    for each one that fails.
+    """
 
     def __init__(
         self,
@@ -109,18 +116,19 @@ class Trackers:
     ):
         self.say, self.live = say, {}
         for name in names_in(text):
-            self._try(
-                name, lambda: self.live.update({name: CLASSES[name][1](folder, config, done)})
-            )
+            self._try(name, partial(self._begin, name, folder, config, done))
 
     def log(self, line: Mapping[str, Any]):
         """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
         for name, tracker in list(self.live.items()):
-            self._try(name, lambda: tracker.log(scalars(line), line["step"]))
+            self._try(name, partial(tracker.log, scalars(line), line["step"]))
 
     def finish(self):
         for name, tracker in list(self.live.items()):
             self._try(name, tracker.finish)
+
+    def _begin(self, name: str, folder: Path, config: Mapping[str, Any], done: int):
+        self.live[name] = CLASSES[name][1](folder, config, done)
 
     def _try(self, name: str, action: Callable[[], Any]):
         try:
@@ -128,5 +136,6 @@ class Trackers:
         except Exception as error:  # whatever it is, the run is worth more
             self.live.pop(name, None)
             self.say(
-                f"--track {name} failed and is left out from now on: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                f"--track {name} failed and is left out from now on: {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}"
             )

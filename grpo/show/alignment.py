@@ -1,7 +1,9 @@
-"""A completion held against what was wanted, word by word, as text in colour: what it wrote, what it left out, what it added.
+"""A completion held against what was wanted, word by word, as text in colour: what it wrote, what
+it left out, what it added.
 
-The marks are those of wdiff, so that nothing depends on colour: `[-missing-]`, `{+added+}`, and both for a word in the
-place of another. The alignment is Needleman and Wunsch's with the scoring of the score (match 1, mismatch -1, gap -1).
+The marks are those of wdiff, so that nothing depends on colour: `[-missing-]`, `{+added+}`, and
+both for a word in the place of another. The alignment is Needleman and Wunsch's with the scoring
+of the score (match 1, mismatch -1, gap -1).
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,9 @@ CONTEXT = 6  # right words shown at each end of a run of them
 
 
 class Column(NamedTuple):
-    """One word of an alignment: `kind` is "match", "substitute", "delete" (`written` is None) or "insert" (`wanted` is None)."""
+    """One word of an alignment: `kind` is "match", "substitute", "delete" (`written` is None) or
+    "insert" (`wanted` is None).
+    """
 
     kind: str
     wanted: str | None
@@ -61,7 +65,9 @@ def counts(columns: Sequence[Column]) -> str:
 
 
 def first_divergence(target: str, text: str) -> str:
-    """Return the first word that is not the wanted one, with what was wanted: "word 3: wrote 'saw' for 'owl'"; "" where there is none."""
+    """Return the first word that is not the wanted one, with what was wanted: "word 3: wrote 'saw'
+    for 'owl'"; "" where there is none.
+    """
     wanted, written = split_words(target), split_words(text)
     at = next(
         (i for i, (x, y) in enumerate(zip(wanted, written)) if x != y),
@@ -76,7 +82,9 @@ def first_divergence(target: str, text: str) -> str:
 
 
 def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
-    """Return the alignment as text; the middle of a long run of right words is counted instead, unless `whole`."""
+    """Return the alignment as text; the middle of a long run of right words is counted instead,
+    unless `whole`.
+    """
     pieces: list[Text] = []
     for right, run in groupby(columns, lambda column: column.kind == "match"):
         run = list(run)

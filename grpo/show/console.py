@@ -1,9 +1,10 @@
-"""What a run shows while it goes: a live panel on a terminal, plain lines of unlimited width in a pipe.
+"""What a run shows while it goes: a live panel on a terminal, plain lines of unlimited width in a
+pipe.
 
-The texts are made by pure functions (`step_line`, `evaluation_line`, `summary_table`, ...); `Console` only puts them
-on the screen. Text of a model or a file passes `visible` and is handed to rich as `Text`, whose content rich never
-parses for markup; what is not printable is spelled out, so that no text can move the cursor or colour the screen.
-All clock times are UTC.
+The texts are made by pure functions (`step_line`, `evaluation_line`, `summary_table`, ...);
+`Console` only puts them on the screen. Text of a model or a file passes `visible` and is handed to
+rich as `Text`, whose content rich never parses for markup; what is not printable is spelled out,
+so that no text can move the cursor or colour the screen. All clock times are UTC.
 """
 
 import os
@@ -28,7 +29,8 @@ from grpo.show.alignment import aligned, rendered
 from grpo.show.tables import SURVEY, classes_of, show_table
 from grpo.text import visible
 
-# Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is the score's name.
+# Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is
+# the score's name.
 FIGURES = {
     "level": "  level {:>3g}",
     "reward": "  reward {:.3f}",
@@ -77,12 +79,15 @@ def clock_time(seconds: float) -> str:
 
 
 def smoothed(mean: float | None, value: float, weight: float = 0.2) -> float:
-    """Return the exponential mean after `value`, which starts at the first value (`mean` None) and gets `weight`."""
+    """Return the exponential mean after `value`, which starts at the first value (`mean` None) and
+    gets `weight`.
+    """
     return value if mean is None else mean + weight * (value - mean)
 
 
 def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0, 1.0)) -> str:
-    """Return one bar a value, eight heights over the `limits` (None: from the lowest to the highest of the values).
+    """Return one bar a value, eight heights over the `limits` (None: from the lowest to the
+    highest of the values).
 
     What lies outside gets the lowest or the highest bar.
     """
@@ -113,7 +118,9 @@ def interval(line: Evaluation) -> str:
 
 
 def counted(line: Evaluation) -> str:
-    """Return how many problems an evaluation had, and how many it should have had where they were fewer."""
+    """Return how many problems an evaluation had, and how many it should have had where they were
+    fewer.
+    """
     if line["n"] < line.get("asked", 0):
         return f"n = {line['n']} distinct problems, {line['asked']} asked for"
     return f"n = {line['n']}"
@@ -130,8 +137,8 @@ def exact_rate(line: Evaluation) -> str:
 def evaluation_line(line: Evaluation) -> str:
     """Return a line of eval.jsonl as a sentence.
 
-    Two more keys say how it reads: `metric` names the score ("score"), `unit` what a level counts ("words"; "" for a
-    level that counts nothing).
+    Two more keys say how it reads: `metric` names the score ("score"), `unit` what a level counts
+    ("words"; "" for a level that counts nothing).
     """
     split = "training" if line["split"] == "train" else "held-out"
     level = (
@@ -163,7 +170,8 @@ def _control(line: Mapping[str, Any]) -> str:
 def summary_table(
     before: Sequence[Evaluation], after: Sequence[Evaluation], metric: str = "score"
 ) -> list[str]:
-    """Return the evaluations before and after training as a table: title, head, a line for each level and temperature.
+    """Return the evaluations before and after training as a table: title, head, a line for each
+    level and temperature.
 
     What was evaluated only once has a dash in the other column.
     """
@@ -187,7 +195,9 @@ def summary_table(
 
 
 def held_out_line(evaluations: Sequence[Evaluation]) -> str:
-    """Return the first and the last mean of each level: "held out  10: 0.531 → 0.998  25: 0.402"; "" where there is none."""
+    """Return the first and the last mean of each level: "held out  10: 0.531 → 0.998  25: 0.402";
+    "" where there is none.
+    """
     means: dict[int, list[float]] = {}
     for line in evaluations:
         if line["split"] != "train" and line["temperature"]:
@@ -210,9 +220,10 @@ def panel(
     metric: str = "score",
     reward_range: tuple[float, float] | None = (0.0, 1.0),
 ) -> Panel:
-    """Return the live panel: progress, figures, the last `rewards` with their mean and the `best` of all as a sparkline over the
-    `reward_range`, the held-out `evaluations`, the classes of the groups, and a completion, another one each step, held against
-    what was wanted."""
+    """Return the live panel: progress, figures, the last `rewards` with their mean and the `best`
+    of all as a sparkline over the `reward_range`, the held-out `evaluations`, the classes of the
+    groups, and a completion, another one each step, held against what was wanted.
+    """
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
     rows = [
         _columns(
@@ -282,9 +293,10 @@ def _columns(*cells: Any) -> Table:
 class Console:
     """The screen of a run: ``with Console(total_steps=300) as console: console.step(report)``.
 
-    A terminal gets a live panel below lines that stay; any other `file` (default: standard output) gets lines without
-    escape codes. `force_terminal` overrides the choice. `log_every` thins the plain step lines; `metric` names what
-    `value` measures; `reward_range` is the task's. Leaving the ``with`` block, by an exception too, gives the terminal back as it was.
+    A terminal gets a live panel below lines that stay; any other `file` (default: standard output)
+    gets lines without escape codes. `force_terminal` overrides the choice. `log_every` thins the
+    plain step lines; `metric` names what `value` measures; `reward_range` is the task's. Leaving
+    the ``with`` block, by an exception too, gives the terminal back as it was.
     """
 
     def __init__(
@@ -301,7 +313,8 @@ class Console:
         self.reward_range = reward_range
         self.file = file or sys.stdout
         self.encoding = self.file.encoding or "utf-8"
-        # Decided here, not by rich: rich takes FORCE_COLOR, which many CI systems set, for a terminal.
+        # Decided here, not by rich: rich takes FORCE_COLOR, which many CI systems set, for a
+        # terminal.
         usable = (
             self.file.isatty()
             and os.environ.get("TERM") != "dumb"
@@ -342,7 +355,9 @@ class Console:
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
 
     def settings(self, settings: Mapping[str, str]) -> None:
-        """Print what the run is going to do, as an aligned table that also names the clock of the lines to come."""
+        """Print what the run is going to do, as an aligned table that also names the clock of the
+        lines to come.
+        """
         settings = {**settings, "clock": "UTC"}
         width = max(map(len, settings))
         for name, value in settings.items():
@@ -400,7 +415,9 @@ class Console:
         next_commands: Sequence[str],
         verdict: Sequence[str] = (),
     ) -> None:
-        """End the live panel and print the verdict, the evaluations before and after, where the files are, and what to try next."""
+        """End the live panel and print the verdict, the evaluations before and after, where the
+        files are, and what to try next.
+        """
         self._live.stop()
         tables = [list(verdict)] if verdict else []
         tables += [summary_table(before, after, self.metric)] if before or after else []
@@ -414,7 +431,9 @@ class Console:
                 self._write(line)
 
     def _row(self, head: str, text: str, style: str = "") -> None:
-        """Print `text` beside `head`; on a terminal what is too long for the line goes on below `text`."""
+        """Print `text` beside `head`; on a terminal what is too long for the line goes on below
+        `text`.
+        """
         if self.terminal:
             self._rich.print(
                 _columns(Text(head, "dim"), Text(visible(text), style, overflow="fold"))

@@ -97,8 +97,8 @@ def _update(config: Config, trainer: Trainer) -> str:
         "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
     )
     return (
-        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} tokens ({why})"
-        + (", activations computed twice" if trainer.policy.is_forgetful else "")
+        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} "
+        f"tokens ({why})" + (", activations computed twice" if trainer.policy.is_forgetful else "")
     )
 
 
@@ -145,7 +145,8 @@ def _batch(config: Config) -> str:
 def _loss(config: Config) -> str:
     credit = ", a token's own by alignment" if config.credit == "alignment" else ""
     return (
-        f"{config.loss}, advantages by {config.scale}{credit}, {f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
+        f"{config.loss}, advantages by {config.scale}{credit}, "
+        f"{f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
         f"groups without variance: {config.on_degenerate}"
         + (", alarms stop the run" if config.on_alarm == "stop" else "")
     )

@@ -43,7 +43,9 @@ def show_table(
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable],
 ):
-    """Print a line each: `figures` are numbers (key, format) and stand to the right, `words` are made by a function of the line."""
+    """Print a line each: `figures` are numbers (key, format) and stand to the right, `words` are
+    made by a function of the line.
+    """
     table = Table(box=None)
     for head in figures:
         table.add_column(head, justify="right", no_wrap=True)
@@ -89,7 +91,9 @@ def trap_of(line: Record) -> str:
 
 
 def spread_of(group: Group) -> str:
-    """Return the least and the greatest advantage of a group, "" where nothing was learned from it."""
+    """Return the least and the greatest advantage of a group, "" where nothing was learned from
+    it.
+    """
     numbers = list(
         chain.from_iterable(row if isinstance(row, list) else [row] for row in group.advantages)
     )
@@ -118,7 +122,9 @@ def said_of(parts: Record) -> str:
 
 
 def tint(logprob: float) -> str:
-    """Return the colour of a token by its probability: above 0.9 plain, above 0.5, above 0.1, below."""
+    """Return the colour of a token by its probability: above 0.9 plain, above 0.5, above 0.1,
+    below.
+    """
     return (
         ""
         if logprob > -0.105

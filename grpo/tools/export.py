@@ -1,9 +1,10 @@
 """A trained policy for others: `python -m grpo.export runs/NAME FOLDER`.
 
-Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others that read their layout (vLLM):
-the model of the run's latest valid checkpoint, an adapter merged into its base, with the tokenizer and a model card that holds the
-run's figures. `--adapter` writes the adapter by itself, for `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must
-be new or empty.
+Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others
+that read their layout (vLLM): the model of the run's latest valid checkpoint, an adapter merged
+into its base, with the tokenizer and a model card that holds the run's figures. `--adapter` writes
+the adapter by itself, for `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The
+folder must be new or empty.
 """
 
 import argparse
@@ -36,7 +37,8 @@ def write(arguments: argparse.Namespace) -> int:
         accept=names_in(arguments.accept_changes),
     )
     print(
-        f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, with its tokenizer and card"
+        f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, "
+        "with its tokenizer and card"
     )
     return 0
 
@@ -74,7 +76,8 @@ def export(
     dtype: str | None = None,
     accept: Sequence[str] = (),
 ) -> int:
-    """Write the latest valid checkpoint of `run` into `folder`; return its step. Raises UserError where that cannot be.
+    """Write the latest valid checkpoint of `run` into `folder`; return its step. Raises UserError
+    where that cannot be.
 
     Kinds of sources in `accept` may have changed since the checkpoint.
     """
@@ -107,11 +110,14 @@ def export(
 
 
 def card(run: RunData, step: int, *, adapter: bool) -> str:
-    """Return the model card: what it is, how it was made, how it scored on held-out problems before and after, what it is not."""
+    """Return the model card: what it is, how it was made, how it scored on held-out problems
+    before and after, what it is not.
+    """
     config, facts = run.config, run.config.get("facts", {})
     reports = [line for line in run.reports if line["step"] <= step]
     rows = [
-        f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | {line['exact']:.3f} | {line['n']} |"
+        f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | "
+        f"{line['exact']:.3f} | {line['n']} |"
         for line in reports
     ]
     control = (
@@ -155,12 +161,14 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
             "---",
             f"# {run.path.name}",
             "",
-            f"`{name}` trained by GRPO for {step} steps on the task `{config['task']}`, level {config['level']}"
+            f"`{name}` trained by GRPO for {step} steps on the task `{config['task']}`, level "
+            f"{config['level']}"
             + (f", by way of {config['curriculum']}" if config.get("curriculum") else "")
             + f", paid by `{config.get('reward') or 'the task'}`."
             + (f" Training began with {origin(start)}." if start else ""),
             control,
-            f"Held-out {metric} (validation problems that training never saw; sampled at temperature {config['temperature']:g}; mean and 95 % interval):",
+            f"Held-out {metric} (validation problems that training never saw; sampled at "
+            f"temperature {config['temperature']:g}; mean and 95 % interval):",
             "",
             "| step | level | mean | exact | n |",
             "|---|---|---|---|---|",
@@ -168,7 +176,9 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
             "",
             "Settings: " + ", ".join(f"{name} {value}" for name, value in learning.items()) + ".",
             "",
-            f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on {facts.get('device')}, at commit {facts.get('commit')}, begun {facts.get('started')}.",
+            f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
+            f"{facts.get('device')}, at commit {facts.get('commit')}, begun "
+            f"{facts.get('started')}.",
             "",
             "It was trained for this one task; what else its base could do was not looked after.",
             "",

@@ -2,15 +2,17 @@
 
     python -m grpo.inspect runs/NAME steps                 what each step did
     python -m grpo.inspect runs/NAME step 12               its groups: class, spread, advantages
-    python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward, each held against the target word by word
-    python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens: probability and advantage
-    python -m grpo.inspect runs/NAME degenerate            the groups that taught nothing: which, when, why, what was done
-    python -m grpo.inspect runs/NAME replay 12             makes the step's update again and says whether it is the same
-    python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
-    python -m grpo.inspect runs/NAME export out.csv        a line a completion, as .csv, .jsonl or .parquet
+    python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward, each
+    held against the target word by word python -m grpo.inspect runs/NAME tokens 12 3 0         a
+    completion's tokens: probability and advantage python -m grpo.inspect runs/NAME degenerate
+    the groups that taught nothing: which, when, why, what was done python -m grpo.inspect
+    runs/NAME replay 12             makes the step's update again and says whether it is the same
+    python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side python -m grpo.inspect
+    runs/NAME export out.csv        a line a completion, as .csv, .jsonl or .parquet
 
-Steps, groups and completions are counted as the run counts them: steps from 1, groups and completions from 0. Every command takes --json;
-those over many steps take --from, --to, --level and --last. Exit status 1: the replayed step differs; 2, with one line: no such run, step, group; a
+Steps, groups and completions are counted as the run counts them: steps from 1, groups and
+completions from 0. Every command takes --json; those over many steps take --from, --to, --level
+and --last. Exit status 1: the replayed step differs; 2, with one line: no such run, step, group; a
 damaged file.
 """
 
@@ -283,19 +285,23 @@ def show_group(run: RunData, arguments, console: Console):
         console.print(
             Text.assemble(
                 (f"completion{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}", "bold"),
-                f"  paid {score.reward:.3f}{by}, score {score.value:.3f}, advantage {advantage_of(group, samples[0])}, "
-                f"{len(completion.tokens)} tokens, {'ended' if completion.finish == 'stop' else 'cut by the budget'}",
+                f"  paid {score.reward:.3f}{by}, score {score.value:.3f}, advantage "
+                f"{advantage_of(group, samples[0])}, "
+                f"{len(completion.tokens)} tokens, "
+                f"{'ended' if completion.finish == 'stop' else 'cut by the budget'}",
             )
         )
         console.print(
             Text(
-                f"{counts(columns)}; {first_divergence(target, text) or 'right to the end'}{said_of(score.parts)}",
+                f"{counts(columns)}; "
+                f"{first_divergence(target, text) or 'right to the end'}{said_of(score.parts)}",
                 "dim",
             )
         )
         console.print(rendered(columns, whole=arguments.whole))
     console.print(
-        f"\nnext: python -m grpo.inspect {run.path} tokens {arguments.step} {arguments.group} {order[-1]}",
+        f"\nnext: python -m grpo.inspect {run.path} tokens {arguments.step} {arguments.group} "
+        f"{order[-1]}",
         style="dim",
     )
 
@@ -304,7 +310,8 @@ def show_tokens(run: RunData, arguments, console: Console):
     group = run.group(arguments.step, arguments.group, arguments.kind)
     if not 0 <= arguments.sample < len(group.completions):
         raise UserError(
-            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to {len(group.completions) - 1}"
+            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to "
+            f"{len(group.completions) - 1}"
         )
     completion = group.completions[arguments.sample]
     advantage = group.advantages[arguments.sample] if group.advantages else None
@@ -329,7 +336,8 @@ def show_tokens(run: RunData, arguments, console: Console):
     }
     if arguments.policy and arguments.kind != "step":
         raise UserError(
-            f"--policy: only a training step's policy can be made again, not that of --kind {arguments.kind}"
+            "--policy: only a training step's policy can be made again, not that of --kind "
+            f"{arguments.kind}"
         )
     if arguments.policy:
         from grpo.tools.replay import token_figures  # the trainer: it takes seconds to import
@@ -373,7 +381,8 @@ def show_replay(run: RunData, arguments, console: Console) -> int:
             },
         )
         console.print(
-            f"advantages from the stored rewards: {'the same' if lines[-1]['same'] else 'they differ'}"
+            "advantages from the stored rewards: "
+            f"{'the same' if lines[-1]['same'] else 'they differ'}"
         )
         start = (
             f"the checkpoint of step {found['start']}"
@@ -405,7 +414,8 @@ def show_degenerate(run: RunData, arguments, console: Console):
         {"why": lambda line: WHY[line["class"]], "done": done_to, "trap": trap_of},
     )
     console.print(
-        f"{len(lines)} of {len(run.group_index)} groups; next: python -m grpo.inspect {run.path} group {lines[-1]['step']} {lines[-1]['group']}",
+        f"{len(lines)} of {len(run.group_index)} groups; next: python -m grpo.inspect {run.path} "
+        f"group {lines[-1]['step']} {lines[-1]['group']}",
         style="dim",
     )
 
@@ -437,7 +447,9 @@ def show_compare(run: RunData, arguments, console: Console):
 
 
 def compared(run: RunData, arguments) -> dict[str, Any]:
-    """Return a run's line of `compare`: means over the last ten of the steps chosen, held-out scores first and last, what differs in its flags."""
+    """Return a run's line of `compare`: means over the last ten of the steps chosen, held-out
+    scores first and last, what differs in its flags.
+    """
     lines = chosen(run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
@@ -511,7 +523,9 @@ def as_json(lines: Sequence[Record], arguments, console: Console) -> bool:
 
 
 def texts_of_tokens(run: RunData, tokens: Sequence[int]) -> list[str | None]:
-    """Return the text of each token by the tokenizer of a checkpoint of the run; None where there is none."""
+    """Return the text of each token by the tokenizer of a checkpoint of the run; None where there
+    is none.
+    """
     files = sorted((run.path / "checkpoints").glob("step-*/tokenizer.json"))
     if not files:
         return [None] * len(tokens)

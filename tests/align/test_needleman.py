@@ -106,7 +106,9 @@ def test_the_standard_scoring_is_that_of_the_definition(a, b):
 @settings(max_examples=300)
 @given(st.lists(words(25), max_size=5), words(25), st.integers(1, 200))
 def test_bits_and_arrays_agree(firsts, b, side_by_side):
-    """However many stand side by side in one integer; floats go by arrays, and their sums are exact."""
+    """However many stand side by side in one integer; floats go by arrays, and their sums are
+    exact.
+    """
     pairs = [(a, b) for a in firsts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
@@ -319,7 +321,9 @@ def test_numbers_that_are_not_finite_are_refused_by_name(function, name, number)
 @example("abc", "bc", {"gap": -1e308})
 @example("abc", "bc", {"match": 10**400})
 def test_a_score_is_finite_or_refused(a, b, scoring):
-    """Never NaN, infinite or wrapped around: the score is that of the alignment found, or there is neither."""
+    """Never NaN, infinite or wrapped around: the score is that of the alignment found, or there is
+    neither.
+    """
     try:
         score, ops = nw_align(a, b, **scoring)
     except ValueError as error:

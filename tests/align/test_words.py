@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from align.words import Word, normalise, split_words, word_ends, word_spans
 
-# Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank that is none.
+# Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank
+# that is none.
 AWKWARD = "aeé\u0301\u0327ﬁ\u1112\u1161., \t\n\r\u00a0\u2003\u3000\x1f\u200b"
 TEXTS = st.text(AWKWARD, max_size=20) | st.text()
 

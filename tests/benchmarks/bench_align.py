@@ -1,9 +1,11 @@
-"""How fast groups are aligned, beside the exact peers that are installed: `python tests/benchmarks/bench_align.py`.
+"""How fast groups are aligned, beside the exact peers that are installed: `python
+tests/benchmarks/bench_align.py`.
 
-A group is 16 completions against one target, as lists of words. Each side gets what it wants as fast as it takes it: we take the
-words, Biopython strings of one character a word and rapidfuzz integers (made inside the timing, for that is what a user would pay).
-Everything runs in one process on one core, side by side and in turns; the least of several times counts. Scores are compared
-first: a peer that is not exact is named and left out.
+A group is 16 completions against one target, as lists of words. Each side gets what it wants as
+fast as it takes it: we take the words, Biopython strings of one character a word and rapidfuzz
+integers (made inside the timing, for that is what a user would pay). Everything runs in one
+process on one core, side by side and in turns; the least of several times counts. Scores are
+compared first: a peer that is not exact is named and left out.
 """
 
 import argparse
@@ -43,7 +45,9 @@ def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
 
 
 def contestants() -> dict[str, dict]:
-    """Return name -> {"score": ..., "path": ...}, functions of (completions, target); "score" returns the scores."""
+    """Return name -> {"score": ..., "path": ...}, functions of (completions, target); "score"
+    returns the scores.
+    """
     ours = {
         "score": lambda completions, target: nw_score_batch(
             [(words, target) for words in completions]

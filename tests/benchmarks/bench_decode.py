@@ -1,12 +1,16 @@
-"""How fast tokens are sampled on a GPU: `python tests/benchmarks/bench_decode.py`, with a Llama of random weights in bfloat16.
+"""How fast tokens are sampled on a GPU: `python tests/benchmarks/bench_decode.py`, with a Llama of
+random weights in bfloat16.
 
-Three tables. (1) The decode step alone, batch x context, half of the context a prompt shared by groups of 16: beside the time in which
-the memory could deliver what must be read, that is the weights and the keys and values (a prompt's once a group, and, as "unshared", once a
-row), at the copying speed measured in the same run. (2) Whole rollouts, prompts x completions x new tokens, the prefill included.
-(3) The same with drafts, at a given share of right ones. What random weights write is not foreseeable, so a competent policy is simulated:
-to the logits, computed as ever, one is added that makes the sample a token of a text fixed before; that text is drafted, each token
-spoilt with the given probability; after a slip the task's own work (decoding, aiming anew, tokenizing) is done on a true problem of as
-many words, for its time. What is written must be the fixed text, which is checked.
+Three tables. (1) The decode step alone, batch x context, half of the context a prompt shared by
+groups of 16: beside the time in which the memory could deliver what must be read, that is the
+weights and the keys and values (a prompt's once a group, and, as "unshared", once a row), at the
+copying speed measured in the same run. (2) Whole rollouts, prompts x completions x new tokens, the
+prefill included. (3) The same with drafts, at a given share of right ones. What random weights
+write is not foreseeable, so a competent policy is simulated: to the logits, computed as ever, one
+is added that makes the sample a token of a text fixed before; that text is drafted, each token
+spoilt with the given probability; after a slip the task's own work (decoding, aiming anew,
+tokenizing) is done on a true problem of as many words, for its time. What is written must be the
+fixed text, which is checked.
 """
 
 import argparse
@@ -100,7 +104,9 @@ def time_of(work, repeats: int = 20) -> float:
 
 @torch.no_grad()
 def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[float, int, int]:
-    """Return seconds of one step, and the bytes that it must read, prompts once a group and once a row."""
+    """Return seconds of one step, and the bytes that it must read, prompts once a group and once a
+    row.
+    """
     model, prompt = cuda_step(policy), context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
@@ -145,7 +151,9 @@ def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int 
 
 
 def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float):
-    """Return the first and the best time of the rollout with drafts of which the share `right` is right, and drafting's figures."""
+    """Return the first and the best time of the rollout with drafts of which the share `right` is
+    right, and drafting's figures.
+    """
     task, rng, model = Interleave(), random.Random(1), cuda_step(policy)
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
@@ -202,7 +210,8 @@ def main():
         "--right",
         type=float,
         default=0.995,
-        help="share of drafted tokens that are right; 0.995 is that of the embedded model at 100 words where it scores 0.94",
+        help="share of drafted tokens that are right; 0.995 is that of the embedded model at 100 "
+        "words where it scores 0.94",
     )
     parser.add_argument(
         "--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts"
@@ -215,7 +224,8 @@ def main():
     bandwidth = copy_speed()
     rows = []
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA {arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s"
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA "
+        f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s"
     )
     print("   rows  context    ms a step   x floor   x floor unshared")
     tables = arguments.tables.split(",")
@@ -233,14 +243,16 @@ def main():
                 }
             )
             print(
-                f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
+                f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}"
+                f"{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
                 flush=True,
             )
             cuda_step(policy).rows = 0  # the next case makes its own caches
             cuda_step(policy).own = cuda_step(policy).shared = None
     if tables != ["steps"]:
         print(
-            "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | drafted: first s   then s   acceptance   a forward"
+            "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "
+            "drafted: first s   then s   acceptance   a forward"
         )
         for P, G, new, prompt in [
             case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables
@@ -262,7 +274,9 @@ def main():
                 }
             )
             print(
-                f"{P:>20} x {G} x {new}, {prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} |{d_first:>17.2f}{d_best:>9.2f}"
+                f"{P:>20} x {G} x {new}, "
+                f"{prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} "
+                f"|{d_first:>17.2f}{d_best:>9.2f}"
                 f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
                 flush=True,
             )

@@ -1,7 +1,9 @@
-"""How much longer a long rollout takes than a short one: `python tests/benchmarks/bench_lengths.py --words 10,500`.
+"""How much longer a long rollout takes than a short one: `python tests/benchmarks/bench_lengths.py
+--words 10,500`.
 
-The task is to copy a text, which the embedded model does at any of these lengths as it comes, so that a competent policy is timed before
-there is one for interleaving. As many completions of each length, of one prompt; with drafts and without; the least of several times.
+The task is to copy a text, which the embedded model does at any of these lengths as it comes, so
+that a competent policy is timed before there is one for interleaving. As many completions of each
+length, of one prompt; with drafts and without; the least of several times.
 """
 
 import argparse
@@ -61,7 +63,8 @@ def main():
     arguments = parser.parse_args()
     policy = load_policy("builtin", device=arguments.device)
     print(
-        f"{policy.device}, {torch.get_num_threads()} threads, {arguments.completions} completions\ndrafts  words  seconds  x first  exact copies  tokens a pass"
+        f"{policy.device}, {torch.get_num_threads()} threads, {arguments.completions} "
+        "completions\ndrafts  words  seconds  x first  exact copies  tokens a pass"
     )
     for mode in ("off", "auto"):
         first = None
@@ -71,7 +74,8 @@ def main():
             )
             first = first or seconds
             print(
-                f"{mode:<6}{words:>7}{seconds:>9.2f}{seconds / first:>9.1f}{exact:>14.2f}{figures.get('draft/tokens_per_forward', 1.0):>15.1f}",
+                f"{mode:<6}{words:>7}{seconds:>9.2f}{seconds / first:>9.1f}{exact:>14.2f}"
+                f"{figures.get('draft/tokens_per_forward', 1.0):>15.1f}",
                 flush=True,
             )
 

@@ -1,4 +1,6 @@
-"""What the benchmarks train: a Llama with random weights in one of `SHAPES`, and a task whose rewards mean nothing."""
+"""What the benchmarks train: a Llama with random weights in one of `SHAPES`, and a task whose
+rewards mean nothing.
+"""
 
 import random
 from pathlib import Path
@@ -28,7 +30,9 @@ SHAPES = {
 
 
 class RandomRewards:
-    """A task whose score means nothing: two texts of random words as prompt, a random reward for each completion."""
+    """A task whose score means nothing: two texts of random words as prompt, a random reward for
+    each completion.
+    """
 
     name, rewards, default_level = "bench", (), 25
 
@@ -76,7 +80,9 @@ def precision(arguments) -> tuple[str, str]:
 
 
 def make_model(arguments, folder: Path) -> dict:
-    """Write the model and its tokenizer, if they are not there; return what is to be known of them, and the prompts' tokens."""
+    """Write the model and its tokenizer, if they are not there; return what is to be known of
+    them, and the prompts' tokens.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -1,20 +1,29 @@
-"""One training step beside TRL's GRPOTrainer, in one run: `python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024`.
+"""One training step beside TRL's GRPOTrainer, in one run: `python tests/benchmarks/bench_step.py
+--size 3b --lora 16 --new 1024`.
 
-Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
-rewards, LoRA, KL weight, learning rate and precision: bfloat16 on a GPU (in full fine-tuning ours has float32 masters, TRL none), else float32
-(ours by its default, `--dtype auto`: on a CPU with units for bfloat16 the products of the backward pass are in bfloat16, see `grpo.model.matmul`). Each is a process of its own, so
-that memory is its own, one after the other, ours first, on one device, which should be idle. What saw other prompts (token by token)
-or lengths, or trained other parameters, is no result. The first step, with its warm-up, is told apart; "step", "rollout" and "update"
-are medians of the later ones. What is no rollout (scores, logging) counts as update. "reserved" is what the process took from the GPU,
-memory of captured graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With `--gpus N` ours is N processes
-that share out the step (TRL is not run; "plan" is what `grpo.plan` foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a GPU's part of the work.
+Both get the same model file (a Llama with random weights), tokenizer, prompts, completions of
+exactly `--new` tokens, random rewards, LoRA, KL weight, learning rate and precision: bfloat16 on a
+GPU (in full fine-tuning ours has float32 masters, TRL none), else float32 (ours by its default,
+`--dtype auto`: on a CPU with units for bfloat16 the products of the backward pass are in bfloat16,
+see `grpo.model.matmul`). Each is a process of its own, so that memory is its own, one after the
+other, ours first, on one device, which should be idle. What saw other prompts (token by token) or
+lengths, or trained other parameters, is no result. The first step, with its warm-up, is told
+apart; "step", "rollout" and "update" are medians of the later ones. What is no rollout (scores,
+logging) counts as update. "reserved" is what the process took from the GPU, memory of captured
+graphs included; on a CPU "peak" is the process's. TRL gets our line end after each prompt. With
+`--gpus N` ours is N processes that share out the step (TRL is not run; "plan" is what `grpo.plan`
+foretells for such GPUs); memory is then that of the one that takes most, floor and MFU those of a
+GPU's part of the work.
 
-Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G completions of N tokens, b bytes a number):
-- decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys and values of the prompts, once a
-  group, and of B * G * t completion tokens, 2 * L * K * D * b each; all over the bandwidth of a copy. "of floor" is floor / rollout.
-- FLOPs of the update: 2 * P * T forward, 2 * P * T backward under LoRA (no gradient of frozen weights) and 4 * P * T without, 2 * P * T
-  for the reference where beta > 0; T = prompts once a group + B * G * N. Attention scores and recomputation are not counted. "MFU" is
-  FLOPs / update seconds over the rate of a large matrix product.
+Useful work, for both alike (P parameters, L layers, K key-value heads of D, B groups of G
+completions of N tokens, b bytes a number):
+- decode floor, seconds: N - 1 times the weights, P * b, each once, and at its t-th time the keys
+  and values of the prompts, once a group, and of B * G * t completion tokens, 2 * L * K * D * b
+  each; all over the bandwidth of a copy. "of floor" is floor / rollout.
+- FLOPs of the update: 2 * P * T forward, 2 * P * T backward under LoRA (no gradient of frozen
+  weights) and 4 * P * T without, 2 * P * T for the reference where beta > 0; T = prompts once a
+  group + B * G * N. Attention scores and recomputation are not counted. "MFU" is FLOPs / update
+  seconds over the rate of a large matrix product.
 """
 
 import argparse
@@ -118,7 +127,9 @@ def trained_by(model) -> int:
 
 
 def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
-    """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and lengths seen; parameters trained; memory used)."""
+    """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and
+    lengths seen; parameters trained; memory used).
+    """
     from grpo.distributed import meeting
 
     device, _ = precision(arguments)
@@ -248,7 +259,9 @@ def memory_used() -> dict[str, float]:
 
 
 def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
-    """Return what `run_ours` does, of TRL's trainer; it generates through `transformers`, as by default."""
+    """Return what `run_ours` does, of TRL's trainer; it generates through `transformers`, as by
+    default.
+    """
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
@@ -326,7 +339,9 @@ def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]
 
 
 def measured_rates(arguments) -> dict:
-    """Return FLOP/s of a large matrix product and bytes/s, read and written, of a large copy; the best of several."""
+    """Return FLOP/s of a large matrix product and bytes/s, read and written, of a large copy; the
+    best of several.
+    """
     import torch
 
     device, dtype = precision(arguments)
@@ -363,7 +378,8 @@ def child(arguments, name: str, folder: Path):
         lengths = {length for step in steps for length in step.pop("lengths")}
         if seen != prompts or lengths != {arguments.new}:
             sys.exit(
-                f"{name}: not the work that was asked for: other prompts, or completions of {sorted(lengths)} tokens"
+                f"{name}: not the work that was asked for: other prompts, or completions of "
+                f"{sorted(lengths)} tokens"
             )
         gc.collect()
         if torch.cuda.is_available():
@@ -379,7 +395,9 @@ def child(arguments, name: str, folder: Path):
 
 
 def spawn(name: str, folder: Path, gpus: int = 1) -> dict | None:
-    """Return what a child process (or `gpus` of them together) found out, or None, with the end of its output on the console, where it failed."""
+    """Return what a child process (or `gpus` of them together) found out, or None, with the end of
+    its output on the console, where it failed.
+    """
     print(f"{name} ...", file=sys.stderr, flush=True)
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
@@ -405,7 +423,9 @@ def spawn(name: str, folder: Path, gpus: int = 1) -> dict | None:
 
 
 def useful_work(arguments, model: dict) -> tuple[float, float]:
-    """Return (bytes that the decoding of a step must read, FLOPs of its update), as the head of this file counts them, of each GPU."""
+    """Return (bytes that the decoding of a step must read, FLOPs of its update), as the head of
+    this file counts them, of each GPU.
+    """
     prompt_tokens = sum(map(len, model["prompts"])) / arguments.steps
     rows, passes = arguments.groups * arguments.group_size, arguments.new - 1
     cached = passes * prompt_tokens + rows * passes * (passes + 1) / 2
@@ -469,9 +489,13 @@ def main():
         }
     mean = sum(map(len, model["prompts"])) / len(model["prompts"])
     print(
-        f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, {model['dtype']}; "
-        f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}; "
-        f"optimizer {arguments.optimizer}{' shared out' if arguments.shard else ''}, base {arguments.quantise}\n{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured"
+        f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, "
+        f"{model['dtype']}; "
+        f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of "
+        f"{arguments.new}; beta {arguments.beta:g}; "
+        f"optimizer {arguments.optimizer}{' shared out' if arguments.shard else ''}, base "
+        f"{arguments.quantise}\n{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} "
+        f"TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured"
     )
     shown = {
         column: form

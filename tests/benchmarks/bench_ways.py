@@ -1,13 +1,15 @@
-"""The ways from nothing to something, beside each other: the same model, level, batch and number of steps, several seeds.
+"""The ways from nothing to something, beside each other: the same model, level, batch and number
+of steps, several seeds.
 
     python tests/benchmarks/bench_ways.py --model DIR --words 10 --steps 300 --seeds 0,1,2 --jobs 5
 
 Arms: the ladder from one word on; demonstrations in groups that fail; imitation and then GRPO; and,
-as the control, imitation alone on as many answers as the others sample completions. Every arm is an ordinary run in runs/, so that
-its texts can be read. What follows `--` goes to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`.
+as the control, imitation alone on as many answers as the others sample completions. Every arm is
+an ordinary run in runs/, so that its texts can be read. What follows `--` goes to every run, e.g.
+`-- --learning-rate 3e-4 --beta 0.02`.
 
-Prints a Markdown table: held-out score before, after imitation, at each quarter of the steps, exact answers, tokens, minutes.
-A run that is there already is not made again.
+Prints a Markdown table: held-out score before, after imitation, at each quarter of the steps,
+exact answers, tokens, minutes. A run that is there already is not made again.
 """
 
 import argparse
@@ -69,7 +71,9 @@ def name_of(own: argparse.Namespace, arm: str, seed: str) -> str:
 
 
 def imitate_alone(arguments: list[str]) -> int:
-    """Run train.py with imitation alone: no look ends it, its share is all of the steps, and GRPO makes none."""
+    """Run train.py with imitation alone: no look ends it, its share is all of the steps, and GRPO
+    makes none.
+    """
     sys.path.insert(0, str(TOP))
     import train
 

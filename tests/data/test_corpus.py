@@ -186,8 +186,8 @@ def test_a_fingerprint_is_of_the_words():
 @pytest.mark.parametrize(
     "text, split",
     [
-        # printf 'interleave\n...' | sha256sum; its first two digits as a fraction of 256: below 0.8 is train, below 0.9
-        # validation, then test.
+        # printf 'interleave\n...' | sha256sum; its first two digits as a fraction of 256: below
+        # 0.8 is train, below 0.9 validation, then test.
         ("six", "train"),  # a4 = 164; 164 / 256 = 0.64
         ("five", "validation"),  # e0 = 224; 224 / 256 = 0.875
         ("nine", "test"),  # f1 = 241; 241 / 256 = 0.94
@@ -219,7 +219,8 @@ def test_splits_partition_the_documents_and_do_not_move_when_texts_are_added(old
 
 
 def test_shares_are_80_10_10():
-    # Binomial(10,000, p): standard deviation 40 for 80 %, 30 for 10 %; the bounds stand at 5 of them.
+    # Binomial(10,000, p): standard deviation 40 for 80 %, 30 for 10 %; the bounds stand at 5 of
+    # them.
     shares = Counter(split_of(Document("", str(i))) for i in range(10_000))
     assert abs(shares["train"] - 8000) < 200
     assert abs(shares["validation"] - 1000) < 150
@@ -249,7 +250,8 @@ def test_merge_reports_adds_drops_and_refuses(tmp_path):
         f"dropped  {user}/copy.txt: repeats first (similarity 1.00)",
         f"refused  {user}/image.png: unknown suffix '.png'; give .txt, .json or .jsonl",
         f"added    {user}/new.txt as new.txt: 50 words, {split_of(new)}",
-        f"refused  {user}/noise.txt: is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8",
+        f"refused  {user}/noise.txt: is binary (it holds a NUL or half a surrogate pair); give "
+        "plain text in UTF-8",
         f"refused  {user}/short.txt: is too short: 3 words; at least 40 are needed",
         f"refused  {tmp_path}/absent.txt: cannot be read: No such file or directory",
     ]
@@ -257,7 +259,8 @@ def test_merge_reports_adds_drops_and_refuses(tmp_path):
 
 
 def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
-    # 92 words have 88 runs of five; with k words more they are 88 of 88 + k: 88 / 110 = 0.8 and 88 / 111 = 0.793.
+    # 92 words have 88 runs of five; with k words more they are 88 of 88 + k: 88 / 110 = 0.8 and 88
+    # / 111 = 0.793.
     old = numbered("a", 92)
     into = put(tmp_path / "corpus", old=old)
     lines = []

@@ -1,4 +1,6 @@
-"""The foreign held-out texts: the same everywhere, of the kinds they claim to be, and never part of what is trained on."""
+"""The foreign held-out texts: the same everywhere, of the kinds they claim to be, and never part
+of what is trained on.
+"""
 
 import ast
 import sys
@@ -119,7 +121,9 @@ def test_no_more_files_are_read_than_are_allowed(tmp_path, monkeypatch):
 
 
 def test_no_foreign_text_is_in_what_is_trained_on(texts):
-    """Runs of five words: the corpus and the diet's own words share none with the generated kinds."""
+    """Runs of five words: the corpus and the diet's own words share none with the
+    generated kinds.
+    """
     train = documents_of("train", load_corpus())
     runs = {run for document in train for run in runs_of(document)}
     for kind in KINDS:

@@ -1,4 +1,6 @@
-"""A task whose answers are right by chance up to level 3, and never beyond; it has no level 1 or 2."""
+"""A task whose answers are right by chance up to level 3, and never beyond; it has no level 1 or
+2.
+"""
 
 import hashlib
 

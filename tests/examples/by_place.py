@@ -1,4 +1,6 @@
-"""Pays a completion by its place in its group, so that even a model of random weights has something to learn from."""
+"""Pays a completion by its place in its group, so that even a model of random weights has
+something to learn from.
+"""
 
 from tasks.base import Problem, Score, key_of
 

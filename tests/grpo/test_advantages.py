@@ -12,13 +12,15 @@ from grpo.learn.advantages import SCALES, advantages
 
 GROUP = st.lists(st.floats(0, 1), min_size=2, max_size=16)
 GROUPS = st.lists(GROUP, min_size=1, max_size=4)
-# Rewards on a grid of 1/64, not all equal: the spread is never so small that a tiny eps shows, and shifts are exact.
+# Rewards on a grid of 1/64, not all equal: the spread is never so small that a tiny eps shows, and
+# shifts are exact.
 GRID = st.integers(0, 64).map(lambda n: n / 64)
 VARIED = st.lists(GRID, min_size=2, max_size=8).filter(lambda group: len(set(group)) > 1)
 
 
 def test_group_scale_divides_by_the_sample_std_of_each_group():
-    # [1, 0, 0, 1]: mean 1/2, sum of squares 4 * 1/4 = 1, sample variance 1/3.  [0.2, 0.4]: mean 0.3, variance 0.02.
+    # [1, 0, 0, 1]: mean 1/2, sum of squares 4 * 1/4 = 1, sample variance 1/3.  [0.2, 0.4]: mean
+    # 0.3, variance 0.02.
     first, second = 0.5 / (math.sqrt(1 / 3) + 1e-4), 0.1 / (math.sqrt(0.02) + 1e-4)
     expected = [[first, -first, -first, first], [-second, second]]
     result = advantages([[1.0, 0.0, 0.0, 1.0], [0.2, 0.4]], scale="group")
@@ -26,8 +28,8 @@ def test_group_scale_divides_by_the_sample_std_of_each_group():
 
 
 def test_batch_scale_divides_by_the_std_of_all_rewards():
-    # Group means 1 and 5, every distance 1. All of [0, 2, 4, 6]: mean 3, squares 9 + 1 + 1 + 9 = 20, variance 20/3;
-    # of the centred rewards [-1, 1, -1, 1] it would be 4/3.
+    # Group means 1 and 5, every distance 1. All of [0, 2, 4, 6]: mean 3, squares 9 + 1 + 1 + 9 =
+    # 20, variance 20/3; of the centred rewards [-1, 1, -1, 1] it would be 4/3.
     one = 1 / (math.sqrt(20 / 3) + 0.5)
     result = advantages([[0.0, 2.0], [4.0, 6.0]], scale="batch", eps=0.5)
     assert [pytest.approx([-one, one], rel=1e-12)] * 2 == result

@@ -1,4 +1,6 @@
-"""Checkpoints written while training goes on hold the state of their own step, and whatever goes wrong is said at the next."""
+"""Checkpoints written while training goes on hold the state of their own step, and whatever goes
+wrong is said at the next.
+"""
 
 import errno
 import os
@@ -179,7 +181,9 @@ def test_the_cost_chooses_the_spacing_where_none_is_given(tmp_path):
 
 @pytest.fixture()
 def slow_disk(monkeypatch):
-    """Returns when training may go on: checkpoints of a step are written only when the next step has been made."""
+    """Returns when training may go on: checkpoints of a step are written only when the next step
+    has been made.
+    """
     made = {}
     save_file, step = checkpoint.save_file, Trainer.step
 
@@ -200,7 +204,9 @@ def slow_disk(monkeypatch):
 
 
 def files_of(run: str) -> dict[str, bytes]:
-    """Return the files of all checkpoints of a run, but for those that hold a time or the run's name."""
+    """Return the files of all checkpoints of a run, but for those that hold a time or the run's
+    name.
+    """
     return {
         f"{path.parent.name}/{path.name}": path.read_bytes()
         for path in Path("runs", run, "checkpoints").rglob("*")

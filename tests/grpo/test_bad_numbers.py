@@ -1,4 +1,6 @@
-"""What is not finite, not there, or not what was promised, gets its name: never a silent step, never a riddle."""
+"""What is not finite, not there, or not what was promised, gets its name: never a silent step,
+never a riddle.
+"""
 
 import hashlib
 import json
@@ -128,7 +130,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(tiny_policy, monkeypat
 
 
 def spoil(trainer, name, value):
-    """Let the optimizer's next step leave `value` in one number of a weight, or of a moment of it."""
+    """Let the optimizer's next step leave `value` in one number of a weight, or of a
+    moment of it.
+    """
     step = trainer.optimizer.inner.step
     number, weight = next(
         (number, weight)
@@ -217,7 +221,9 @@ def test_weights_whose_squares_overflow_are_finite(tiny_policy):
 
 
 def test_a_gradient_whose_square_overflows_freezes_no_weight_for_good(tiny_policy):
-    """A finite gradient of 1e25 makes the second moment infinite, and its weight would never move again."""
+    """A finite gradient of 1e25 makes the second moment infinite, and its weight would never move
+    again.
+    """
     trainer = trainer_for(tiny_policy, max_grad_norm=0.0)
     weight = dict(tiny_policy.model.named_parameters())[WEIGHT]
     collect = trainer.optimizer.collect
@@ -320,7 +326,8 @@ def vouch_for(checkpoint):
     [
         (
             lambda texts: [1 / 0 for _ in texts],
-            r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_numbers.py, line \d+\)",
+            r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_numbers.py, line "
+            r"\d+\)",
         ),
         (
             lambda texts: [Score(0.5)],
@@ -359,10 +366,13 @@ def test_a_scorer_that_fails_is_named(answer, fault):
 def test_a_users_scorer_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text(
-        "from tasks.base import Problem, Score, key_of\n\n\nclass Bad:\n    name = 'bad'\n    rewards = ()\n    default_level = 2\n\n"
+        "from tasks.base import Problem, Score, key_of\n\n\nclass Bad:\n    name = 'bad'\n    "
+        "rewards = ()\n    default_level = 2\n\n"
         "    def make(self, level, split, rng):\n        n = rng.randrange(10**9)\n"
-        "        return Problem(self.name, level, f'Copy text A.\\nA: {n}', str(n), key_of(split, n))\n\n"
-        "    def score(self, problem, completions):\n        return [Score(float('nan')) for _ in completions]\n"
+        "        return Problem(self.name, level, f'Copy text A.\\nA: {n}', str(n), key_of(split, "
+        "n))\n\n"
+        "    def score(self, problem, completions):\n        return [Score(float('nan')) for _ in "
+        "completions]\n"
     )
     assert train.main([*SMALL, "--task", "bad.py:Bad"]) == 2
     error = capsys.readouterr().err
@@ -381,7 +391,8 @@ class Penalty:
 
     def make(self, level, split, rng):
         number = rng.randrange(10**9)
-        return Problem(self.name, level, f"Copy text A.\\nA: {number}", str(number), key_of(split, number))
+        prompt, key = f"Copy text A.\\nA: {number}", key_of(split, number)
+        return Problem(self.name, level, prompt, str(number), key)
 
     def score(self, problem, completions):
         lengths = np.array([len(text) for text in completions])

@@ -13,7 +13,9 @@ CPU = torch.device("cpu")
 
 
 def group_of(index, prompt_length, lengths, temperature=1.0):
-    """A group whose numbers tell where they come from: row i has the tokens 100 * index + 10 * i, + 1, + 2, ..."""
+    """A group whose numbers tell where they come from: row i has the tokens 100 * index + 10 * i,
+    + 1, + 2, ...
+    """
     rows = [tuple(100 * index + 10 * i + t for t in range(n)) for i, n in enumerate(lengths)]
     completions = [
         Completion(row, tuple(-float(token) for token in row), "", "stop") for row in rows

@@ -92,7 +92,8 @@ def test_looks_that_cannot_promote_are_refused():
         Config(promote_by="heldout", promote_at=0.97, promote_problems=44)
     assert (
         str(error.value)
-        == "--promote-problems 44: give 45 or more: fewer cannot show --promote-at 0.97, even if all are right"
+        == "--promote-problems 44: give 45 or more: fewer cannot show --promote-at 0.97, even if "
+        "all are right"
     )
 
 

@@ -47,7 +47,10 @@ METRICS = {
     "clip_ratio/high": 0.2,
     "parity/max_abs_logprob_diff": 3.4e-5,
 }
-COMMAND = "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 --problems 200"
+COMMAND = (
+    "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
+    "--problems 200"
+)
 HOSTILE = "[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
 HARMLESS = r"[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -146,7 +149,8 @@ def test_sparkline_over_another_range():
 
 def test_step_line_shows_every_figure():
     assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
-        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6 of 8  resampled  2  skipped  1  "
+        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6 of 8  resampled  "
+        "2  skipped  1  "
         "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  left     9:32"
     )
 
@@ -181,7 +185,8 @@ def test_step_lines_stand_in_columns():
     [
         (
             {"metric": "similarity"},
-            "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact 0.01)",
+            "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact "
+            "0.01)",
         ),
         ({"temperature": 0}, "greedy, exact"),
         ({"unit": "digits"}, "held-out score at 25 digits:"),
@@ -372,7 +377,8 @@ def test_time_left_follows_the_exponential_mean_of_the_step_time():
     reports = [
         report(step, {"step_time": seconds}) for step, seconds in ((1, 10.0), (2, 20.0), (3, 12.0))
     ]
-    # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12. Left of 103 steps: 102 * 10, 101 * 12, 100 * 12 seconds.
+    # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12. Left of 103 steps: 102 * 10, 101 * 12, 100
+    # * 12 seconds.
     assert [line.split()[-1] for line in plain(steps(*reports), total_steps=103)] == [
         "17:00",
         "20:12",

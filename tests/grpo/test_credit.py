@@ -1,4 +1,6 @@
-"""Per-token advantages: by hand, on the embedded tokenizer, and as the policy gradient of every answer of a small world."""
+"""Per-token advantages: by hand, on the embedded tokenizer, and as the policy gradient of every
+answer of a small world.
+"""
 
 import itertools
 import math
@@ -90,7 +92,8 @@ def test_the_same_earned_in_another_way_is_the_same_state():
     group = group_of(
         ["a a b|", "b a |"], task, task.problem(["a", "a"], ["b", "b"])
     )  # the target is "a b a b"
-    # "a a": match, b passed over and match: 1, 0. "b a": b a is the target without its a: 0, 1. Both: 1 of 8 in all
+    # "a a": match, b passed over and match: 1, 0. "b a": b a is the target without its a: 0, 1.
+    # Both: 1 of 8 in all
     assert [score.credits[:2] for score in group.scores] == [
         ((1, 1 / 8), (3, 0.0)),
         ((1, 0.0), (3, 1 / 8)),
@@ -181,7 +184,9 @@ def test_words_of_odd_characters_are_mapped_to_tokens():
 
 
 class DropsFirstSpace:
-    """Decodes as tokenizers of the SentencePiece kind do: the space that stands first is dropped."""
+    """Decodes as tokenizers of the SentencePiece kind do: the space that stands first
+    is dropped.
+    """
 
     words = [" the", " owl", "s", " saw", "\ufffd"]
 
@@ -214,7 +219,9 @@ def answers(length):
 @pytest.mark.parametrize("kind", ["dapo", "cispo"])
 @pytest.mark.parametrize("reward", Interleave.credited)
 def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
-    """REINFORCE by hand: E[sum_t grad logp_t (R_t - b(s_t))] = grad E[reward], whatever b is, if the state depends on no later token."""
+    """REINFORCE by hand: E[sum_t grad logp_t (R_t - b(s_t))] = grad E[reward], whatever b is, if
+    the state depends on no later token.
+    """
     task, generator = Interleave(reward), torch.Generator().manual_seed(0)
     problem, texts = task.problem(["a"], ["b"]), answers(5)
     logits = torch.randn(5, 5, 4, dtype=torch.float64, generator=generator).requires_grad_()

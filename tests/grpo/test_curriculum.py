@@ -78,7 +78,8 @@ def test_the_last_rung_has_nowhere_to_go():
 
 @pytest.mark.parametrize("prompts", [2, 4])
 def test_few_prompts_do_not_climb_by_luck(prompts):
-    # The true mean is 0.85. By the mean of three steps alone, at least 95 of 100 such runs climb within 100 steps.
+    # The true mean is 0.85. By the mean of three steps alone, at least 95 of 100 such runs climb
+    # within 100 steps.
     climbed = 0
     for seed in range(100):
         ladder, rng = Curriculum([10, 25], promote_at=0.9, window=3), random.Random(seed)
@@ -113,7 +114,8 @@ def test_promotion_by_held_out_score_asks_for_evidence():
         observe(ladder, 2, {10: [0.88]}) == [] and ladder.wants_look(5) and not ladder.wants_look(6)
     )  # (0.84 + 0.88) / 2 = 0.86
     assert judge(ladder, 5, 0.899, 0.86) == [
-        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; 0.9 is asked for, and an interval from 0.85 on"
+        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; 0.9 is asked for, "
+        "and an interval from 0.85 on"
     ]
     assert judge(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10
     few = {"mean": 1.0, "ci_low": 0.832, "ci_high": 1.0, "n": 20}
@@ -175,7 +177,8 @@ def test_each_step_back_doubles_the_evidence_that_is_asked_for():
             observe(ladder, steps, {10: [1.0] * MANY, 25: [0.0] * MANY}, [level == 25])
         return steps
 
-    # up at once; then down after 2, 4, 8 collapsed steps, and up again after 4, 8, 16 steps of practice
+    # up at once; then down after 2, 4, 8 collapsed steps, and up again after 4, 8, 16 steps of
+    # practice
     assert [steps_until_it_moves() for _ in range(7)] == [1, 2, 4, 4, 8, 8, 16]
 
 
@@ -215,13 +218,15 @@ def test_a_budget_counts_all_steps_of_its_rung_and_then_goes_on():
         "step 3: level 25 → 10, 1 steps with"
     )
     assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
-        "step 4: level 10 → 25, the budget of the rung is spent: 270 of 250 tokens, 3 steps; its last mean score is 0.600"
+        "step 4: level 10 → 25, the budget of the rung is spent: 270 of 250 tokens, 3 steps; its "
+        "last mean score is 0.600"
     ]
     # two collapsed steps are enough for another step back, but not to a rung whose budget is spent
     assert observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
     assert observe(ladder, 6, {25: [0.3]}, [True], tokens=40) == []
     assert observe(ladder, 7, {25: [0.4]}, tokens=10) == [
-        "step 7: level 25, the budget of the last rung is spent: 250 of 250 tokens, 4 steps; its last mean score is 0.400"
+        "step 7: level 25, the budget of the last rung is spent: 250 of 250 tokens, 4 steps; its "
+        "last mean score is 0.400"
     ]
     assert ladder.ended.startswith("the budget of the last rung is spent")
 
@@ -230,7 +235,8 @@ def test_a_budget_of_time():
     ladder = Curriculum([10, 25], rung_seconds=120)
     assert observe(ladder, 1, {10: [0.2]}, seconds=90, tokens=7) == []
     assert observe(ladder, 2, {10: [0.2]}, seconds=90, tokens=7) == [
-        "step 2: level 10 → 25, the budget of the rung is spent: 3.0 of 2 minutes, 14 tokens, 2 steps; its last mean score is 0.200"
+        "step 2: level 10 → 25, the budget of the rung is spent: 3.0 of 2 minutes, 14 tokens, 2 "
+        "steps; its last mean score is 0.200"
     ]
 
 
@@ -245,7 +251,8 @@ def test_levels_are_a_pure_function_and_never_above(seed, step, count, rung):
 
 
 def test_replay_share():
-    # 3,500 draws with chance 0.25: outside 0.22 ... 0.28 with probability below 1e-4 (4.1 standard deviations of 0.0073)
+    # 3,500 draws with chance 0.25: outside 0.22 ... 0.28 with probability below 1e-4 (4.1 standard
+    # deviations of 0.0073)
     ladder = Curriculum([10, 25], replay=0.25)
     ladder.rung = 1
     drawn = [level for step in range(500) for level in ladder.levels_for(3, step, 8)[1:]]
@@ -269,7 +276,8 @@ def test_neighbouring_seeds_and_steps_draw_other_levels():
 
 
 def test_replay_prefers_the_rung_with_the_lowest_score():
-    # 4,000 replays with weights 1.1 - 1.0 and 1.1 - 0.7: 1 of 5 at level 10; outside 0.17 ... 0.23 with probability below 1e-5 (4.7 of 0.0063)
+    # 4,000 replays with weights 1.1 - 1.0 and 1.1 - 0.7: 1 of 5 at level 10; outside 0.17 ... 0.23
+    # with probability below 1e-5 (4.7 of 0.0063)
     ladder = Curriculum([10, 25, 50], replay=0.999)
     ladder.rung = 2
     observe(ladder, 1, {10: [1.0], 25: [0.6, 0.8]})
@@ -342,7 +350,8 @@ def test_no_rung_takes_more_than_its_budget_and_a_step(steps):
             break
         collapsed = {ladder.level: [share > 0.5]}
         ladder.observe(Outcome(step, {level: [value]}, collapsed, tokens / 100, tokens))
-    # a rung can be met again once it is spent: from the rung above, whose budget went with the step that went back; then for a step
+    # a rung can be met again once it is spent: from the rung above, whose budget went with the
+    # step that went back; then for a step
     assert all(tokens < 500 + 300 + 300 for _, _, tokens in ladder.spent)
 
 

@@ -43,7 +43,9 @@ def first_difference(ours, theirs):
 
 @torch.no_grad()
 def border_distance(policy, prompt, sample, ours, theirs, t, temperature):
-    """Return how far the uniform number of place `t` lies from the border between the two tokens drawn there, in probability."""
+    """Return how far the uniform number of place `t` lies from the border between the two tokens
+    drawn there, in probability.
+    """
     model = copy.deepcopy(policy.model)
     model.set_attn_implementation("sdpa")
     logits = model(
@@ -66,9 +68,11 @@ def border_distance(policy, prompt, sample, ours, theirs, t, temperature):
     ],
 )
 def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tail):
-    # The same wherever the logits are: their last bits depend on how many tokens a product has, and a uniform number that lies as near to the
-    # border between two tokens as these are wide makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
-    # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may one differ. All cases together: over 20,000 tokens.
+    # The same wherever the logits are: their last bits depend on how many tokens a product has,
+    # and a uniform number that lies as near to the border between two tokens as these are wide
+    # makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
+    # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may
+    # one differ. All cases together: over 20,000 tokens.
     if family != "builtin":
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
@@ -166,7 +170,8 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
     )
     assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
     assert {longest for _, longest in asked} == {63}  # of 70 tokens
-    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without drafts that were eight passes over one
+    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
+    # drafts that were eight passes over one
     drafting = Drafting("auto")
     drafting.observe(7, 1, 48, 28, 0, torch.tensor([8, 8, 8, 8]), 1.0)
     assert drafting.metrics() == {

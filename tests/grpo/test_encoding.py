@@ -26,7 +26,10 @@ from grpo.rollout.speculative import Plans
 from tasks.base import UserError, load_task, problem_at
 
 TASK = load_task("interleave")
-CHAT = "{% for m in messages %}<s>[{{ m.role }}]\n\n{{ m.content | trim }}</s>\n{% endfor %}<s>[assistant]\n"
+CHAT = (
+    "{% for m in messages %}<s>[{{ m.role }}]\n\n{{ m.content | trim }}</s>\n{% endfor "
+    "%}<s>[assistant]\n"
+)
 
 
 def problems(count):
@@ -36,7 +39,9 @@ def problems(count):
 
 
 def sentencepiece(*, legacy: bool) -> PreTrainedTokenizerFast:
-    """A tokenizer of Llama 2's kind: "▁" for spaces, one of them put before a text (`legacy`: before every part of one)."""
+    """A tokenizer of Llama 2's kind: "▁" for spaces, one of them put before a text (`legacy`:
+    before every part of one).
+    """
     made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     texts = [problem.prompt for problem in problems(40)]
     alphabet = [f"<0x{i:02X}>" for i in range(256)]
@@ -70,7 +75,9 @@ def sentencepiece(*, legacy: bool) -> PreTrainedTokenizerFast:
 
 
 def greedy_about_blanks() -> PreTrainedTokenizerFast:
-    """The embedded tokenizer with control tokens that swallow the blanks around them, as Phi's do."""
+    """The embedded tokenizer with control tokens that swallow the blanks around them,
+    as Phi's do.
+    """
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
     tokens = [
         AddedToken(f"<{name}>", special=True, lstrip=True, rstrip=True) for name in ("turn", "over")
@@ -170,7 +177,8 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
         frame_ids = prompt_tokens(tokenizer, plain_turns, tokenizer.chat_template)
         assert [i for i in ids if i in controls] == [i for i in frame_ids if i in controls]
 
-        # Nothing of the texts is lost: they are what the tokens say, as far as the template leaves blanks alone.
+        # Nothing of the texts is lost: they are what the tokens say, as far as the template leaves
+        # blanks alone.
         written = "".join(squeezed(tokenizer, ids))
         frame = "".join(squeezed(tokenizer, frame_ids))
         wanted = ["".join(text.split()) for _, text in said]
@@ -214,7 +222,9 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
 
 @kinds
 def test_the_rest_of_a_prompt_is_encoded_as_it_would_be_beside_any_word(kind):
-    """Where a control token's text stands between line ends, the lines around it have the tokens that they have anyway."""
+    """Where a control token's text stands between line ends, the lines around it have the tokens
+    that they have anyway.
+    """
     tokenizer = tokenizer_of(kind)
     first, second = "the owl saw\n", "\nit all, twice"
     before = encode(tokenizer, f"{first}x{second}")

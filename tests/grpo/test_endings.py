@@ -1,4 +1,6 @@
-"""The chat template shows which token ends an answer, and completions end there whatever a model's files say."""
+"""The chat template shows which token ends an answer, and completions end there whatever a model's
+files say.
+"""
 
 import json
 import shutil

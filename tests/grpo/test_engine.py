@@ -47,7 +47,8 @@ def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads
 
 
 def test_ragged_lengths_are_exercised(tiny_policy):
-    # the tests of this file are only worth something if rows end at different places, by the end token and by the budget
+    # the tests of this file are only worth something if rows end at different places, by the end
+    # token and by the budget
     tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
     lengths = {
         len(answer.tokens) for group in rollout(tiny_policy, samples=8)[1] for answer in group
@@ -172,7 +173,8 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch
 def test_what_counts_of_a_draft_by_hand():
     chosen = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 9, 3, 4], [5, 2, 3, 4], [9, 9, 9, 9]])
     drafts = torch.tensor([[1, 2, 3], [1, 7, 3], [1, 9, 3], [1, 2, 3], [9, 9, 9]])
-    # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text; the first differs; ended at once
+    # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text;
+    # the first differs; ended at once
     assert accepted(chosen, drafts, torch.tensor([9])).tolist() == [4, 2, 2, 1, 1]
     assert (
         accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5
@@ -182,7 +184,8 @@ def test_what_counts_of_a_draft_by_hand():
 @pytest.mark.parametrize(
     "row, written, last, sources, row_then, first",
     [
-        # two go on from row 0 with the same token, but one has read more; row 3 has ended, and gives its place
+        # two go on from row 0 with the same token, but one has read more; row 3 has ended, and
+        # gives its place
         (
             [0, 0, 1, 2, 2],
             [5, 6, 5, 5, 5],

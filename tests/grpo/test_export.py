@@ -1,4 +1,6 @@
-"""An exported policy is read by transformers, peft and vLLM alone, and answers as the checkpoint does."""
+"""An exported policy is read by transformers, peft and vLLM alone, and answers as the checkpoint
+does.
+"""
 
 import json
 import subprocess
@@ -37,14 +39,17 @@ os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     model = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256)
-    answer, = model.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], SamplingParams(temperature=0, max_tokens=32))
+    prompt = {"prompt_token_ids": json.loads(sys.argv[2])}
+    answer, = model.generate([prompt], SamplingParams(temperature=0, max_tokens=32))
     print("tokens", json.dumps(list(answer.outputs[0].token_ids)), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tiny_model):
-    """A run of the embedded model in full, and one of a tiny model by LoRA, at a rate that moves it."""
+    """A run of the embedded model in full, and one of a tiny model by LoRA, at a rate that moves
+    it.
+    """
     home = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)

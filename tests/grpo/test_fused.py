@@ -1,4 +1,6 @@
-"""The fused decoder against the eager one: the same tokens in float32, the same distribution in bfloat16. On a GPU only."""
+"""The fused decoder against the eager one: the same tokens in float32, the same distribution in
+bfloat16. On a GPU only.
+"""
 
 import random
 from types import SimpleNamespace
@@ -44,7 +46,8 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
 
 
 def assert_same_samples(policy, ids, found, expected, temperature, truncate=None):
-    """Assert that tokens and log-probabilities are the same, or that a completion parts where rounding decides.
+    """Assert that tokens and log-probabilities are the same, or that a completion parts where
+    rounding decides.
 
     That is where the place's uniform number is within 1e-4 of the border of the token's share.
     """
@@ -140,7 +143,9 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
 
 @pytest.mark.parametrize("rows", [4, 24, 64])
 def test_fused_attends_to_long_texts(tmp_path, rows):
-    """To prompts and rows of several stretches, for few, some and many tokens; the last are read one by one."""
+    """To prompts and rows of several stretches, for few, some and many tokens; the last are read
+    one by one.
+    """
     policy = policy_of(tmp_path, "qwen3")
     policy.context, length = 2048, 1083
     torch.manual_seed(0)
@@ -249,7 +254,8 @@ def test_products_of_few_tokens(M, X, K):
 def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_path, monkeypatch):
     """Chi-square tests of homogeneity, one a place, at level 0.001 in all, 16,384 completions each.
 
-    Power: samplers that write the drafted token in place of 3 % of the tokens are found out, each of 50.
+    Power: samplers that write the drafted token in place of 3 % of the tokens are found out, each
+    of 50.
     """
     policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16", stops=())
     prompt, places = policy.encode(PROMPTS[0]), 8

@@ -1,4 +1,6 @@
-"""A model in a GGUF file is an ordinary model once it is loaded, and ends its answers as its chat template does."""
+"""A model in a GGUF file is an ordinary model once it is loaded, and ends its answers as its chat
+template does.
+"""
 
 import json
 from importlib.util import find_spec
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not i
 
 
 SMALL = (
-    "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu --learning-rate 0.01 "
+    "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
+    "--learning-rate 0.01 "
     "--reward similarity --on-degenerate keep"
 ).split()
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
@@ -28,7 +31,9 @@ PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 
 @pytest.fixture(scope="module")
 def model(tiny_model, tmp_path_factory):
-    """The tiny model as a file that names <|pad|> as its end token, with the embedded model's chat template."""
+    """The tiny model as a file that names <|pad|> as its end token, with the embedded model's chat
+    template.
+    """
     from gguf_files import write_gguf
 
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
@@ -63,7 +68,8 @@ def test_the_chat_template_says_which_token_ends_an_answer(model, capsys):
     assert 1 not in policy.stops  # <|user|>, which the reader took for it
     (note,) = policy.notes
     assert note == (
-        f"--model {model}: its end token is read as <|user|>; its chat template ends an answer with <|end|>, "
+        f"--model {model}: its end token is read as <|user|>; its chat template ends an answer "
+        "with <|end|>, "
         "which is used"
     )
     assert evaluation.main(["--model", model, "--words", "2", "--problems", "2"]) == 0

@@ -22,7 +22,9 @@ STEPS, PROMPTS, SIZE = 5, 3, 4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A real run of five steps: checkpoints of steps 2 and 4 and the last, an evaluation before and after."""
+    """A real run of five steps: checkpoints of steps 2 and 4 and the last, an evaluation before
+    and after.
+    """
     home = tmp_path_factory.mktemp("inspect")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -82,7 +84,9 @@ def group(*rows, target="a b c d", advantages=(), **facts):
 
 @pytest.fixture
 def made(tmp_path):
-    """A run written by hand: two steps, one group that varies, one solved, one tied at its second try."""
+    """A run written by hand: two steps, one group that varies, one solved, one tied at its second
+    try.
+    """
     folder = tmp_path / "made"
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text("task: t\nreward: prefix\n")
@@ -151,7 +155,10 @@ def test_records_as_a_data_frame(run, monkeypatch):
 
 
 def test_torch_is_not_imported(run):
-    code = f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    code = (
+        f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert "
+        f"not {{'torch', 'transformers'}} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -1,4 +1,6 @@
-"""The lean forward pass against the model's own, outputs and gradients; joined weights that stay the modules' own."""
+"""The lean forward pass against the model's own, outputs and gradients; joined weights that stay
+the modules' own.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Llama-3.2-3B by its exact configuration, with random weights (no hub is asked): loaded, sampled and trained."""
+"""Llama-3.2-3B by its exact configuration, with random weights (no hub is asked): loaded, sampled
+and trained.
+"""
 
 import json
 
@@ -11,8 +13,9 @@ from safetensors.torch import load_file
 import train
 from grpo.run.logs import read_metrics
 
-# Nats a token that bfloat16's rounding may put between sampler and trainer. Of this model's 28 random layers, with logits five times as large as theirs
-# would be, it makes much: transformers in bfloat16 is 0.013 from itself in float32, 0.86 at the worst of 192 tokens.
+# Nats a token that bfloat16's rounding may put between sampler and trainer. Of this model's 28
+# random layers, with logits five times as large as theirs would be, it makes much: transformers in
+# bfloat16 is 0.013 from itself in float32, 0.86 at the worst of 192 tokens.
 ROUNDING = 0.05
 
 

@@ -14,7 +14,9 @@ N, H, V = 11, 4, 7
 
 
 class LoraHead(nn.Module):
-    """A linear head with a bias and a low-rank adapter: every way in which parameters enter a real lm_head."""
+    """A linear head with a bias and a low-rank adapter: every way in which parameters enter a real
+    lm_head.
+    """
 
     def __init__(self, generator):
         super().__init__()
@@ -30,7 +32,9 @@ class LoraHead(nn.Module):
 
 
 def inputs():
-    """Return hidden states, head, targets, temperatures, and the weights of a scalar objective, always the same."""
+    """Return hidden states, head, targets, temperatures, and the weights of a scalar objective,
+    always the same.
+    """
     generator = torch.Generator().manual_seed(5)
     hidden_NH = torch.randn(N, H, dtype=torch.float64, generator=generator).requires_grad_()
     targets_N = torch.randint(V, (N,), generator=generator)
@@ -117,7 +121,8 @@ def test_probabilities_are_kept_where_all_are_small(monkeypatch, kept):
 
 
 def test_half_precision_heads_give_float32():
-    # bfloat16 logits (8, 0): p = 1 / (1 + e^-8). In bfloat16 log p would be 0, for e^-8 = 3.4e-4 is lost beside 1.
+    # bfloat16 logits (8, 0): p = 1 / (1 + e^-8). In bfloat16 log p would be 0, for e^-8 = 3.4e-4
+    # is lost beside 1.
     hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
     temperature_N = torch.ones(1, dtype=torch.float64)
     logprobs_N, entropy_N = token_logprobs(

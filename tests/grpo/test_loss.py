@@ -1,8 +1,9 @@
 """Losses in float64 against direct enumeration: a policy over 3 tokens, every answer of at most 2.
 
-The policy is a table of logits, one row for each context (nothing yet, after token 0, after token 1); token 2 ends the
-answer. So there are seven answers in all. The oracle knows no tensors: it computes the objective from the papers'
-formulas with `math`, and its gradient by central differences.
+The policy is a table of logits, one row for each context (nothing yet, after token 0, after token
+1); token 2 ends the answer. So there are seven answers in all. The oracle knows no tensors: it
+computes the objective from the papers' formulas with `math`, and its gradient by central
+differences.
 
 Shapes: R rows (answers), T tokens, C contexts, V vocabulary.
 """
@@ -43,7 +44,9 @@ def answer_logprobs(table, answer):
 
 
 def oracle(kind, table, at, old, beta):
-    """Return loss, tokens clipped low and high, and the sum of k3; what has its gradient stopped is taken at `at`."""
+    """Return loss, tokens clipped low and high, and the sum of k3; what has its gradient stopped
+    is taken at `at`.
+    """
     loss = low = high = kl = 0
     total = sum(map(len, ANSWERS))
     for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True):
@@ -76,7 +79,9 @@ def oracle(kind, table, at, old, beta):
 
 
 def central_differences(function, table, step=1e-5):
-    """Return the gradient of function(table), as a table; its error is of the order of step squared, 1e-10."""
+    """Return the gradient of function(table), as a table; its error is of the order of step
+    squared, 1e-10.
+    """
 
     def shifted(c, v, by):
         return [
@@ -96,7 +101,9 @@ def central_differences(function, table, step=1e-5):
 
 
 def logprobs(table_CV):
-    """Return (R, T) log-probabilities of all answers. Padding depends on the table too: a leak would show."""
+    """Return (R, T) log-probabilities of all answers. Padding depends on the table too: a leak
+    would show.
+    """
     logprobs_CV = table_CV.log_softmax(-1)
     first_R = torch.tensor([answer[0] for answer in ANSWERS])
     last_R = torch.tensor([answer[-1] for answer in ANSWERS])
@@ -144,8 +151,9 @@ def test_value_and_gradient_equal_the_enumeration(kind, old, beta):
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_on_policy_expectation_is_the_policy_gradient(kind):
-    # With each answer weighted by its probability, every kind must give the gradient of -E[advantage]: REINFORCE. (For
-    # gspo too: the gradient of length * s is the sum of the gradients of logp.)
+    # With each answer weighted by its probability, every kind must give the gradient of
+    # -E[advantage]: REINFORCE. (For gspo too: the gradient of length * s is the sum of the
+    # gradients of logp.)
     table_CV = table(POLICY).requires_grad_()
     probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
     logp_RT = logprobs(table_CV)
@@ -164,8 +172,9 @@ def test_on_policy_expectation_is_the_policy_gradient(kind):
 
 
 def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
-    # KL(policy || reference) of the next token, in the contexts that the policy visits: the visits themselves are held fast, for the term
-    # of a token knows nothing of those after it. With k3 alone it would be the gradient of KL(reference || policy).
+    # KL(policy || reference) of the next token, in the contexts that the policy visits: the visits
+    # themselves are held fast, for the term of a token knows nothing of those after it. With k3
+    # alone it would be the gradient of KL(reference || policy).
     table_CV = table(POLICY).requires_grad_()
     probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
     logp_RT = logprobs(table_CV)
@@ -199,12 +208,14 @@ def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
 
 
 def test_k3_by_hand_and_in_expectation():
-    # Reference twice as likely: 2 - log 2 - 1 = 0.3068528; half as likely: 1/2 + log 2 - 1 = 0.1931472; the same: 0.
+    # Reference twice as likely: 2 - log 2 - 1 = 0.3068528; half as likely: 1/2 + log 2 - 1 =
+    # 0.1931472; the same: 0.
     logp_RT, ref_RT = table([[0.5, 0.5, 0.5]]).log(), table([[1.0, 0.25, 0.5]]).log()
     torch.testing.assert_close(
         kl_k3(logp_RT, ref_RT), table([[0.30685281944, 0.19314718056, 0.0]]), rtol=1e-10, atol=0
     )
-    # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3, which is the mean of k3 over tokens from (1/2, 1/2).
+    # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3, which is the mean of k3 over tokens
+    # from (1/2, 1/2).
     k3_RT = kl_k3(table([[0.5, 0.5]]).log(), table([[0.25, 0.75]]).log())
     assert k3_RT.mean().item() == pytest.approx(
         0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12
@@ -214,13 +225,15 @@ def test_k3_by_hand_and_in_expectation():
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Ratios 1.5 and 0.9 with A = 1: -1.3 (clipped high) and -0.9. Ratio 0.5 with A = -2: 2 * 0.8 = 1.6 (clipped low).
+        # Ratios 1.5 and 0.9 with A = 1: -1.3 (clipped high) and -0.9. Ratio 0.5 with A = -2: 2 *
+        # 0.8 = 1.6 (clipped low).
         ("grpo", 0.25),  # ((-1.3 - 0.9) / 2 + 1.6) / 2
         ("bnpo", -0.2),  # (-1.3 - 0.9 + 1.6) / 3
         ("dapo", -0.2),
         ("dr_grpo", -0.075),  # (-1.3 - 0.9 + 1.6) / (2 * 4)
         ("gspo", 0.2190525),  # (-sqrt(1.5 * 0.9) + 1.6) / 2 = (-1.1618950 + 1.6) / 2
-        # -(1.3 log 0.75 + 0.9 log 0.45 - 1.6 log 0.25) / 3 = -(-0.3739867 - 0.7186569 + 2.2180710) / 3 = -1.1254274 / 3
+        # -(1.3 log 0.75 + 0.9 log 0.45 - 1.6 log 0.25) / 3 = -(-0.3739867 - 0.7186569 + 2.2180710)
+        # / 3 = -1.1254274 / 3
         ("cispo", -0.3751425),
     ],
 )
@@ -252,11 +265,13 @@ def test_values_by_hand(kind, expected):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Ratio 1.5 with A = 1: -1.3 (clipped high). 0.9 with A = -2: 1.8. 0.5 with A = 3: -1.5. 1.25 with A = 0: 0.
+        # Ratio 1.5 with A = 1: -1.3 (clipped high). 0.9 with A = -2: 1.8. 0.5 with A = 3: -1.5.
+        # 1.25 with A = 0: 0.
         ("grpo", -0.25),  # ((-1.3 + 1.8) / 2 + (-1.5 + 0) / 2) / 2
         ("dapo", -0.25),
         ("dr_grpo", -0.125),  # (-1.3 + 1.8 - 1.5) / (2 * 4)
-        # -(1.3 log 0.75 - 2 * 0.9 log 0.45 + 3 * 0.8 log 0.25) / 4 = -(-0.3739867 + 1.4373138 - 3.3271065) / 4
+        # -(1.3 log 0.75 - 2 * 0.9 log 0.45 + 3 * 0.8 log 0.25) / 4 = -(-0.3739867 + 1.4373138 -
+        # 3.3271065) / 4
         ("cispo", 0.5659448),
     ],
 )
@@ -284,7 +299,8 @@ def test_advantages_of_tokens_by_hand(kind, expected):
 
 
 def test_importance_weighs_the_policy_term_and_not_the_kl():
-    # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 - log 2 - 1 = 0.3068528 a token.
+    # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 -
+    # log 2 - 1 = 0.3068528 a token.
     logp_RT, mask_RT = table([[0.25, 0.25, 0.5]]).log(), torch.tensor([[True, True, False]])
     loss, sums = step_loss(
         "dapo",
@@ -329,7 +345,9 @@ def test_token_weights_by_hand(kind, expected):
 
 
 def random_step(lengths, seed):
-    """Return [logp, old, ref, entropy], advantages and mask of a step of ragged rows (entropy: any numbers)."""
+    """Return [logp, old, ref, entropy], advantages and mask of a step of ragged rows (entropy: any
+    numbers).
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths, default=0))
     values = [-2 * torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(4)]

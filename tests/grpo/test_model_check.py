@@ -1,4 +1,6 @@
-"""The comparison with the unmodified model: what it lets pass, what it falls back from, and what it refuses by name."""
+"""The comparison with the unmodified model: what it lets pass, what it falls back from, and what
+it refuses by name.
+"""
 
 import warnings
 from types import SimpleNamespace

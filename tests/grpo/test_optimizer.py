@@ -157,7 +157,9 @@ def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
 
 
 def a_rank(rank, folder):
-    """Three of these make the steps of one process, each from a third of the inputs; the second half of them after all has been read from disk."""
+    """Three of these make the steps of one process, each from a third of the inputs; the second
+    half of them after all has been read from disk.
+    """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3
     )

@@ -25,7 +25,9 @@ def packing_of(prompts, completions, device="cpu"):
 
 
 def allowed(prompts, completions):
-    """Which token (row) attends to which (column), from the definition: earlier ones of its own sequence."""
+    """Which token (row) attends to which (column), from the definition: earlier ones of its own
+    sequence.
+    """
     owners = [(p, None, i) for p, length in enumerate(prompts) for i in range(length)]
     rows = len(completions) // len(prompts)
     owners += [
@@ -86,7 +88,8 @@ def test_packed_attention_is_dense_attention_on_a_gpu(shape, heads, dtype, toler
         assert ((found.cpu().double() - expected).norm() / expected.norm()).item() < tolerance
 
 
-# Completions of one token have no query of their own; in a prompt all of whose completions are so short, nothing but the prompt has.
+# Completions of one token have no query of their own; in a prompt all of whose completions are so
+# short, nothing but the prompt has.
 SHORT = {
     "all of one": ([5, 3], [1, 1, 1, 1]),
     "all of two": ([5, 3], [2, 2, 2, 2]),
@@ -122,7 +125,9 @@ def test_short_completions_and_prompts(shape, heads, device, dtype, tolerance):
 
 
 class FlashKernel:
-    """In place of `torch.ops.aten`: FlashAttention's contract over runs of queries and keys, one by one, for any device."""
+    """In place of `torch.ops.aten`: FlashAttention's contract over runs of queries and keys, one
+    by one, for any device.
+    """
 
     def _flash_attention_forward(
         self, query, key, value, query_bounds, key_bounds, most, most_keys, *flags, scale
@@ -163,7 +168,9 @@ class FlashKernel:
         return on_query, on_key, on_value
 
     def check(self, query, key, query_bounds, most):
-        """As the kernel does: one query a run, and it takes the heads of a group for queries of one sequence."""
+        """As the kernel does: one query a run, and it takes the heads of a group for queries of
+        one sequence.
+        """
         assert most >= query_bounds.diff().max()
         if most == 1 and query.shape[1] > key.shape[1]:
             runs, (_, heads, size) = len(query_bounds) - 1, query.shape

@@ -1,4 +1,6 @@
-"""The forecast: figures measured once on an H200, what must follow from what, and mistakes in one line."""
+"""The forecast: figures measured once on an H200, what must follow from what, and mistakes in one
+line.
+"""
 
 import json
 from dataclasses import replace
@@ -12,7 +14,9 @@ from grpo.tools import plan
 from tasks.base import UserError
 
 H200 = plan.GPUS["H200"]
-MEASURED = [  # flags, GPUs, GB of each, (prompts, prompt, group, tokens, room), seconds of a step, GB used: bench_step.py on 2026-11-22, see runs/LOG.md
+# flags, GPUs, GB of each, (prompts, prompt, group, tokens, room), seconds of a step, GB used:
+# bench_step.py on 2026-11-22, see runs/LOG.md
+MEASURED = [
     ("--lora-rank 16 --beta 0.04", 1, 150, (4, 106, 16, 128, 128), 0.79, 26.7),
     ("--lora-rank 16 --beta 0.04", 1, 150, (1, 796, 16, 1024, 1024), 3.72, 28.4),
     ("--lora-rank 16", 1, 150, (16, 105, 16, 128, 128), 1.72, 35.8),
@@ -38,7 +42,9 @@ MEASURED_BEFORE = [
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """The directory of Llama-3.2-3B without its weights, which are not needed, and with a smaller tokenizer."""
+    """The directory of Llama-3.2-3B without its weights, which are not needed, and with a smaller
+    tokenizer.
+    """
     folder = tmp_path_factory.mktemp("llama")
     (folder / "config.json").write_text(
         json.dumps(

@@ -1,4 +1,6 @@
-"""The policy: what it refuses to load, its end tokens, its prompt, and which model its reference is."""
+"""The policy: what it refuses to load, its end tokens, its prompt, and which model its reference
+is.
+"""
 
 import json
 import shutil
@@ -79,7 +81,8 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage,
 def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
     def refused(*_, **__):
         raise OSError(
-            "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b."
+            "You are trying to access a gated repo.\nMake sure to have access to it at "
+            "https://huggingface.co/a/b."
         )
 
     monkeypatch.setattr("grpo.model.load.AutoModelForCausalLM.from_pretrained", refused)
@@ -212,7 +215,9 @@ def test_a_quantised_base_is_for_a_gpu(tiny_model):
 
 
 def test_cudnns_attention_is_not_asked(tiny_model):
-    """It would be the first choice on an H100, and plan anew, for 50 ms, at each length of the prompts."""
+    """It would be the first choice on an H100, and plan anew, for 50 ms, at each length of the
+    prompts.
+    """
     torch.backends.cuda.enable_cudnn_sdp(True)
     load_policy(str(tiny_model), device="cpu")
     assert not torch.backends.cuda.cudnn_sdp_enabled()

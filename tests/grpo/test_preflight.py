@@ -1,4 +1,6 @@
-"""The pre-flight: what it finds of each level, where it lets a run start, and when it takes a model for broken."""
+"""The pre-flight: what it finds of each level, where it lets a run start, and when it takes a
+model for broken.
+"""
 
 import math
 from dataclasses import replace
@@ -167,7 +169,8 @@ def test_survey_of_a_model(tiny_policy):
     found, groups = survey(
         tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), levels, SETTINGS, rungs=rungs
     )
-    # Levels that the task cannot make are passed over; beyond the first rung it ends without a right answer.
+    # Levels that the task cannot make are passed over; beyond the first rung it ends without a
+    # right answer.
     assert [row.level for row in found] == [3, 5]
     assert [group.problem.level for group in groups] == [3] * PROBLEMS + [5] * PROBLEMS
     assert [group.index for group in groups] == list(range(2 * PROBLEMS))

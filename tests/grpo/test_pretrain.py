@@ -1,4 +1,6 @@
-"""The recipe of the embedded model: its optimizer, its step, and that a training in parts is the training in one go."""
+"""The recipe of the embedded model: its optimizer, its step, and that a training in parts is the
+training in one go.
+"""
 
 import math
 
@@ -175,7 +177,9 @@ def test_a_captured_step_is_the_step():
     )
     for length in (24, 32, 24):
         for batch in batches(3, length, rows=144 // length):
-            with torch.no_grad():  # from the same weights each time, for nine steps at this rate would drift apart by rounding alone
+            # from the same weights each time, for nine steps at this rate would drift apart by
+            # rounding alone
+            with torch.no_grad():
                 for p, q in zip(weights(captured.model), plain.model.parameters(), strict=True):
                     q.copy_(p)
             loss = captured(*batch, rate=0.01).item()

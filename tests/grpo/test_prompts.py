@@ -1,4 +1,6 @@
-"""How a problem is put to the model: what the template cannot express is refused, and what is sent is shown."""
+"""How a problem is put to the model: what the template cannot express is refused, and what is sent
+is shown.
+"""
 
 import json
 import os
@@ -35,8 +37,8 @@ TWO = Examples(TASK, seed=0, count=2)
 
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 RAISING = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    + CHAT
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% "
+    "endif %}" + CHAT
 )
 IGNORING = CHAT.replace("in messages", "in messages if m.role != 'system'")
 MERGING = (
@@ -52,7 +54,10 @@ def tokenizer_with(template):
     return tokenizer
 
 
-def policy_with(template, format=PromptFormat()):
+DEFAULT = PromptFormat()
+
+
+def policy_with(template, format=DEFAULT):
     """As much of a policy as encodes."""
     tokenizer = tokenizer_with(template)
     policy = SimpleNamespace(
@@ -141,7 +146,8 @@ def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
 
 def test_variables_that_a_template_does_not_have_are_one_line():
     assert fault(THINKING, arguments={"enable_thinkin": False}) == (
-        "--chat-template-kwargs: enable_thinkin: the model's chat template has no such variable; leave it out"
+        "--chat-template-kwargs: enable_thinkin: the model's chat template has no such variable; "
+        "leave it out"
     )
     assert "no such variable" in fault(THINKING, arguments={"role": "x"})  # an attribute there
     assert "no such variable" in fault(RAISING, arguments={"system": "x"})  # a text there

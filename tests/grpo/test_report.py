@@ -58,7 +58,9 @@ def metrics_of(step, **more):
 
 
 def make_run(folder, *, steps=STEPS, control="none", groups=None):
-    """Write a run by the project's own writers: two groups a step, a decision at step 3, evaluations before and after."""
+    """Write a run by the project's own writers: two groups a step, a decision at step 3,
+    evaluations before and after.
+    """
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text(
         f"task: t\nlevel: 4\nreward: prefix\nmodel: builtin\ncontrol: {control}\nname: '{EVIL}'\n"
@@ -122,7 +124,9 @@ def page_of(folder, *others, **arguments):
 
 
 def data_of(page):
-    """Return the JSON blocks of a page by id, read as a browser does: an element ends at the first "</script"."""
+    """Return the JSON blocks of a page by id, read as a browser does: an element ends at the first
+    "</script".
+    """
     return {
         name: json.loads(text)
         for name, text in re.findall(
@@ -422,7 +426,10 @@ def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
 
 
 def test_torch_is_not_imported(made):
-    code = f"import sys, grpo.tools.report.page as r; assert r.main([{str(made)!r}]) == 0; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    code = (
+        f"import sys, grpo.tools.report.page as r; assert r.main([{str(made)!r}]) == 0; assert "
+        f"not {{'torch', 'transformers'}} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
@@ -481,7 +488,9 @@ def url(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, url):
-    """The page, fresh; afterwards nothing must have been said on its console, or been asked of anyone but the file itself."""
+    """The page, fresh; afterwards nothing must have been said on its console, or been asked of
+    anyone but the file itself.
+    """
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(url)
     wait(browser, lambda: browser.execute_script("return document.documentElement.dataset.ready"))
@@ -534,7 +543,8 @@ def test_page_shows_the_runs(opened):
         "Level",
     } < set(titles) and "KL to the reference" not in titles
     lines = opened.execute_script(
-        "return [...document.querySelectorAll('figure')].map((f) => f.querySelectorAll('.scatterlayer .trace').length)"
+        "return [...document.querySelectorAll('figure')].map((f) => "
+        "f.querySelectorAll('.scatterlayer .trace').length)"
     )
     assert (
         len(lines) == len(titles) and lines[titles.index("Reward")] == 6 and min(lines) > 0
@@ -550,7 +560,8 @@ def test_page_shows_the_runs(opened):
 def test_slider_cards_and_the_rows_of_a_group(opened):
     assert texts(opened, "#step b") == ["Step 1"] and len(texts(opened, ".card")) == 2
     opened.execute_script(
-        "const s = document.getElementById('slider'); s.value = 4; s.dispatchEvent(new Event('input'))"
+        "const s = document.getElementById('slider'); s.value = 4; s.dispatchEvent(new "
+        "Event('input'))"
     )
     assert texts(opened, "#step b") == ["Step 5"]
     rows = texts(opened, ".row")
@@ -602,7 +613,8 @@ def test_tints(opened):
     press(opened, "3")
     assert texts(opened, "#tints [aria-pressed=true]") == ["Advantage"]
     colours = opened.execute_script(
-        "return [1, 2].map((n) => document.querySelector(`.row:nth-of-type(${n}) .words bdi`).style.background)"
+        "return [1, 2].map((n) => document.querySelector(`.row:nth-of-type(${n}) .words "
+        "bdi`).style.background)"
     )
     assert (
         "var(--c0) 55%" in colours[0] and "var(--c1) 14%" in colours[1]
@@ -626,7 +638,8 @@ def test_search(opened):
     press(opened, Keys.ESCAPE, Keys.ARROW_LEFT)
     assert texts(opened, "#step b") == ["Step 3"]
     opened.execute_script(
-        "const s = document.getElementById('search'); s.value = 'nowhere'; s.dispatchEvent(new Event('input'))"
+        "const s = document.getElementById('search'); s.value = 'nowhere'; s.dispatchEvent(new "
+        "Event('input'))"
     )
     assert texts(opened, "#found p") == ["No finds"]
 
@@ -635,7 +648,8 @@ def test_search(opened):
 def test_theme(opened):
     def colours():
         return opened.execute_script(
-            "return [getComputedStyle(document.body).backgroundColor, document.querySelector('figure .xtick text').style.fill]"
+            "return [getComputedStyle(document.body).backgroundColor, "
+            "document.querySelector('figure .xtick text').style.fill]"
         )
 
     before = colours()
@@ -687,7 +701,8 @@ def test_phone(opened):
         assert opened.execute_script("return document.documentElement.scrollWidth") == 390
         assert (
             opened.execute_script(
-                "return Math.max(...[...document.querySelectorAll('.plot svg')].map((s) => s.getBoundingClientRect().right))"
+                "return Math.max(...[...document.querySelectorAll('.plot svg')].map((s) => "
+                "s.getBoundingClientRect().right))"
             )
             <= 390
         )

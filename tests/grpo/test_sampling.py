@@ -17,7 +17,9 @@ from grpo.rollout.sampling import choose, draw, sample_key, truncation, uniform
 
 
 def splitmix64(key: int, position: int) -> float:
-    """The published algorithm in Python integers: the state advances by the golden ratio, then is mixed."""
+    """The published algorithm in Python integers: the state advances by the golden ratio, then is
+    mixed.
+    """
     mask = (1 << 64) - 1
     z = (key + 0x9E3779B97F4A7C15 * (position + 1)) & mask
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
@@ -78,7 +80,8 @@ def test_draw_never_returns_what_has_no_probability():
 
 
 def test_draws_follow_the_distribution():
-    # chi-square with 3 degrees of freedom over 20,000 draws; it passes 21.1 with probability 1e-4 if all is right
+    # chi-square with 3 degrees of freedom over 20,000 draws; it passes 21.1 with probability 1e-4
+    # if all is right
     p = torch.tensor([0.1, 0.2, 0.3, 0.4])
     keys = torch.tensor([sample_key("chi", i) for i in range(20_000)])
     tokens = draw(p[None], uniform(keys, 7), torch.zeros(20_000, dtype=torch.long))
@@ -112,12 +115,15 @@ def test_the_loss_keeps_what_was_drawn():
 
 def test_the_nucleus_is_that_of_what_top_k_leaves():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    # Of two tokens left the first has 0.4 / 0.7 = 0.571 of the mass, which alone makes a nucleus of 0.5.
+    # Of two tokens left the first has 0.4 / 0.7 = 0.571 of the mass, which alone makes a nucleus
+    # of 0.5.
     assert truncation(top_k=2, top_p=0.5)(logits).isfinite()[0].tolist() == [True] + 3 * [False]
 
 
 def warped(logits_RV: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Return what `transformers` makes of the logits, with all tokens that tie with the least likely one it keeps."""
+    """Return what `transformers` makes of the logits, with all tokens that tie with the least
+    likely one it keeps.
+    """
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))

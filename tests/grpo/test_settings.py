@@ -35,7 +35,8 @@ def test_what_is_trained_and_how(tiny_model):
     rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, forget_activations=True)
     assert (
         rough["update"]
-        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed twice"
+        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed "
+        "twice"
     )
     adapter = said(tiny_model, lora_rank=4, lora_variant="rslora", dtype="bfloat16")
     assert (
@@ -76,7 +77,8 @@ def test_sampling_and_the_step(tiny_model):
         ),
         (
             dict(shard=True, lora_rank=8),
-            "--shard True: give --lora-rank 0 too; an adapter is small, and each rank holds it whole",
+            "--shard True: give --lora-rank 0 too; an adapter is small, and each rank holds it "
+            "whole",
         ),
         (
             dict(shard=True, optimizer="adamw8bit"),

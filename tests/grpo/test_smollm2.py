@@ -1,4 +1,6 @@
-"""The recipe of the real model, on a wheel that holds a tiny one: made whole, or not at all and in one line why."""
+"""The recipe of the real model, on a wheel that holds a tiny one: made whole, or not at all and in
+one line why.
+"""
 
 import hashlib
 import zipfile
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not i
 
 @pytest.fixture()
 def wheel(tiny_model, tmp_path, monkeypatch):
-    """A wheel with a tiny model, which the recipe takes for the right one, and whose answer it cannot judge."""
+    """A wheel with a tiny model, which the recipe takes for the right one, and whose answer it
+    cannot judge.
+    """
     from gguf_files import write_gguf
 
     template = (tiny_model / "chat_template.jinja").read_text()

@@ -11,7 +11,8 @@ SIZES = (16, 32, 64, 128, 200, 500, 1000)
 
 
 def test_rates_by_hand():
-    # All right: low ** n = 0.025. One of two: the ends solve 1 - (1 - p)² = 0.025 and p² + ... likewise from above.
+    # All right: low ** n = 0.025. One of two: the ends solve 1 - (1 - p)² = 0.025 and p² + ...
+    # likewise from above.
     assert rate_interval(64, 64) == pytest.approx((0.025 ** (1 / 64), 1.0))
     assert rate_interval(0, 5) == pytest.approx((0.0, 1 - 0.025 ** (1 / 5)))
     assert rate_interval(1, 2) == pytest.approx((1 - 0.975**0.5, 0.975**0.5))
@@ -19,7 +20,9 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize("n", SIZES)
 def test_the_interval_of_a_rate_covers_everywhere(n):
-    """Exactly, by adding up the binomial probabilities of the outcomes whose interval holds the true rate."""
+    """Exactly, by adding up the binomial probabilities of the outcomes whose interval holds the
+    true rate.
+    """
     intervals = np.array([rate_interval(right, n) for right in range(n + 1)])
     for rate in RATES:
         inside = (intervals[:, 0] <= rate) & (rate <= intervals[:, 1])
@@ -30,7 +33,8 @@ def test_the_interval_of_a_rate_covers_everywhere(n):
 @pytest.mark.parametrize("mean", [0.9, 0.97, 0.995])
 @pytest.mark.parametrize("n", [16, 64])
 def test_the_interval_of_a_mean_covers_near_the_top(n, mean, draw):
-    # It covers 98 % (see the table); fewer than 93 % of 400 samples do so with a probability below 1e-7.
+    # It covers 98 % (see the table); fewer than 93 % of 400 samples do so with a probability below
+    # 1e-7.
     scores_Sn = draw(np.random.default_rng(7), (400, n), mean)
     low_S, high_S = mean_bounds(scores_Sn)
     assert ((low_S <= mean) & (mean <= high_S)).mean() >= 0.93
@@ -45,7 +49,8 @@ def test_the_mean_of_zeros_and_ones_is_a_rate(right):
 def test_both_methods_agree_on_zeros_and_ones(wrong, n):
     (low,), (high,) = mean_bounds(np.array([[0.0] * wrong + [1.0] * (n - wrong)]))
     exact = rate_interval(n - wrong, n)
-    # An end is the quantile of DRAWS means: its level, 0.025, has a standard deviation of 0.0016, or 1.4 % of the width.
+    # An end is the quantile of DRAWS means: its level, 0.025, has a standard deviation of 0.0016,
+    # or 1.4 % of the width.
     assert DRAWS == 10_000
     assert (low, high) == pytest.approx(exact, abs=0.06 * (exact.high - exact.low))
 
@@ -88,7 +93,9 @@ def test_any_value_reaches_a_floor_of_zero():
 
 
 def test_the_rule_of_promotion_by_held_out_problems():
-    """True means of 0.9 and less almost never pass, in ten independent looks; 0.985 and more soon do. Rates, exactly."""
+    """True means of 0.9 and less almost never pass, in ten independent looks; 0.985 and more soon
+    do. Rates, exactly.
+    """
     chances = {mean: once(bernoulli, mean, 128, 0.97, 0) for mean in (0.85, 0.9, 0.985, 0.995)}
     assert 10 * chances[0.85] < 0.001 and 10 * chances[0.9] < 0.01
     assert 1 - (1 - chances[0.985]) ** 3 > 0.99 and chances[0.995] > 0.99

@@ -23,7 +23,9 @@ from tasks.supply import Supply
 
 
 class Forced:
-    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd` in their first `stuck` tries."""
+    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd` in their
+    first `stuck` tries.
+    """
 
     name, rewards, default_level = "forced", (), 1
 
@@ -63,7 +65,9 @@ def weights(policy):
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
-    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step without these groups."""
+    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step
+    without these groups.
+    """
     with_them, without = (
         trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=beta)
         for _ in range(2)
@@ -99,7 +103,8 @@ def test_kept_groups_stay_in_the_denominator(tiny_model):
             max_grad_norm=0.0,
         )
         norms[policy] = trainer.step().metrics["grad_norm"]
-    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but double the rows
+    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but
+    # double the rows
     assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
 
 

@@ -1,7 +1,9 @@
-"""Each loss against TRL's, value and gradient, on the same model, tokens and log-probabilities. Needs the extra `bench`; skipped without.
+"""Each loss against TRL's, value and gradient, on the same model, tokens and log-probabilities.
+Needs the extra `bench`; skipped without.
 
-What differs by intent: TRL's `epsilon_high` of cispo is the bound itself, ours the distance from 1; TRL's bnpo is a mean over a
-micro-batch, ours over the step (here there is one); the KL of a token has its own ratio here, in TRL's gspo that of the sequence.
+What differs by intent: TRL's `epsilon_high` of cispo is the bound itself, ours the distance from
+1; TRL's bnpo is a mean over a micro-batch, ours over the step (here there is one); the KL of a
+token has its own ratio here, in TRL's gspo that of the sequence.
 """
 
 import pytest
@@ -48,7 +50,9 @@ def trainer_of(kind: str, beta: float, folder):
 
 
 def batch() -> dict[str, Tensor]:
-    """Return a batch in TRL's form: rows of right-padded tokens, advantages, and log-probabilities before and of the reference."""
+    """Return a batch in TRL's form: rows of right-padded tokens, advantages, and log-probabilities
+    before and of the reference.
+    """
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 4000, (ROWS, PROMPT + max(LENGTHS)), generator=draw)
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]

@@ -1,4 +1,6 @@
-"""The update against a plain `transformers` forward pass: log-probs, gradients, micro-batches, degenerate groups."""
+"""The update against a plain `transformers` forward pass: log-probs, gradients, micro-batches,
+degenerate groups.
+"""
 
 import math
 import random
@@ -64,7 +66,9 @@ def groups(tiny_policy):
 
 @pytest.fixture()
 def float64(tiny_policy, monkeypatch):
-    """The policy in float64 throughout: transformers computes this norm in float32 whatever the model's precision."""
+    """The policy in float64 throughout: transformers computes this norm in float32 whatever the
+    model's precision.
+    """
     monkeypatch.setattr(
         LlamaRMSNorm,
         "forward",
@@ -139,7 +143,8 @@ def test_logprobs_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups):
 
 
 def test_logprobs_are_those_of_a_plain_forward_in_float64(tiny_policy, tiny_model, groups, float64):
-    # sdpa, because transformers' eager attention takes its softmax in float32 whatever the model's precision
+    # sdpa, because transformers' eager attention takes its softmax in float32 whatever the model's
+    # precision
     plain = AutoModelForCausalLM.from_pretrained(
         tiny_model, dtype=torch.float64, attn_implementation="sdpa"
     )
@@ -148,7 +153,8 @@ def test_logprobs_are_those_of_a_plain_forward_in_float64(tiny_policy, tiny_mode
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups, float64, kind):
-    # those of a plain loss over completion tokens alone: prompt and padding get nothing, the end token its share
+    # those of a plain loss over completion tokens alone: prompt and padding get nothing, the end
+    # token its share
     plain = AutoModelForCausalLM.from_pretrained(
         tiny_model, dtype=torch.float64, attn_implementation="sdpa"
     )
@@ -215,7 +221,8 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
         for c, a in zip(group.completions, group.advantages)
     ]
     tokens = torch.tensor([token for c, *_ in rows for token in c.tokens])
-    # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end tokens are among them
+    # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end
+    # tokens are among them
     expected = [
         -a * -math.expm1(logp) / (len(tokens) * heat) for c, a, heat in rows for logp in c.logprobs
     ]

@@ -21,7 +21,9 @@ PROBLEM = Problem("t", 1, "p", "x", "k")
 
 
 def group(verdict, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
-    """A group of eight completions: one text if it is identical or solved, else eight, or `distinct`."""
+    """A group of eight completions: one text if it is identical or solved, else eight, or
+    `distinct`.
+    """
     distinct = distinct or (1 if verdict in ("identical", "solved") else 8)
     texts = [str(min(i, distinct - 1)) for i in range(8)]
     return Group(
@@ -294,10 +296,11 @@ def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
     ]
     *quiet, (line,) = alarms(monitor, steps)
     assert quiet == [[]] * 4 and monitor.collapse == [line]
-    # share (4 * 0.9 + 0.5) / 5 = 0.82; paid 0.5 + 0.5 * 0.5 / 4.1 = 0.561; score 0.25 + 0.5 * 0.5 / 4.1 = 0.311
+    # share (4 * 0.9 + 0.5) / 5 = 0.82; paid 0.5 + 0.5 * 0.5 / 4.1 = 0.561; score 0.25 + 0.5 * 0.5
+    # / 4.1 = 0.311
     assert (
-        line
-        == f"ALARM: for 5 steps 82% of the completions are the trap 'sulks', paid 0.56 (score 0.31): {TRAP_REMEDY}"
+        line == "ALARM: for 5 steps 82% of the completions are the trap 'sulks', paid 0.56 (score "
+        f"0.31): {TRAP_REMEDY}"
     )
 
 
@@ -360,7 +363,8 @@ def test_figures_of_traps_and_levels_by_hand():
         "traps/b": 5 / 12,
     }
     assert metrics["groups/trapped"] == 2
-    # rewards of level 10: three of 0.5, one of 0: std 0.5 * sqrt(3) / 4 = 0.2165; of 25: two of each, 0.25, and none
+    # rewards of level 10: three of 0.5, one of 0: std 0.5 * sqrt(3) / 4 = 0.2165; of 25: two of
+    # each, 0.25, and none
     assert metrics["group_std/hist"] == {
         "0": 1,
         "0-0.01": 0,

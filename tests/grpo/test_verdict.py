@@ -105,7 +105,9 @@ def test_the_figures_of_a_verdict_and_how_they_read():
 
 
 def test_what_imitation_came_to_is_no_learning_by_reinforcement():
-    """The run is compared with the policy after imitation; the untrained score is stated beside it."""
+    """The run is compared with the policy after imitation; the untrained score is stated beside
+    it.
+    """
     untrained, imitated = {str(n): 0.0 for n in range(64)}, {str(n): 0.4 for n in range(64)}
     learned = {str(n): 0.9 for n in range(64)}
     same = reach_verdict(10, untrained, imitated, metrics(60), was_solved=False, imitated=imitated)

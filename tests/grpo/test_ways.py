@@ -200,7 +200,9 @@ def test_the_share_of_the_run_is_a_twentieth():
 
 
 def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
-    """Against plain `transformers`: the mean over all tokens of the answers, end tokens included."""
+    """Against plain `transformers`: the mean over all tokens of the answers, end tokens
+    included.
+    """
     task = Interleave()
     problems = [problem_at(task, seed=0, split="train", level=n, index=n) for n in (1, 3)]
     groups = [right_answer(tiny_policy, task, 0, problem) for problem in problems]
@@ -295,7 +297,9 @@ def test_the_learning_rate_follows_the_width():
 
 
 def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monkeypatch, tiny_flags):
-    """Imitation, its checkpoint, the steps after it and the audit; a run taken up at step 0 is the same run."""
+    """Imitation, its checkpoint, the steps after it and the audit; a run taken up at step 0 is the
+    same run.
+    """
     monkeypatch.chdir(tmp_path)
     flags = ["--words", "2", "--no-ramp", "--steps", "2", "--prompts", "2", "--group-size", "2"]
     flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off"]

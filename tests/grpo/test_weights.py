@@ -1,4 +1,6 @@
-"""Weights that are missing, renamed, superfluous or of another shape are refused by name; whole ones are loaded."""
+"""Weights that are missing, renamed, superfluous or of another shape are refused by name; whole
+ones are loaded.
+"""
 
 import re
 import shutil
@@ -46,13 +48,15 @@ DAMAGES = [
     (renamed, f"1 missing ({UP}); 1 unexpected (model.layers.0.mlp.upward.weight)"),
     (
         missing,
-        f"4 missing (model.layers.0.mlp.gate_proj.weight, {UP}, model.layers.1.mlp.gate_proj.weight, ...)",
+        f"4 missing (model.layers.0.mlp.gate_proj.weight, {UP}, "
+        "model.layers.1.mlp.gate_proj.weight, ...)",
     ),
     (extra, "1 unexpected (value_head.weight)"),
     (reshaped, f"1 of another shape ({NORM} [32] instead of [64])"),
     (
         emptied,
-        "21 missing (lm_head.weight, model.embed_tokens.weight, model.layers.0.input_layernorm.weight, ...)",
+        "21 missing (lm_head.weight, model.embed_tokens.weight, "
+        "model.layers.0.input_layernorm.weight, ...)",
     ),
 ]
 
@@ -75,7 +79,8 @@ def test_tensors_that_are_not_the_models_are_named(tiny_model, tmp_path, damage,
     with pytest.raises(UserError) as error:
         load_policy(str(folder), device="cpu")
     assert one_line(error).startswith(
-        f"--model {folder}: the tensors there are not those of LlamaForCausalLM: {said}; give a folder"
+        f"--model {folder}: the tensors there are not those of LlamaForCausalLM: {said}; give a "
+        "folder"
     )
 
 

@@ -373,7 +373,9 @@ def grouped(number: int, separator: str) -> str:
 
 
 def value_of(span: str) -> int:
-    """Read an accepted span the slow way: its digits one by one, negative by its first character."""
+    """Read an accepted span the slow way: its digits one by one, negative by its first
+    character.
+    """
     value = 0
     for character in span:
         if character in "0123456789":
@@ -589,7 +591,8 @@ def test_time_grows_with_the_length_not_its_square(monkeypatch, head, tail):
 
     for unit in UNITS:
         small = min(cost(unit, 4_000) for _ in range(3))
-        # 25 times the text: linear time is 25 times as much, quadratic 625 times; 20 ms for what is too fast to be timed
+        # 25 times the text: linear time is 25 times as much, quadratic 625 times; 20 ms for what
+        # is too fast to be timed
         assert any(cost(unit, 100_000) < 125 * small + 0.02 for _ in range(3)), unit
 
 

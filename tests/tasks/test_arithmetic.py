@@ -108,7 +108,8 @@ def test_splits_never_meet_and_neighbouring_seeds_share_no_more_than_chance():
         {problem_at(PRODUCT, seed=seed, split="train", level=32, index=i).key for i in range(400)}
         for seed in (3, 4)
     )
-    # about 64,800 in the split: 400 * 400 / 64,800 = 2.5 shared in the mean; 12 or more with p < 1e-4
+    # about 64,800 in the split: 400 * 400 / 64,800 = 2.5 shared in the mean; 12 or more with p <
+    # 1e-4
     assert len(one & two) < 12
 
 

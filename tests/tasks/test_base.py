@@ -48,7 +48,8 @@ def test_a_problem_is_a_pure_function(seed, split, level, index):
 
 
 def test_each_argument_and_the_name_make_another_problem():
-    # seed 1 at level 11 and seed 11 at level 1 among them; of 2 * 6,084 draws of 64 bits two agree with p < 1e-11
+    # seed 1 at level 11 and seed 11 at level 1 among them; of 2 * 6,084 draws of 64 bits two agree
+    # with p < 1e-11
     places = list(product(range(13), SPLITS, range(1, 13), range(13)))
     keys = {
         problem_at(Dice(name), seed=seed, split=split, level=level, index=index).key
@@ -59,7 +60,8 @@ def test_each_argument_and_the_name_make_another_problem():
 
 
 def test_neighbouring_seeds_and_indices_share_no_problem():
-    # the training split has 75 documents of 1,000 words: 5e9 problems, so two of 600 agree with p < 1e-4
+    # the training split has 75 documents of 1,000 words: 5e9 problems, so two of 600 agree with p
+    # < 1e-4
     keys = [
         problem_at(INTERLEAVE, seed=seed, split="train", level=5, index=index).key
         for seed in (7, 8)
@@ -198,7 +200,8 @@ def test_a_flag_of_a_task_needs_a_value():
 def test_a_users_task_may_have_flags(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n        self.colour = colour\n"
+        "class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n    "
+        "    self.colour = colour\n"
     )
     spec = f"{file}:Own"
     assert split_options(spec, ["--colour", "blue"]) == ({"colour": "blue"}, [])

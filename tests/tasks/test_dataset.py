@@ -1,7 +1,7 @@
 import dataclasses
 import hashlib
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -80,7 +80,8 @@ def test_a_file_has_a_line_a_problem_in_plain_utf8(tmp_path):
         [Problem("t", 1, "the ‘owl’\u2028", "é", "k", {"n": 1}), Problem(**GOOD)],
     )
     assert (tmp_path / "a.jsonl").read_bytes().decode() == (
-        '{"task": "t", "level": 1, "prompt": "the ‘owl’\u2028", "target": "é", "key": "k", "data": {"n": 1}}\n'
+        '{"task": "t", "level": 1, "prompt": "the ‘owl’\u2028", "target": "é", "key": "k", "data": '
+        '{"n": 1}}\n'
         '{"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}\n'
     )
 
@@ -133,7 +134,7 @@ def test_a_file_without_problems_is_named(tmp_path):
 
 
 def test_generate_writes_each_level_and_a_manifest(generate, tmp_path):
-    before = datetime.now(timezone.utc) - timedelta(seconds=1)  # the date is cut to seconds
+    before = datetime.now(UTC) - timedelta(seconds=1)  # the date is cut to seconds
     assert generate("--levels", "2, 3", "--split", "test", "--size", "20", "--seed", "7") == 0
     entries = manifest(tmp_path / "out")
     assert list(entries) == ["digits-test-2.jsonl", "digits-test-3.jsonl"]
@@ -143,7 +144,7 @@ def test_generate_writes_each_level_and_a_manifest(generate, tmp_path):
         assert len(found) == len({problem.key for problem in found}) == 20
         assert {(problem.task, problem.level) for problem in found} == {("digits", level)}
         assert found[0].key == key_of("test", found[0].target)
-        assert before <= datetime.fromisoformat(entry.pop("date")) <= datetime.now(timezone.utc)
+        assert before <= datetime.fromisoformat(entry.pop("date")) <= datetime.now(UTC)
         assert entry == {
             "task": "digits",
             "split": "test",

@@ -76,8 +76,9 @@ def test_interleavings_have_at_most_a_hundred_words_a_text(size, sizes):
 
 @pytest.mark.parametrize("size", [11, 25, 100])
 def test_nobody_is_careful_beyond_ten_words(size):
-    # with 0.2 at each of 2n words there is a slip; all of 20 or more words are spared with 0.8^20 = 0.012, of 400 lessons five, had the
-    # text no short word and no comma, to which the careless cling; the careful share would be 0.31, 124 lessons
+    # with 0.2 at each of 2n words there is a slip; all of 20 or more words are spared with 0.8^20
+    # = 0.012, of 400 lessons five, had the text no short word and no comma, to which the careless
+    # cling; the careful share would be 0.31, 124 lessons
     rng = random.Random(3)
     right = 0
     for _ in range(400):
@@ -98,8 +99,9 @@ def test_the_careless_demonstrator_keeps_each_texts_order(seed, n, m):
 
 
 def test_the_demonstrator_clings_after_short_words():
-    # Right are the careful, 0.31, and of them those without a slip at ten words, 0.998^10 = 0.98; the careless cling to
-    # a turn at one of eight words at least. 0.304 with a standard deviation of 0.015 among 1,000: p < 1e-4 beyond four.
+    # Right are the careful, 0.31, and of them those without a slip at ten words, 0.998^10 = 0.98;
+    # the careless cling to a turn at one of eight words at least. 0.304 with a standard deviation
+    # of 0.015 among 1,000: p < 1e-4 beyond four.
     rng = random.Random(1)
     a, b = ["to", "be", "a", "so,", "in"], ["of", "it", "an", "or", "is"]
     right = sum(diet.careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
@@ -107,9 +109,9 @@ def test_the_demonstrator_clings_after_short_words():
 
 
 def test_the_demonstrator_keeps_turns_after_long_words():
-    # The careless slip at each of ten long words with 0.2, but a turn lost at the ninth is none, nor is, at the last,
-    # anything but a skip or a stutter: 0.8^8 * 0.8545 * 0.927 = 0.133 are right. 0.31 * 0.98 + 0.69 * 0.133 = 0.396, standard
-    # deviation 0.0155.
+    # The careless slip at each of ten long words with 0.2, but a turn lost at the ninth is none,
+    # nor is, at the last, anything but a skip or a stutter: 0.8^8 * 0.8545 * 0.927 = 0.133 are
+    # right. 0.31 * 0.98 + 0.69 * 0.133 = 0.396, standard deviation 0.0155.
     rng = random.Random(1)
     a, b = [f"walking{i}" for i in range(5)], [f"running{i}" for i in range(5)]
     right = sum(diet.careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
@@ -231,7 +233,8 @@ def test_arithmetic_lessons_keep_to_the_training_split(monkeypatch):
 
 def test_texts_share_their_salt():
     lessons = [words().texts_of(40, 40) for _ in range(200)]
-    # salted texts have a word at ten of forty places in the mean; unsalted passages hardly ever share eight places of words
+    # salted texts have a word at ten of forty places in the mean; unsalted passages hardly ever
+    # share eight places of words
     shared = [sum(min(a.count(word), b.count(word)) for word in set(a)) for a, b in lessons]
     assert all(len(a) == len(b) == 40 for a, b in lessons)
     assert sum(n >= 8 for n in shared) > 30

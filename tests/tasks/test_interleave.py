@@ -22,7 +22,9 @@ def score(text, reward="similarity", a=A, b=B):
 
 @st.composite
 def attempts(draw):
-    """Two texts and an attempt at them: words at random, both texts' words in any order, or the target with slips."""
+    """Two texts and an attempt at them: words at random, both texts' words in any order, or the
+    target with slips.
+    """
     a, b = draw(TEXT), draw(TEXT)
     words = draw(st.one_of(st.just([]), TEXT, st.permutations(a + b), st.just(interleaved(a, b))))
     for _ in range(draw(st.integers(0, 2))):
@@ -166,8 +168,9 @@ def test_shares_where_one_text_is_longer():
         ("balanced", 0.75 * 1, 0.625 / 4),
         ("clipped", 4 / 8, 2 / 8),
         ("prefix", 2 / 8, 3 / 8),
-        # 6 matches, one substitution, one gap: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 * 0.25) = 7.25.
-        # 5 matches, three gaps of one word: S' = 5 - 6 = -1; F = (2 + 4 * 0.25) + (2 + 7 * 0.25) = 6.75
+        # 6 matches, one substitution, one gap: S' = 6 - 1 - 2 = 3; F = (2 + 6 * 0.25) + (2 + 7 *
+        # 0.25) = 7.25. 5 matches, three gaps of one word: S' = 5 - 6 = -1; F = (2 + 4 * 0.25) + (2
+        # + 7 * 0.25) = 6.75
         ("affine", (3 + 7.25) / (8 + 7.25), (-1 + 6.75) / (8 + 6.75)),
     ],
 )
@@ -221,7 +224,8 @@ def credits(text, reward, a=A, b=B):
     "reward, expected, rest",
     [  # target a1 b1 a2 b2 a3 b3 a4 b4
         ("prefix", [1, 1, 0, 0, 0, 0], 0),
-        # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is missing at the end
+        # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is
+        # missing at the end
         ("clipped", [1, 1, 0, -1, 1, 1], -1),
         (
             "similarity",
@@ -295,8 +299,10 @@ def test_a_corpus_that_is_too_short():
         with pytest.raises(UserError) as error:
             task.make(words, "train", random.Random(0))
         assert str(error.value) == (
-            f"--words {words}: the train split of the corpus has {enough} documents of {words} words or more, and two "
-            f"are needed; at most --words {second} can be made, or add longer texts with python -m data.corpus merge"
+            f"--words {words}: the train split of the corpus has {enough} documents of {words} "
+            "words or more, and two "
+            f"are needed; at most --words {second} can be made, or add longer texts with python -m "
+            "data.corpus merge"
         )
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second
@@ -325,8 +331,10 @@ def test_own_texts_need_two_documents_in_each_split(tmp_path):
     with pytest.raises(UserError) as error:
         few.make(30, "train", random.Random(0))
     assert str(error.value) == (
-        f"--texts {tmp_path}/few: 12 of its 12 texts have 30 words or more: {numbers[0]} for training, {numbers[1]} for "
-        f"validation, {numbers[2]} for the test; each of these needs two, which fifty texts mostly have; give more texts, "
+        f"--texts {tmp_path}/few: 12 of its 12 texts have 30 words or more: {numbers[0]} for "
+        f"training, {numbers[1]} for "
+        f"validation, {numbers[2]} for the test; each of these needs two, which fifty texts mostly "
+        "have; give more texts, "
         "cut long ones into several files, or give fewer --words"
     )
 

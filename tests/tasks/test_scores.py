@@ -1,4 +1,6 @@
-"""Scores as a task gives them, checked: ranges, numbers of NumPy and PyTorch, and what is refused in one line."""
+"""Scores as a task gives them, checked: ranges, numbers of NumPy and PyTorch, and what is refused
+in one line.
+"""
 
 import json
 from fractions import Fraction
@@ -100,7 +102,8 @@ def test_a_task_that_declares_no_range_earns_from_0_to_1():
         (
             [Score(0.5, {"seen": {1, 2}})],
             UNSET,
-            "a set as part 'seen' for completion 1; give numbers, labels, or lists and mappings of them",
+            "a set as part 'seen' for completion 1; give numbers, labels, or lists and mappings of "
+            "them",
         ),
     ],
 )

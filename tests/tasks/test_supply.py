@@ -22,7 +22,9 @@ def test_fresh_is_the_stream(seed, index):
 
 @given(seeds, indices, st.integers(1, 40))
 def test_fixed_is_a_pure_function_wherever_one_starts(seed, index, size):
-    """A run taken up in the middle of an epoch goes on with the problems that it would have drawn."""
+    """A run taken up in the middle of an epoch goes on with the problems that it would
+    have drawn.
+    """
     straight, resumed = (Supply(TASK, seed=seed, kind=f"fixed:{size}") for _ in range(2))
     expected = [straight.at(i, 22) for i in range(index, index + 3)]
     resumed.at(index + 1, 22)
@@ -212,7 +214,9 @@ def test_neighbouring_problems_and_seeds_have_examples_of_their_own():
 
 
 def test_a_problem_is_never_its_own_example():
-    """Of a family of 36 some 28 are of the training split: with 10 examples the problem itself would come by chance."""
+    """Of a family of 36 some 28 are of the training split: with 10 examples the problem itself
+    would come by chance.
+    """
     for index in range(40):
         problem = problem_at(TASK, seed=7, split="train", level=11, index=index)
         keys = [example.key for example in Examples(TASK, seed=0, count=10).of(problem)]
@@ -225,7 +229,8 @@ def test_too_few_examples_are_one_line():
     with pytest.raises(UserError) as caught:
         Examples(TASK, seed=0, count=50).of(problem)
     assert str(caught.value) == (
-        f"--shots 50: level 11 of task arithmetic has only {len(there)} other problems in the training split; "
+        f"--shots 50: level 11 of task arithmetic has only {len(there)} other problems in the "
+        "training split; "
         f"give {len(there)} or less"
     )
     with pytest.raises(UserError, match="^--shots 2: --level 7: products need digits"):

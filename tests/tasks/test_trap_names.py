@@ -69,7 +69,9 @@ def test_every_strategy_is_named_through_slips(name, level, index, rng):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_short_ones_are_named_through_slips_but_for_a_few(name):
-    """At 10 to 15 words two slips can spoil a third of a strategy; 93 in 100 at least are named still, and the right one never is."""
+    """At 10 to 15 words two slips can spoil a third of a strategy; 93 in 100 at least are named
+    still, and the right one never is.
+    """
     rng, wrong = random.Random(name), 0
     for level in (10, 12, 15):
         for index in range(40):
@@ -155,6 +157,7 @@ def test_texts_of_different_lengths():
 def test_two_steps_along_the_other_text_are_a_slip_three_are_a_change():
     a, b = [f"a{i}" for i in range(10)], [f"b{i}" for i in range(10)]
     problem = TASK.problem(a, b)
-    # 7 steps along A, one that is none, and along B 2 of 10 or 3 of 11; fewer than three are no other strategy
+    # 7 steps along A, one that is none, and along B 2 of 10 or 3 of 11; fewer than three are no
+    # other strategy
     assert named(problem, a[:8] + b[4:7]) == "copies A"
     assert named(problem, a[:8] + b[4:8]) == "A then B"

@@ -15,7 +15,9 @@ def pay():
 
 @st.composite
 def texts(draw):
-    """Two texts of 10 to 100 words each, without a word in common (else what is written of one is right for both)."""
+    """Two texts of 10 to 100 words each, without a word in common (else what is written of one is
+    right for both).
+    """
     n = draw(st.sampled_from(LEVELS))
     return [
         draw(st.lists(st.text(letters, min_size=1, max_size=3), min_size=n, max_size=n))
@@ -54,7 +56,8 @@ def test_on_the_corpus_who_ignores_a_text_earns_next_to_nothing(pay, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_similarity_pays_half_for_one_text(pay, level):
-    # at most 2n words, n of them right and n missing: (0 + 2n) / 4n, and a little more where texts share words
+    # at most 2n words, n of them right and n missing: (0 + 2n) / 4n, and a little more where texts
+    # share words
     assert 0.5 <= pay["copies A", level, "similarity"] <= 0.55
 
 

@@ -20,7 +20,9 @@ def _attend_stretch(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The softmax of each query over the keys from `begin` up to `end`, not beyond its `last`: tops, sums of exponentials, weighted values."""
+    """The softmax of each query over the keys from `begin` up to `end`, not beyond its `last`:
+    tops, sums of exponentials, weighted values.
+    """
     d, n = tl.arange(0, D), tl.arange(0, BLOCK_N)
     top = tl.full(
         [BLOCK_M], -1e30, tl.float32
@@ -81,11 +83,13 @@ def attend(
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys of each row, by the others.
+    """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys
+    of each row, by the others.
 
-    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some that are none. A token has `splits` stretches,
-    its row's own from `first` on. Written are the scores' tops, the sums of their exponentials, and the weighted values, (M, H, splits) and
-    (M, H, splits, D), for `join`.
+    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some
+    that are none. A token has `splits` stretches, its row's own from `first` on. Written are the
+    scores' tops, the sums of their exponentials, and the weighted values, (M, H, splits) and (M,
+    H, splits, D), for `join`.
     """
     program = tl.program_id(0)
     if program < tiles * K * first:
@@ -169,7 +173,9 @@ def _attend_prompt(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One stretch of a prompt, for a key head and a tile of tokens that share it. Prompt caches are (P, K, longest, D)."""
+    """One stretch of a prompt, for a key head and a tile of tokens that share it. Prompt caches
+    are (P, K, longest, D).
+    """
     Q: tl.constexpr = H // K
     p, tokens = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_tokens + tile)
     length = tl.load(length_P + p)
@@ -229,7 +235,9 @@ def _attend_own(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the places from `own` on."""
+    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the
+    places from `own` on.
+    """
     Q: tl.constexpr = H // K
     filled = tl.load(written_R + r) - 1
     first = part * (BLOCK_M // Q)
@@ -275,7 +283,9 @@ def join(
     PAIRS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for PAIRS of token and head, TOGETHER stretches at once."""
+    """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for PAIRS of
+    token and head, TOGETHER stretches at once.
+    """
     pair, i, d = (
         tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS),
         tl.arange(0, TOGETHER),

@@ -25,8 +25,10 @@ _IS_EARLY = tl.constexpr(IS_HOPPER)
 
 @triton.jit
 def wait():
-    """Let the next kernel be launched, and wait until the one before this has done all. What was written by the one before the last product
-    may be read before: a product lets the next kernel be launched when it has waited itself."""
+    """Let the next kernel be launched, and wait until the one before this has done all. What was
+    written by the one before the last product may be read before: a product lets the next kernel
+    be launched when it has waited itself.
+    """
     if _IS_EARLY:
         gdc_launch_dependents()
         gdc_wait()

@@ -20,10 +20,11 @@ def multiply(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """y = x weight' for few tokens, as SPLITS sums that are to be added up, each over a part of K. One program for BLOCK_X columns and a part.
+    """y = x weight' for few tokens, as SPLITS sums that are to be added up, each over a part of K.
+    One program for BLOCK_X columns and a part.
 
-    It takes about as long as the reading of the weights. What the vendor's library loses are the gaps before and after: here the next
-    kernel is launched when few steps are left.
+    It takes about as long as the reading of the weights. What the vendor's library loses are the
+    gaps before and after: here the next kernel is launched when few steps are left.
     """
     split, steps = tl.program_id(1), K // BLOCK_K
     n, m, k = (
@@ -49,7 +50,9 @@ def multiply(
 
 @triton.jit
 def _second(up_rX, n, width, RANK: tl.constexpr):
-    """Columns n of an adapter's second matrix (RANK, n); something that is not used where there is none."""
+    """Columns n of an adapter's second matrix (RANK, n); something that is not used where there is
+    none.
+    """
     if RANK > 0:
         return tl.load(
             up_rX + tl.arange(0, RANK)[:, None] + n[None, :] * RANK,
@@ -88,8 +91,9 @@ def _finished(
     SPLITS: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Columns n of a product, summed, with the adapter's part (its down-projections stand in the columns from `down_at` on), what the inputs'
-    norm multiplies with, and the bias."""
+    """Columns n of a product, summed, with the adapter's part (its down-projections stand in the
+    columns from `down_at` on), what the inputs' norm multiplies with, and the bias.
+    """
     y = _summed(y_SMX, m, n, inside, M, stride, SPLITS)
     if RANK > 0:
         j = tl.arange(0, RANK)
@@ -106,7 +110,9 @@ def _finished(
 
 @triton.jit
 def _scale(squares_MB, m, N, eps, BLOCKS: tl.constexpr):
-    """What RMSNorm (arXiv:1910.07467) multiplies the tokens m with; `add` has left their sums of squares by blocks."""
+    """What RMSNorm (arXiv:1910.07467) multiplies the tokens m with; `add` has left their sums of
+    squares by blocks.
+    """
     b = tl.arange(0, triton.next_power_of_2(BLOCKS))
     squares = tl.load(
         squares_MB + m[:, None] * BLOCKS + b[None, :], mask=(b < BLOCKS)[None, :], other=0.0
@@ -131,7 +137,9 @@ def add(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """x += y, a product (if any); out = x * weight, and the sums of squares of BLOCK columns each, for the norm after the next product."""
+    """x += y, a product (if any); out = x * weight, and the sums of squares of BLOCK columns each,
+    for the norm after the next product.
+    """
     m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = m < M
@@ -171,7 +179,9 @@ def silu_mul(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and BLOCK columns."""
+    """out = silu(gate) * up, where gate and up stand side by side. One program for some tokens and
+    BLOCK columns.
+    """
     m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (m < M)[:, None] & (n < N)[None, :]
@@ -253,9 +263,11 @@ def rotate_and_store(
     BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Rotary positions (arXiv:2104.09864) on queries and keys, normed before where there are weights; keys and values into the cache.
+    """Rotary positions (arXiv:2104.09864) on queries and keys, normed before where there are
+    weights; keys and values into the cache.
 
-    One program for some tokens and a head: queries, keys, then values. Caches are (slots, K, room, D); `cos`, `sin` (positions, D / 2).
+    One program for some tokens and a head: queries, keys, then values. Caches are (slots, K, room,
+    D); `cos`, `sin` (positions, D / 2).
     """
     m, head = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.program_id(1)
     real = m < M

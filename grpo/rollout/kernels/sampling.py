@@ -18,7 +18,9 @@ def _uniform(key, position):
 
 @for_any_batch
 def sum_blocks(logits_MV, heat_R, tops, sums, best, V, blocks, T, BLOCK: tl.constexpr):
-    """Top, sum of exponentials, and place of the top, of each BLOCK of a token's logits over its temperature."""
+    """Top, sum of exponentials, and place of the top, of each BLOCK of a token's logits over its
+    temperature.
+    """
     wait()
     m, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(heat_R + m // T)
@@ -51,7 +53,9 @@ def pick(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """The token at which the cumulative distribution passes the place's uniform number: first its block, then the place in it."""
+    """The token at which the cumulative distribution passes the place's uniform number: first its
+    block, then the place in it.
+    """
     wait()
     m = tl.program_id(0).to(tl.int64)
     r = m // T
@@ -101,7 +105,9 @@ def advance(
     WIDTH: tl.constexpr,
     STOPS: tl.constexpr,
 ):
-    """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is finished. One program a row."""
+    """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is
+    finished. One program a row.
+    """
     wait()
     r, t = tl.program_id(0), tl.arange(0, WIDTH)
     is_live, written, budget = (

@@ -1,10 +1,13 @@
-"""A run as one page: curves, and for a step its groups and completions, in a single HTML file that needs no network.
+"""A run as one page: curves, and for a step its groups and completions, in a single HTML file that
+needs no network.
 
     python -m grpo.report runs/NAME                        -> runs/NAME/report.html
     python -m grpo.report runs/NAME runs/OTHER -o both.html   runs over each other
 
-All steps are in the curves. Of the texts, those of some steps are kept, as many as --megabytes takes: the first, the last, those with a decision or a
-warning, and between them evenly; the page says which. Rollouts are read a step at a time. Exit status 2, with one line: no such run, a damaged file.
+All steps are in the curves. Of the texts, those of some steps are kept, as many as --megabytes
+takes: the first, the last, those with a decision or a warning, and between them evenly; the page
+says which. Rollouts are read a step at a time. Exit status 2, with one line: no such run, a
+damaged file.
 """
 
 import argparse
@@ -48,7 +51,8 @@ def report(argv: Sequence[str] | None) -> int:
     content = page(runs, budget=round(arguments.megabytes * 1e6 / len(runs))).encode()
     write_whole(output, content)
     print(
-        f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it in a browser"
+        f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it "
+        "in a browser"
     )
     return 0
 
@@ -112,7 +116,9 @@ def page(runs: Sequence[RunData], budget: int) -> str:
 
 
 def data_block(name: str, text: str) -> str:
-    """Return JSON as an element that no browser runs: without a "<" nothing in it can end the element."""
+    """Return JSON as an element that no browser runs: without a "<" nothing in it can end the
+    element.
+    """
     return f'<script type="application/json" id="{name}">{harmless_json(text)}</script>'
 
 
@@ -126,7 +132,9 @@ def harmless_json(text: str) -> str:
 
 
 def described(run: RunData, kept: Record) -> dict[str, Any]:
-    """Return what the page says of a run, but its texts: curves, evaluations, timeline, configuration. `kept` are the steps whose texts there are."""
+    """Return what the page says of a run, but its texts: curves, evaluations, timeline,
+    configuration. `kept` are the steps whose texts there are.
+    """
     lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
     names = dict.fromkeys(
         name for line in lines for name, value in line.items() if isinstance(value, (int, float))
@@ -201,7 +209,9 @@ def headline(run: RunData) -> list[tuple[str, str]]:
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
-    """Return for each level and temperature that was reported on the scores before and after, that of the level asked for first."""
+    """Return for each level and temperature that was reported on the scores before and after, that
+    of the level asked for first.
+    """
     series: dict[tuple, list[Record]] = {}
     for line in run.reports:
         series.setdefault((line["level"], line.get("temperature", 1.0)), []).append(line)
@@ -225,7 +235,9 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return where something began that needs a look: half of a step's groups collapsed, half of its completions in a trap, an alarm."""
+    """Return where something began that needs a look: half of a step's groups collapsed, half of
+    its completions in a trap, an alarm.
+    """
     found, before = [], set()
     for line in lines:
         now = {
@@ -258,7 +270,9 @@ def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
-    """Return for some steps, as many as `budget` bytes take, their groups as JSON: first and last, the notable, and evenly between them."""
+    """Return for some steps, as many as `budget` bytes take, their groups as JSON: first and last,
+    the notable, and evenly between them.
+    """
     steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {
         line["step"] for line in warnings_of(run.metrics)
@@ -278,7 +292,9 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
 
 def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -> str:
-    """Return the groups of a step as JSON, or as many of them, evenly chosen, as `budget` bytes take."""
+    """Return the groups of a step as JSON, or as many of them, evenly chosen, as `budget` bytes
+    take.
+    """
     chosen, used = {}, 40  # the frame
     for number in spread(len(groups)):
         text = harmless_json(
@@ -288,11 +304,13 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
             break
         chosen[number] = text
         used += len(text) + 1
-    return f'{{"count":{len(groups)},"groups":[{",".join(text for _, text in sorted(chosen.items()))}]}}'
+    in_order = ",".join(text for _, text in sorted(chosen.items()))
+    return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
 
 
 def spread(count: int) -> Iterator[int]:
-    """Yield 0 ... count - 1 so that those so far are always spread evenly: the ends, then the middles of ever smaller gaps.
+    """Yield 0 ... count - 1 so that those so far are always spread evenly: the ends, then the
+    middles of ever smaller gaps.
 
     >>> list(spread(5))
     [0, 4, 2, 1, 3]

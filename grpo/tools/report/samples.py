@@ -1,7 +1,9 @@
-"""The groups of a step as compact JSON values, for a page that shows them: `packed(group, number, pieces)`.
+"""The groups of a step as compact JSON values, for a page that shows them: `packed(group, number,
+pieces)`.
 
-Every text is made harmless here (`grpo.text.visible`), and every completion is aligned with its target here, so that there is one aligner. A text that
-several completions of a group share is stored once.
+Every text is made harmless here (`grpo.text.visible`), and every completion is aligned with its
+target here, so that there is one aligner. A text that several completions of a group share is
+stored once.
 """
 
 from bisect import bisect_left
@@ -25,8 +27,10 @@ Pieces = Callable[[Sequence[int]], list[str | None]]
 def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str, Any]:
     """Return a group as JSON values.
 
-    Its summary, "prompt", "target" (words), "texts" (the different ones: "words", "ops" as `run_lengths`, "divergence", "parts" of the score, and with
-    `pieces` "logprobs" in hundredths of a nat, one a word) and "rows", a list a column with an entry a completion: its text's number, reward ...
+    Its summary, "prompt", "target" (words), "texts" (the different ones: "words", "ops" as
+    `run_lengths`, "divergence", "parts" of the score, and with `pieces` "logprobs" in hundredths
+    of a nat, one a word) and "rows", a list a column with an entry a completion: its text's
+    number, reward ...
     """
     texts: dict[
         tuple, dict[str, Any]
@@ -85,7 +89,8 @@ def harmless(text: str) -> str:
 
 
 def run_lengths(target: str, text: str) -> str:
-    """Return a best alignment of `text` with `target` as run lengths: "=" right, "x" in the place of another, "-" missing, "+" too many.
+    """Return a best alignment of `text` with `target` as run lengths: "=" right, "x" in the place
+    of another, "-" missing, "+" too many.
 
     >>> run_lengths("the old grey owl", "the owl saw")
     '1=2-1=1+'
@@ -97,9 +102,11 @@ def run_lengths(target: str, text: str) -> str:
 
 
 def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
-    """Return for each token the number of the word of `text` in which its piece ends: the next word for a blank, the last one plus 1 after it.
+    """Return for each token the number of the word of `text` in which its piece ends: the next
+    word for a blank, the last one plus 1 after it.
 
-    `pieces` are the texts that the tokens add (None: it comes with a later one). None when they are not those of `text`.
+    `pieces` are the texts that the tokens add (None: it comes with a later one). None when they
+    are not those of `text`.
 
     >>> word_numbers([" an", " o", "wl", None], " an owl")
     [0, 1, 1, 2]
@@ -122,7 +129,9 @@ def _word_numbers(completion: Completion, pieces: Pieces) -> list[int] | None:
 
 
 def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[list[float]]:
-    """Return the tokens' values gathered by word of `text`; those of tokens after the last word, such as the end token, are left out."""
+    """Return the tokens' values gathered by word of `text`; those of tokens after the last word,
+    such as the end token, are left out.
+    """
     words: dict[int, list[float]] = defaultdict(list)
     for value, number in zip(values, numbers):
         words[number].append(value)
@@ -130,7 +139,9 @@ def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[
 
 
 def pieces_of(run: Path) -> Pieces | None:
-    """Return what tells the pieces of text of tokens, by the tokenizer of a checkpoint of the run; None where it has none."""
+    """Return what tells the pieces of text of tokens, by the tokenizer of a checkpoint of the run;
+    None where it has none.
+    """
     files = sorted((run / "checkpoints").glob("step-*/tokenizer.json"))
     if not files:
         return None
