@@ -48,7 +48,7 @@ from grpo.model.prompts import (
 from grpo.records import Group
 from grpo.run.sources import check_base, read_sources
 from grpo.run.start import checkpoint_of
-from grpo.text import visible
+from grpo.text import escape_control
 from tasks.base import (
     Parser,
     Task,
@@ -644,8 +644,8 @@ def show_worst(console: Console, name: str, group: Group) -> None:
     if score.exact:
         return
     console.print(f"\n{name}, score {score.value:.4f}", style="bold")
-    console.print(f"  wanted: {visible(group.problem.target)}", markup=False)
-    console.print(f"  wrote:  {visible(completion.text)}", markup=False)
+    console.print(f"  wanted: {escape_control(group.problem.target)}", markup=False)
+    console.print(f"  wrote:  {escape_control(completion.text)}", markup=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.rollout.speculative import Drafting
+from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
 from tasks.supply import HeldOut, family_size, held_out, patience
@@ -82,7 +82,7 @@ def evaluate(
     """Return one group of `samples` scored completions for each problem, each completion an
     independent draw.
     """
-    groups, draft, drafting = [], draft_of(task), Drafting()
+    groups, draft, drafting = [], draft_of(task), AcceptanceModel()
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         prompts = [policy.encode(problem) for problem in part]

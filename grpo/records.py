@@ -1,9 +1,12 @@
 """The named things that flow from the rollout to the disk, in the order in which they come to be.
 
-    Problem ─► Completion, Group (rollout) ─► Group.scores (task) ─► Group.verdict, .action, .trap
-    (variance monitor)
-            ─► Group.advantages (learn) ─► Outcome ─► Decision (curriculum) ─► StepReport (metrics,
-            console)
+    Problem
+      ─► Completion, Group (rollout)
+      ─► Group.scores (task)
+      ─► Group.verdict, .action, .trap (variance monitor)
+      ─► Group.advantages (learn)
+      ─► StepSummary ─► Decision (curriculum)
+      ─► StepReport (metrics, console)
 
 Reward and advantage are separate fields and neither is ever overwritten by the other.
 """
@@ -84,10 +87,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepSummary:
     """A training step as the curriculum sees it.
 
-    E.g. ``Outcome(7, {10: [0.9, 0.8]}, {10: [False, False]}, tokens=900)``.
+    E.g. ``StepSummary(7, {10: [0.9, 0.8]}, {10: [False, False]}, tokens=900)``.
 
     `values` and `collapsed` have for each level a list with an entry per group (first tries): its
     mean score, and whether it collapsed.

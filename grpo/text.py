@@ -1,11 +1,11 @@
 """Text of a model or a file, made harmless wherever it is shown."""
 
 
-def visible(text: str) -> str:
+def escape_control(text: str) -> str:
     """Return `text` on one line, each unprintable character spelled out: escape codes, line
     breaks, direction marks.
 
-    >>> visible("a\\x1b[31m\\nb")
+    >>> escape_control("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
     """
     return "".join(
@@ -14,13 +14,13 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return `text` made `visible`, and where it has more than `most` characters without its
+    """Return `text` made `escape_control`, and where it has more than `most` characters without its
     middle.
 
     >>> shortened("one two three four five", 11)
     'one t … five'
     """
-    shown = visible(text)
+    shown = escape_control(text)
     if len(shown) <= most:
         return shown
     half = most // 2

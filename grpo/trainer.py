@@ -33,13 +33,13 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.optimizer import Optimizer, maker
-from grpo.learn.update import update
+from grpo.learn.update import UpdateSettings, update
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
-from grpo.records import Group, Outcome, StepReport
+from grpo.records import Group, StepReport, StepSummary
 from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.rollout.speculative import Drafting
+from grpo.rollout.speculative import AcceptanceModel
 from grpo.variance import COLLAPSED, VarianceMonitor, classify, common_trap
 from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import (
@@ -93,7 +93,7 @@ class Trainer:
             ceiling=config.heat_ceiling,
         )
         self.reward_range = range_of(task)
-        self.draft, self.drafting = draft_of(task), Drafting(config.draft)
+        self.draft, self.drafting = draft_of(task), AcceptanceModel(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
         self.progress = Progress(config.patience if config.control == "none" else 0)
         self.started: WarmStart | None = None  # what imitation came to, where there was any
@@ -113,34 +113,39 @@ class Trainer:
         if config.forget_activations:
             policy.forget_activations()
         self.said: list[str] = []  # what happened in the step under way, for the console
-        self.current: list[
-            Group
-        ] = []  # the groups of the step under way, for the record if it fails
+        # The groups of the step under way, for the record if it fails.
+        self.current: list[Group] = []
 
     def step(self) -> StepReport:
-        """Draw, score, weigh and learn from one batch of groups."""
+        """Make one step: sample groups, score them, keep those that teach, and learn from them."""
         step, clock = self.done + 1, _Clock()
-        problems, kept = [], []
-        groups = self.current = []  # every try, discarded ones too
         self.drafting.begin()
+
+        # Sample until enough groups vary; `groups` has every try, discarded ones too.
+        problems, kept = [], []
+        groups = self.current = []
         while more := self.problems(step, problems):
             problems += more
             groups += self.rollout(step, more, clock)
             kept = [group for group in groups if group.action == "keep"]
-            if (
-                len(kept) >= self.config.dynamic_sampling
-                or len(problems) >= MOST_BATCHES * self.config.prompts
-            ):
+
+            has_enough = len(kept) >= self.config.dynamic_sampling
+            if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
                 break
-        for group, values in zip(kept, self.weigh(kept), strict=True):
+
+        for group, values in zip(kept, self.compute_advantages(kept), strict=True):
             group.advantages = values
-        learned = self.learn(step, kept)
+        learned = self.update_policy(step, kept)
         clock.lap("update")
+
         metrics = self.metrics(step, groups, learned, clock)
         metrics["events"] = self.said + self.monitor.observe(groups, self.curriculum.level)
         self.said = []
+
         self.progress.observe(groups)
-        decisions = self.curriculum.observe(outcome_of(step, groups, seconds=metrics["step_time"]))
+        summary = step_summary(step, groups, seconds=metrics["step_time"])
+        decisions = self.curriculum.observe(summary)
+
         self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
         self.done, self.drawn = step, problems[-1][0] + 1
         if self.stopped:
@@ -242,7 +247,7 @@ class Trainer:
             drawn = self.ranks.gather(mine)
             if self.ranks.size > 1:
                 clock.lap("wait")
-            falsify(
+            apply_control(
                 drawn,
                 self.config.control,
                 reward_range=self.reward_range,
@@ -359,7 +364,7 @@ class Trainer:
             )
         ]
 
-    def weigh(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
+    def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: a number a completion, or by --credit alignment a
         list of one for each token.
         """
@@ -374,66 +379,67 @@ class Trainer:
             ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
-    def learn(self, step: int, kept: list[Group]) -> dict[str, float]:
-        """Update the policy from the kept groups, `epochs` times; return the metrics of the first
-        and last update.
+    def update_policy(self, step: int, kept: list[Group]) -> dict[str, float]:
+        """Run `epochs` updates on the kept groups.
+
+        Returns the last update's metrics with the first one's parity, which compares sampler and
+        trainer before the weights change. Without groups there is no update.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * self.rate(step)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = self.config.learning_rate * self.lr_factor(step)
         if not kept:
             return {}
-        config, (low, high) = self.config, self.config.clips
-        longest = max(
-            self.budget(self.policy.encode(group.problem), group.problem) for group in kept
+
+        settings = self.update_settings(kept)
+        first_pass: dict = {}  # log-probabilities of the first epoch, for --importance-limit
+        run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)
+        history = [self.update_with_oom_retry(run) for _ in range(self.config.epochs)]
+
+        parity = {name: value for name, value in history[0].items() if name.startswith("parity/")}
+        return history[-1] | parity
+
+    def update_settings(self, groups: Sequence[Group]) -> UpdateSettings:
+        """Return how the configuration asks to learn from `groups`."""
+        config = self.config
+        clip_low, clip_high = config.clips
+        return UpdateSettings(
+            kind=config.loss,
+            beta=config.beta,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            max_length=max(
+                self.budget(self.policy.encode(group.problem), group.problem) for group in groups
+            ),
+            max_grad_norm=config.max_grad_norm,
+            truncate=self.truncate,
+            importance_limit=config.importance_limit,
+            parity_limit=config.parity_limit,
         )
-        before: dict = {}
-        passes = [
-            self.within_memory(
-                partial(
-                    update,
-                    self.policy,
-                    self.optimizer,
-                    kept,
-                    kind=config.loss,
-                    beta=config.beta,
-                    clip_low=low,
-                    clip_high=high,
-                    max_length=longest,
-                    max_grad_norm=config.max_grad_norm,
-                    truncate=self.truncate,
-                    before=before,
-                    importance_limit=config.importance_limit,
-                    parity_limit=config.parity_limit,
-                )
-            )
-            for _ in range(config.epochs)
-        ]
-        parity = {name: value for name, value in passes[0].items() if name.startswith("parity/")}
-        return passes[-1] | parity
 
-    def within_memory(self, update: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        """Make the update in micro-batches that fit: smaller ones when memory runs out, which
-        changes no gradient; then by forgetting activations.
+    def update_with_oom_retry(self, run: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """Make one update, `run(micro_tokens=...)`; retry with less memory when it runs out.
 
-        Raises UserError when nothing helps.
+        First the micro-batches are halved, which changes no gradient; then activations are
+        recomputed in the backward pass. Raises UserError when a single completion does not fit.
         """
         while True:
             try:
-                return update(micro_tokens=self.micro_tokens)
+                return run(micro_tokens=self.micro_tokens)
             except torch.OutOfMemoryError as error:
                 longest = max(
-                    len(group.prompt) + len(c.tokens)
+                    len(group.prompt) + len(completion.tokens)
                     for group in self.current
-                    for c in group.completions
+                    for completion in group.completions
                 )
                 if self.micro_tokens <= longest and self.policy.is_forgetful:
                     raise UserError(
                         f"out of memory in the update of a single completion of {longest} tokens; "
-                        "give a smaller model, fewer "
-                        "--words, or --lora-rank 16"
+                        "give a smaller model, fewer --words, or --lora-rank 16"
                     ) from error
+
             self.optimizer.clear()
             torch.cuda.empty_cache()
+
             if self.micro_tokens > longest:
                 self.micro_tokens = max(longest, self.micro_tokens // 2)
                 self.said.append(
@@ -447,7 +453,7 @@ class Trainer:
                     "the same)"
                 )
 
-    def rate(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         """Return the share of the learning rate that `step` (1, 2, ...) learns with: linear
         warm-up, then constant or cosine.
 
@@ -584,7 +590,7 @@ def keep_freed_memory():
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def falsify(
+def apply_control(
     groups: Sequence[Group],
     control: str,
     key: str,
@@ -622,7 +628,7 @@ class _Clock:
         return time.perf_counter() - self.start
 
 
-def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
+def step_summary(step: int, groups: list[Group], *, seconds: float) -> StepSummary:
     """Return the step as the curriculum sees it: first tries, but the tokens of all."""
     first = [group for group in groups if group.attempt == 0]
     values, collapsed = defaultdict(list), defaultdict(list)
@@ -630,4 +636,4 @@ def outcome_of(step: int, groups: list[Group], *, seconds: float) -> Outcome:
         values[group.problem.level].append(fmean(score.value for score in group.scores))
         collapsed[group.problem.level].append(group.verdict in COLLAPSED)
     tokens = sum(group.tokens for group in groups)
-    return Outcome(step, dict(values), dict(collapsed), seconds, tokens)
+    return StepSummary(step, dict(values), dict(collapsed), seconds, tokens)

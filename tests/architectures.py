@@ -73,7 +73,7 @@ EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type of `transformers`, how it is expected to run ("lean", "shared", "plain") or a
+    """A model type of `transformers`, how it is expected to run ("fast", "shared", "plain") or a
     part of why it is refused, and what its configuration has beside SIZES.
     """
 
@@ -96,8 +96,8 @@ def _all(
 
 CONVOLUTIONS = ["conv", "full_attention", "conv"]
 ARCHITECTURES = [
-    *_all("lean", "llama qwen2 qwen3"),
-    Architecture("mistral", "lean", {"sliding_window": None}, "full attention"),
+    *_all("fast", "llama qwen2 qwen3"),
+    Architecture("mistral", "fast", {"sliding_window": None}, "full attention"),
     # Attention alone
     *_all("shared", "mistral gemma gemma3_text phi phi3 gpt2 gpt_neox gpt_bigcode opt biogpt ctrl"),
     *_all("shared", "starcoder2 persimmon olmo olmo2 olmo3 glm glm4 helium arcee smollm3 ernie4_5"),
@@ -207,8 +207,8 @@ def write(architecture: Architecture, folder: Path):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an architecture runs ("lean", "shared", "plain") and the largest differences to the
+class StepSummary:
+    """How an architecture runs ("fast", "shared", "plain") and the largest differences to the
     model itself, in nats; or why it is refused.
     """
 
@@ -218,7 +218,7 @@ class Outcome:
     reason: str = ""
 
 
-def outcome_of(architecture: Architecture, folder: Path) -> Outcome:
+def step_summary(architecture: Architecture, folder: Path) -> StepSummary:
     """Load it as a user does, sample, and compare with a freshly loaded, unmodified model, each
     sequence alone.
     """
@@ -226,7 +226,7 @@ def outcome_of(architecture: Architecture, folder: Path) -> Outcome:
     try:
         policy = load_policy(str(folder), device="cpu", dtype="float32")
     except UserError as error:
-        return Outcome("refused", reason=str(error))
+        return StepSummary("refused", reason=str(error))
     policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places
 
     generator = torch.Generator().manual_seed(1)
@@ -247,7 +247,7 @@ def outcome_of(architecture: Architecture, folder: Path) -> Outcome:
                 sampler, (torch.tensor(completion.logprobs) - expected).abs().max().item()
             )
             trainer = max(trainer, (row[: len(expected)] - expected).abs().max().item())
-    return Outcome(policy.path, sampler, trainer)
+    return StepSummary(policy.path, sampler, trainer)
 
 
 @torch.no_grad()
@@ -290,7 +290,7 @@ def main() -> int:
         if names and architecture.kind not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            outcome = outcome_of(architecture, Path(folder))
+            outcome = step_summary(architecture, Path(folder))
         if outcome.reason:
             reason = outcome.reason.split(" is not supported: ")[-1].split("; give")[0]
             print(f"| {architecture.name} | refused | | | {reason} |", flush=True)

@@ -203,8 +203,8 @@ TABLE = {
         (
             "reference is the policy",
             "update",
-            "completion_logprobs(reference, batch, truncate, packing)",
-            "completion_logprobs(policy, batch, truncate, packing)",
+            "completion_logprobs(reference, batch, settings.truncate, packing)",
+            "completion_logprobs(policy, batch, settings.truncate, packing)",
         ),
         (
             "first pass remembered with its gradient",
@@ -215,7 +215,7 @@ TABLE = {
         (
             "importance not truncated",
             "update",
-            "(old_RT - batch.old_RT).exp().clamp(max=importance_limit)",
+            "(old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)",
             "(old_RT - batch.old_RT).exp()",
         ),
     ],
@@ -335,7 +335,7 @@ TABLE = {
     ("grpo/model/merged_linear.py", "grpo/test_lean.py"): [
         (
             "adapter's scale ignored",
-            "Joined.copies",
+            "MergedLinear.copies",
             "(self.up.t()[columns, :len(first)], second.data, scaling)",
             "(self.up.t()[columns, :len(first)], second.data, 1.0)",
         ),
@@ -398,8 +398,13 @@ TABLE = {
         ),
     ],
     ("grpo/rollout/speculative.py", "grpo/test_drafting.py::test_plans_by_hand"): [
-        ("drafts aimed a token too far", "Plans.offer", "written[:, None]", "written[:, None] + 1"),
-        ("end of the text not drafted", "Plans._aim", "[*plan, *self.end]", "plan"),
+        (
+            "drafts aimed a token too far",
+            "DraftPlans.offer",
+            "written[:, None]",
+            "written[:, None] + 1",
+        ),
+        ("end of the text not drafted", "DraftPlans._aim", "[*plan, *self.end]", "plan"),
     ],
     (
         "grpo/rollout/eager_decoder.py",
@@ -449,44 +454,44 @@ TABLE = {
     ): [
         (
             "token does not see itself",
-            "SharedPrompt._next",
+            "PrefixCache._next",
             "torch.arange(self.most + T, device=places_RT.device) > places_RT[:, :, None]",
             "torch.arange(self.most + T, device=places_RT.device) >= places_RT[:, :, None]",
         ),
         (
             "prompt's padding is seen",
-            "SharedPrompt.__init__",
+            "PrefixCache.__init__",
             "torch.arange(padded_length, device=lengths_P.device) >= lengths_P[:, None]",
             "torch.arange(padded_length, device=lengths_P.device) > lengths_P[:, None]",
         ),
-        ("moved rows keep the old keys", "SharedPrompt._moved", "rows_R[moved_N]", "moved_N"),
+        ("moved rows keep the old keys", "PrefixCache._moved", "rows_R[moved_N]", "moved_N"),
         (
             "places of the step before",
-            "SharedPrompt.keep",
+            "PrefixCache.keep",
             "self.filled_R, self.next = (filled_R, None)",
             "self.filled_R = filled_R",
         ),
         (
             "long rows see the prompt's padding",
-            "SharedPrompt._attend_whole",
+            "PrefixCache._attend_whole",
             "self.padding_PL[self.prompt_R, None]",
             "(0 * self.padding_PL[self.prompt_R, None]).bool()",
         ),
         (
             "long rows all read one prompt",
-            "SharedPrompt._attend_whole",
+            "PrefixCache._attend_whole",
             "shared[self.prompt_R]",
             "shared[0 * self.prompt_R]",
         ),
         (
             "long rows by the mask of the step before",
-            "SharedPrompt._next",
+            "PrefixCache._next",
             "self.mask_R1MX = None",
             "pass",
         ),
         (
             "rows in any seats",
-            "SharedPrompt._seat",
+            "PrefixCache._seat",
             "torch.equal(prompt_R, prompts_P)",
             "self.width == 1 or torch.equal(prompt_R, prompts_P)",
         ),
@@ -501,13 +506,13 @@ TABLE = {
         (
             "reference keeps the adapter",
             "Policy.reference",
-            "self.lean.is_adapted = False",
-            "self.lean.is_adapted = True",
+            "self.fast_model.is_adapted = False",
+            "self.fast_model.is_adapted = True",
         ),
         (
             "adapter stays off behind the reference",
             "Policy.reference",
-            "self.lean.is_adapted = True",
+            "self.fast_model.is_adapted = True",
             "pass",
         ),
     ],
@@ -806,7 +811,7 @@ TABLE = {
     ("grpo/trainer.py", "grpo/test_trainer.py"): [
         (
             "cosine falls during the warm-up",
-            "Trainer.rate",
+            "Trainer.lr_factor",
             "math.pi * (step - warmup - 1) / (steps - warmup)",
             "math.pi * (step - 1) / steps",
         ),

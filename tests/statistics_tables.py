@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum, is_shown
-from grpo.records import Outcome
+from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
@@ -230,7 +230,7 @@ def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> floa
     ladder.rung = 1
     for step in range(1, steps + 1):
         groups = ladder.levels_for(seed, step, prompts).count(25)
-        if ladder.observe(Outcome(step, {25: draw(rng, (groups,), mean).tolist()})):
+        if ladder.observe(StepSummary(step, {25: draw(rng, (groups,), mean).tolist()})):
             return step
     return float("inf")
 
@@ -267,7 +267,7 @@ def moves_of_a_ladder() -> Iterator[list[str]]:
             levels = Counter(curriculum.levels_for(0, step, 16))
             values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
             collapsed = {level: [level == 25] * n for level, n in levels.items()}
-            moves += curriculum.observe(Outcome(step, values, collapsed=collapsed))
+            moves += curriculum.observe(StepSummary(step, values, collapsed=collapsed))
         said = ", ".join(f"{move.step} → {move.after}" for move in moves)
         yield [f"{replay:g}", str(len(moves)), said]
 

@@ -3,11 +3,11 @@ trainer, or is refused in one line.
 """
 
 import pytest
-from architectures import ARCHITECTURES, Architecture, outcome_of
+from architectures import ARCHITECTURES, Architecture, step_summary
 from transformers.utils import logging as transformers_logging
 
 TOLERANCE = 1e-4  # nats
-PATHS = ("lean", "shared", "plain")
+PATHS = ("fast", "shared", "plain")
 
 
 def _cases() -> list:
@@ -26,7 +26,7 @@ def quiet():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("architecture", _cases())
 def test_it_runs_as_the_unmodified_model_or_is_refused(tmp_path, architecture: Architecture):
-    outcome = outcome_of(architecture, tmp_path)
+    outcome = step_summary(architecture, tmp_path)
 
     if architecture.outcome in PATHS:
         assert outcome.path == architecture.outcome

@@ -142,12 +142,12 @@ def test_the_policy_and_its_reference_are_those_of_the_start(here):
     start = "runs/lora/checkpoints/step-000002"
     wanted = hidden(load_policy("model", device="cpu", weights=Path(start)))
     policy = load_policy("model", device="cpu", start=start, keep_reference=True)
-    assert policy.path == "lean" and torch.equal(hidden(policy), wanted)
+    assert policy.path == "fast" and torch.equal(hidden(policy), wanted)
     with torch.no_grad():
         for weight in policy.parameters:
             weight.add_(0.1)
     with policy.reference() as reference:
-        assert reference.path == "lean" and torch.equal(hidden(reference), wanted)
+        assert reference.path == "fast" and torch.equal(hidden(reference), wanted)
     assert not torch.allclose(hidden(policy), wanted)
     assert not torch.allclose(hidden(load_policy("model", device="cpu")), wanted)
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from grpo.records import Decision, Outcome
+from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
 from tasks.base import UserError
 
@@ -149,7 +149,7 @@ class Curriculum:
         replayed = [bool(earlier) and i > 0 and rng.random() < self.replay for i in range(count)]
         return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
 
-    def observe(self, outcome: Outcome) -> list[Decision]:
+    def observe(self, outcome: StepSummary) -> list[Decision]:
         """Take note of a step; return what was decided: one decision or none."""
         self.scores |= {level: fmean(values) for level, values in outcome.values.items()}
         self._remember(outcome.values.get(self.level, []))
@@ -172,7 +172,7 @@ class Curriculum:
         ):
             self.recent.popleft()
 
-    def _count(self, outcome: Outcome):
+    def _count(self, outcome: StepSummary):
         """Charge a step to the budget of its rung."""
         self.stayed += 1
         steps, seconds, tokens = self.spent[self.rung]
@@ -182,7 +182,7 @@ class Curriculum:
             tokens + outcome.tokens,
         ]
 
-    def _collapsed_share(self, outcome: Outcome) -> float:
+    def _collapsed_share(self, outcome: StepSummary) -> float:
         """Return the share of the current level's groups that collapsed; replayed ones do not
         count.
         """

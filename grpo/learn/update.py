@@ -5,6 +5,7 @@ Shapes: R rows (completions), T tokens, M tokens of all of them.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,25 +48,39 @@ def completion_logprobs(
     ).view(R, T)
 
 
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How a step updates the policy.
+
+    `kind` is a loss of `learn.loss.LOSSES`; `max_length` is the completion budget by which Dr. GRPO
+    divides; `truncate` is the sampler's truncation, which the loss must share; a limit of 0 means
+    none.
+    """
+
+    kind: str
+    beta: float
+    clip_low: float
+    clip_high: float
+    max_length: int
+    max_grad_norm: float
+    truncate: Callable | None = None
+    importance_limit: float = 0.0
+    parity_limit: float = 0.0
+
+
 def update(
     policy: Policy,
     optimizer: Optimizer,
     groups: Sequence[Group],
+    settings: UpdateSettings,
     *,
-    kind: str,
-    beta: float,
-    clip_low: float,
-    clip_high: float,
-    max_length: int,
     micro_tokens: int,
-    max_grad_norm: float,
-    truncate: Callable | None = None,
-    importance_limit: float = 0.0,
-    parity_limit: float = 0.0,
     before: dict[tuple[int, int], Tensor] | None = None,
 ) -> dict[str, Any]:
     """Take one optimizer step on `groups` (advantages filled in); return means over the step's
     tokens.
+
+    Micro-batches have at most `micro_tokens` tokens, which changes no gradient.
 
     Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`),
     "entropy" (nats), "clip_ratio/low", "clip_ratio/high", and of policy against sampler, which on
@@ -85,37 +100,44 @@ def update(
     """
     ranks = optimizer.ranks
     optimizer.clear()
-    # what each micro-batch came to, on the device: the host has them all under way before it waits
-    # for the first
+
+    # Losses and log-probabilities stay on the device, so that the host queues every micro-batch
+    # before it waits for the first.
     seen = []
     for batch in micro_batches(
         groups,
-        kind,
+        settings.kind,
         micro_tokens=micro_tokens,
-        max_length=max_length,
+        max_length=settings.max_length,
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,
     ):
-        packing, reference_RT = policy.pack(batch.prompts, batch.completions), None
-        if beta:
+        packing = policy.pack(batch.prompts, batch.completions)
+
+        reference_RT = None
+        if settings.beta:
             with policy.reference() as reference:
-                reference_RT = completion_logprobs(reference, batch, truncate, packing)[0]
-        logp_RT, entropy_RT = completion_logprobs(policy, batch, truncate, packing)
+                reference_RT, _ = completion_logprobs(reference, batch, settings.truncate, packing)
+
+        logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
+
+        # The first pass's log-probabilities take the sampler's place in the ratio.
         old_RT, importance_RT = batch.old_RT, None
-        if importance_limit:
+        if settings.importance_limit:
             old_RT = _remembered(before, batch, logp_RT.detach())
-            importance_RT = (old_RT - batch.old_RT).exp().clamp(max=importance_limit)
+            importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
+
         loss, parts = step_loss(
-            kind,
+            settings.kind,
             logp_RT,
             old_RT,
             batch.advantages,
             batch.mask_RT,
             batch.weights_R,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            beta=beta,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            beta=settings.beta,
             ref_RT=reference_RT,
             entropy_RT=entropy_RT,
             importance_RT=importance_RT,
@@ -124,21 +146,25 @@ def update(
         with rough_gradients(policy.has_rough_gradients):
             loss.backward()
         seen.append((batch, loss.detach(), parts, logp_RT.detach()))
+
     total, sums, parity, worst = _figures(seen)
     if ranks.size > 1:
         total, sums, parity, worst = _of_all(ranks, total, sums, parity, worst)
-    grad_norm = optimizer.collect(max_grad_norm)
+    grad_norm = optimizer.collect(settings.max_grad_norm)
+
+    # Refuse a bad step before it changes a weight.
     for name, value in (("loss", total), ("gradient norm", grad_norm)):
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(f"the {name} is {value}")
-    if parity_limit and parity > parity_limit:
+    if settings.parity_limit and parity > settings.parity_limit:
         raise FloatingPointError(
             f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and "
-            "--parity-limit "
-            f"is {parity_limit:g}"
+            f"--parity-limit is {settings.parity_limit:g}"
         )
+
     optimizer.step()
     check_step(named_tensors(policy, optimizer), ranks)
+
     mean = {name: value / sums["tokens"] for name, value in sums.items()}
     metrics = {
         "loss": total,
@@ -150,7 +176,7 @@ def update(
         "parity/kl": mean["parity"],
         "parity/worst": worst,
     }
-    return metrics | ({"kl": mean["kl"]} if beta else {})
+    return metrics | ({"kl": mean["kl"]} if settings.beta else {})
 
 
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Compare our forward passes with the unmodified model's, when a model is loaded, and choose the
 fastest that agrees.
 
-A `transformers` model can be run in three ways, fastest first: by the *lean* forward pass
+A `transformers` model can be run in three ways, fastest first: by the *fast* forward pass
 (`model.llama`), with prompts *shared* between completions (`model.prefix_cache`,
 `model.packed_attention`), and *plain*, every token again (`model.fallback`). Which of them is
 right cannot be read from an architecture's name: some layers keep a state beside keys and values,
@@ -23,12 +23,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from grpo.model.llama import LeanModel, lean_model
+from grpo.model.llama import FastLlama, fast_llama
 from grpo.model.prefix_cache import NAME
 from tasks.base import UserError
 
-Path = Literal["lean", "shared", "plain"]
-PATHS: tuple[Path, ...] = ("lean", "shared", "plain")
+Path = Literal["fast", "shared", "plain"]
+PATHS: tuple[Path, ...] = ("fast", "shared", "plain")
 
 # By how many nats the log-probabilities of a token's place may differ in float32, in the mean over
 # the vocabulary. Rounding comes to 1e-5 at most in a model of 30 layers, a mechanism that is
@@ -55,13 +55,13 @@ CAPPED = (
 
 
 class Runner(Protocol):
-    """What runs a model: a `grpo.model.policy.Policy`, whose `path`, `lean` and `logit_scale` are
-    found here.
+    """What runs a model: a `grpo.model.policy.Policy`, whose `path`, `fast_model` and
+    `logit_scale` are found here.
     """
 
     name: str
     path: Path
-    lean: LeanModel | None
+    fast_model: FastLlama | None
     logit_scale: float
 
     @property
@@ -167,9 +167,9 @@ def choose_path(policy: Runner):
                 if difference <= OWN_ROUNDINGS * rounding:
                     return
             problem = f"its log-probabilities differ from ours by {difference:.1g}"
-        if path == "lean":
+        if path == "fast":
             warnings.warn(
-                f"the lean forward pass disagrees with the model and is not used: {problem}",
+                f"the fast forward pass disagrees with the model and is not used: {problem}",
                 stacklevel=3,
             )
     raise _refusal(policy, _mechanism(policy, probe) or problem)
@@ -207,15 +207,15 @@ def _take(policy: Runner, path: Path, own: str) -> bool:
     attention.
     """
     model = policy.causal
-    policy.path, policy.lean = path, None
+    policy.path, policy.fast_model = path, None
     if path == "plain":
         with suppress(ValueError):  # of a part of the model that never had another attention
             model.set_attn_implementation(own)
         return True
     model.set_attn_implementation(NAME)
-    if path == "lean":
-        policy.lean = lean_model(model)
-        return policy.lean is not None
+    if path == "fast":
+        policy.fast_model = fast_llama(model)
+        return policy.fast_model is not None
     return model.config._attn_implementation == NAME
 
 
@@ -313,7 +313,7 @@ def _rolled_out(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[T
     ones.
     """
     hidden_PH, cache = policy.prefill(probe.prompts)
-    cache.allot(len(probe.prompts), max(map(len, probe.completions)) + 2)
+    cache.allocate(len(probe.prompts), max(map(len, probe.completions)) + 2)
     found, wanted = [hidden_PH], [expected[0][0], expected[2][0]]
 
     for step, sources in zip(ROLLOUT, SOURCES, strict=True):

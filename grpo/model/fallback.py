@@ -2,8 +2,8 @@
 every token is run again.
 
 Slow, but the same tokens and gradients: prompt and completion stand in a row without a gap, padded
-on the right, so causal attention alone is right for every architecture. `PlainPrompt` has the
-verbs of `cache.SharedPrompt`.
+on the right, so causal attention alone is right for every architecture. `FallbackCache` has the
+verbs of `cache.PrefixCache`.
 
 Shapes: P prompts, R rows, as many for each prompt, in order, L prompt tokens, T new tokens.
 """
@@ -11,9 +11,9 @@ Shapes: P prompts, R rows, as many for each prompt, in order, L prompt tokens, T
 import torch
 
 
-class PlainPrompt:
+class FallbackCache:
     """The tokens of `P` prompts, and of the rows that follow them. A rollout remembers what is
-    appended; from `allot` on, each row has its prompt for itself.
+    appended; from `allocate` on, each row has its prompt for itself.
     """
 
     def __init__(self, lengths_P: torch.Tensor, tokens_PL: torch.Tensor):
@@ -21,7 +21,7 @@ class PlainPrompt:
         self.filled_R: torch.Tensor | None = None
         self.own_RT: torch.Tensor | None = None  # what a rollout has written
 
-    def allot(self, rows: int, room: int):
+    def allocate(self, rows: int, room: int):
         each = rows // len(self.lengths_P)
         self.lengths_P, self.tokens_PL = (
             self.lengths_P.repeat_interleave(each),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from grpo.model.merged_linear import Joined, is_plain_lora, refresh
+from grpo.model.merged_linear import MergedLinear, is_plain_lora, refresh
 from grpo.model.ops import add_norm, product, rotate
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -28,17 +28,22 @@ class Block:
     def __init__(self, layer: nn.Module):
         self.attention, mlp = layer.self_attn, layer.mlp
         self.norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.qkv = Joined([self.attention.q_proj, self.attention.k_proj, self.attention.v_proj])
-        self.out = Joined([self.attention.o_proj])
-        self.gate_up, self.down = Joined([mlp.gate_proj, mlp.up_proj]), Joined([mlp.down_proj])
+        self.qkv = MergedLinear(
+            [self.attention.q_proj, self.attention.k_proj, self.attention.v_proj]
+        )
+        self.out = MergedLinear([self.attention.o_proj])
+        self.gate_up, self.down = (
+            MergedLinear([mlp.gate_proj, mlp.up_proj]),
+            MergedLinear([mlp.down_proj]),
+        )
         self.is_normed = hasattr(self.attention, "q_norm")
 
     @property
-    def products(self) -> tuple[Joined, ...]:
+    def products(self) -> tuple[MergedLinear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
 
-class LeanModel:
+class FastLlama:
     """The inner model (without head) of a causal language model. B sequences of T tokens, M = B *
     T, N hidden size, D head size.
     """
@@ -134,8 +139,8 @@ class LeanModel:
         return x_MN, product(both, block.down, is_adapted, is_gated=True)
 
 
-def lean_model(causal: nn.Module) -> LeanModel | None:
-    """Return the lean forward pass of a model, its weights joined in place; None where there is
+def fast_llama(causal: nn.Module) -> FastLlama | None:
+    """Return the fast forward pass of a model, its weights joined in place; None where there is
     none for it.
     """
     config = causal.config
@@ -149,7 +154,7 @@ def lean_model(causal: nn.Module) -> LeanModel | None:
         )
     ):
         return None
-    model = LeanModel(causal)
+    model = FastLlama(causal)
     inside = {
         id(module)
         for block in model.blocks

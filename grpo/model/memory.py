@@ -30,7 +30,7 @@ class Shape:
     inner: int
     keys: int  # numbers of a token's keys in a layer, and as many of its values
     number: int  # bytes
-    is_lean: bool = True
+    is_fast: bool = True
 
     @property
     def cache(self) -> int:
@@ -39,16 +39,16 @@ class Shape:
 
     @property
     def activations(self) -> int:
-        """Bytes of a token's activations until the backward pass: of the lean forward pass what
+        """Bytes of a token's activations until the backward pass: of the fast forward pass what
         `model.ops` saves, else a rough count.
         """
-        lean = 6 * self.width + 2 * self.keys + 2 * self.inner
+        fast = 6 * self.width + 2 * self.keys + 2 * self.inner
         return (
-            self.layers * (lean if self.is_lean else 16 * self.width + 5 * self.inner) * self.number
+            self.layers * (fast if self.is_fast else 16 * self.width + 5 * self.inner) * self.number
         )
 
 
-def shape_of(config, number: int, is_lean: bool = True) -> Shape:
+def shape_of(config, number: int, is_fast: bool = True) -> Shape:
     """Return the shape that a `transformers` configuration tells, with rough ones for sizes that
     it does not name.
     """
@@ -61,7 +61,7 @@ def shape_of(config, number: int, is_lean: bool = True) -> Shape:
         getattr(config, "intermediate_size", None) or 4 * width,
         keys,
         number,
-        is_lean,
+        is_fast,
     )
 
 

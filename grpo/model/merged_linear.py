@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from grpo.model.matmul import linear
 
 
-def refresh(products: Sequence["Joined"]):
+def refresh(products: Sequence["MergedLinear"]):
     """Take over what is no view and may have changed: adapters and biases, or all, where the
     modules have been given other weights.
     """
@@ -42,7 +42,7 @@ def is_plain_lora(module: nn.Module) -> bool:
     )
 
 
-class Joined:
+class MergedLinear:
     """Layers as one matrix `weight` (sum of outputs + layers * rank, inputs), of which the modules
     keep views.
 

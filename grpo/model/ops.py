@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grpo.model.matmul import products
-from grpo.model.merged_linear import Joined
+from grpo.model.merged_linear import MergedLinear
 
 
 def add_norm(
@@ -20,7 +20,7 @@ def add_norm(
     return _apply(_AddNorm, x_MN, y_MN, weight_N, eps)
 
 
-def product(x_MN: Tensor, joined: Joined, is_adapted: bool, is_gated: bool = False) -> Tensor:
+def product(x_MN: Tensor, joined: MergedLinear, is_adapted: bool, is_gated: bool = False) -> Tensor:
     """Return the joined layers' outputs of x, or (`is_gated`) of silu(a) * b, where x (M, 2 N) is
     a and b side by side.
     """

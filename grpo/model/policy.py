@@ -23,12 +23,12 @@ from grpo.model.check import Path as ModelPath
 from grpo.model.check import choose_path
 from grpo.model.encoding import plain_tokens, prompt_tokens, target_length
 from grpo.model.endings import end_of_turn, name_of
-from grpo.model.fallback import PlainPrompt
-from grpo.model.llama import LeanModel, checkpoint_layers
+from grpo.model.fallback import FallbackCache
+from grpo.model.llama import FastLlama, checkpoint_layers
 from grpo.model.matmul import linear
 from grpo.model.memory import prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PlainPacking
-from grpo.model.prefix_cache import SharedPrompt
+from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
 from tasks.base import Problem, UserError
 
@@ -64,7 +64,7 @@ class Policy:
         self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
         self.is_lora = isinstance(model, PeftModel)
         self.path: ModelPath = "plain"
-        self.lean: LeanModel | None = None
+        self.fast_model: FastLlama | None = None
         self.logit_scale = 1.0  # what the model multiplies its output layer's logits by
         self._frozen = (
             None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
@@ -145,7 +145,7 @@ class Policy:
 
     def prefill(
         self, prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[torch.Tensor, SharedPrompt | PlainPrompt]:
+    ) -> tuple[torch.Tensor, PrefixCache | FallbackCache]:
         """Run the model on each prompt once; return the hidden state of its last token (P, H), and
         its keys and values.
         """
@@ -154,17 +154,17 @@ class Policy:
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt)
         lengths, tokens = lengths.to(self.device), tokens.to(self.device)
-        if self.lean:
-            self.lean.refresh()
+        if self.fast_model:
+            self.fast_model.refresh()
         if self.is_plain:
-            shared, hidden = PlainPrompt(lengths, tokens), self._hidden(tokens)
+            shared, hidden = FallbackCache(lengths, tokens), self._hidden(tokens)
         else:
-            shared = SharedPrompt(lengths, tokens.shape[1])
+            shared = PrefixCache(lengths, tokens.shape[1])
             positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
             hidden = self._hidden(tokens, position_ids=positions, shared=shared)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
 
-    def extend(self, tokens_RT: torch.Tensor, shared: SharedPrompt | PlainPrompt) -> torch.Tensor:
+    def extend(self, tokens_RT: torch.Tensor, shared: PrefixCache | FallbackCache) -> torch.Tensor:
         """Run the model on the tokens that come next in each row after its prompt; return hidden
         states (R, T, H).
         """
@@ -190,8 +190,8 @@ class Policy:
         """Return the hidden states that predict each token of the completions, one after the other
         (M, H).
         """
-        if self.lean and self.lean.is_adapted:
-            self.lean.refresh()
+        if self.fast_model and self.fast_model.is_adapted:
+            self.fast_model.refresh()
         if not self.is_plain:
             hidden_1NH = self._hidden(
                 packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
@@ -212,8 +212,8 @@ class Policy:
         """Return the last hidden states (B, T, H), scaled so that `head` gives the
         model's logits.
         """
-        if self.lean:
-            return self.lean(tokens, **arguments)
+        if self.fast_model:
+            return self.fast_model(tokens, **arguments)
         hidden = self.inner(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
         return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
 
@@ -235,8 +235,8 @@ class Policy:
         """Compute activations again in the backward pass: a third more time in the update, for a
         fraction of its memory.
         """
-        if self.lean:
-            self.lean.is_forgetful = True
+        if self.fast_model:
+            self.fast_model.is_forgetful = True
         elif not self.is_forgetful:
             checkpoint_layers(self.model)
         self.is_forgetful = True
@@ -265,7 +265,9 @@ class Policy:
     @property
     def _shape(self):
         return shape_of(
-            self.causal.config, next(self.model.parameters()).element_size(), self.lean is not None
+            self.causal.config,
+            next(self.model.parameters()).element_size(),
+            self.fast_model is not None,
         )
 
     @property
@@ -283,12 +285,12 @@ class Policy:
         with torch.no_grad():
             if self._frozen is not None:
                 yield self._frozen
-            elif self.is_lora and self.lean:
-                self.lean.is_adapted = False
+            elif self.is_lora and self.fast_model:
+                self.fast_model.is_adapted = False
                 try:
                     yield self
                 finally:
-                    self.lean.is_adapted = True
+                    self.fast_model.is_adapted = True
             else:
                 assert self.is_lora, "no reference is held when beta is 0"
                 with self.model.disable_adapter():

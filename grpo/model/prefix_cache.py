@@ -2,7 +2,7 @@
 completions read them.
 
 What stands behind a `transformers` model's attention is handed to it as the keyword argument
-`shared`, which it passes on to the attention function registered here: a `SharedPrompt` in the
+`shared`, which it passes on to the attention function registered here: a `PrefixCache` in the
 rollout, which keeps keys and values, a `model.packed_attention.Packing` in the update.
 
 In the rollout one softmax runs over the scores of both parts, so the result is that of plain
@@ -27,11 +27,11 @@ NAME = "grpo_shared_prompt"
 MANY = 1 << 13  # scores of a row's head from which it is long: T * (L + S)
 
 
-class SharedPrompt:
+class PrefixCache:
     """Keys and values of `P` prompts and of the rows that go on from them, for every layer.
 
-    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allot` on there is
-    one for each row. Verbs: prefill (by running the model on the prompts), `allot` rows for a
+    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allocate` on there is
+    one for each row. Verbs: prefill (by running the model on the prompts), `allocate` rows for a
     rollout, append (by running the model on some tokens a row), `keep` what was right.
     """
 
@@ -54,7 +54,7 @@ class SharedPrompt:
             None  # of these next tokens, where it is wanted: what each of Q * T queries sees
         )
 
-    def allot(self, rows: int, room: int):
+    def allocate(self, rows: int, room: int):
         """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for
         `room` tokens each.
         """

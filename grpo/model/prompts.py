@@ -19,7 +19,7 @@ from typing import Any
 
 from data.files import json_kind, read_text
 from grpo.model.encoding import TemplateArguments, Turn, controls_of, render
-from grpo.text import shortened, visible
+from grpo.text import escape_control, shortened
 from tasks.base import Problem, Task, UserError
 from tasks.supply import Examples
 
@@ -122,7 +122,7 @@ def check_format(tokenizer, format: PromptFormat):
     """
     template = tokenizer.chat_template
     for name in format.arguments:
-        flag = f"--chat-template-kwargs: {visible(name)}"
+        flag = f"--chat-template-kwargs: {escape_control(name)}"
         if template is None:
             raise UserError(f"{flag}: the model has no chat template; leave it out")
         # A variable, so no attribute (after a dot) and no text (after a quote).
@@ -186,7 +186,7 @@ def sent_lines(policy, problem: Problem) -> list[str]:
             said if is_control else controls.pattern.sub(r"\\\g<0>", said)
             for is_control, said in runs
         )
-    return [visible(line) for line in text.split("\n")]
+    return [escape_control(line) for line in text.split("\n")]
 
 
 def middle_left_out(lines: Sequence[str]) -> list[str]:

@@ -247,7 +247,11 @@ class Step:
         self.rate = torch.zeros((), device=device)
         self.muon = Muon(matrices.values())
         self.adam = torch.optim.AdamW(
-            rest, lr=self.rate, betas=(0.9, 0.95), weight_decay=0.0, capturable=device == "cuda"
+            rest,
+            lr=self.rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            capturable=device == "cuda",
         )
         self.loss_of = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
         for layer in model.model.layers if device == "cuda" else ():

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from grpo.model.llama import agrees, relative_difference
-from grpo.rollout.cuda_graph import TOKENS, FusedModel, bucket
+from grpo.rollout.cuda_graph import TOKENS, CudaStep, bucket
 from grpo.rollout.speculative import LENGTHS
 
 BURST = 8  # tokens a row between looks at who has finished
 
 
-class FusedDecoder:
+class CudaDecoder:
     """The rows of one rollout, as they are written; see `eager.EagerDecoder` for the same on any
     device.
     """
 
-    # See Drafting.length. Products over 206 tokens take as long as the reading of their weights
-    # (990 TFLOP/s, 4.8 TB/s), and there is some overhead; one token more of Llama-3.2-3B takes 10
-    # us then, and aiming anew 0.4 ms of the host.
+    # See AcceptanceModel.length. Products over 206 tokens take as long as the reading of their
+    # weights (990 TFLOP/s, 4.8 TB/s), and there is some overhead; one token more of Llama-3.2-3B
+    # takes 10 us then, and aiming anew 0.4 ms of the host.
     flat, aim = 256, 40
 
     def __init__(
         self,
-        model: FusedModel,
+        model: CudaStep,
         prompts,
         keys: Tensor,
         heat: Tensor,
@@ -43,7 +43,7 @@ class FusedDecoder:
             prompts
         )  # which takes over what the optimizer has changed
         longest, rows = shared.padding_PL.shape[1], len(keys)
-        model.allot(rows, len(prompts), longest, room)
+        model.allocate(rows, len(prompts), longest, room)
         for i, (prompt_keys, prompt_values) in shared.prompt.items():
             model.shared[i, 0, : len(prompts), :, :longest] = prompt_keys
             model.shared[i, 1, : len(prompts), :, :longest] = prompt_values
@@ -156,36 +156,40 @@ class FusedDecoder:
         return self.laid_out[1]
 
 
-def cuda_step(policy) -> FusedModel | None:
+def cuda_step(policy) -> CudaStep | None:
     """Return the captured decode step of `policy`, made once and kept with it, or None if it has
     none.
     """
     if "cuda" not in policy.decoder_cache:
-        policy.decoder_cache["cuda"] = fused_model(policy)
+        policy.decoder_cache["cuda"] = new_cuda_step(policy)
     return policy.decoder_cache["cuda"]
 
 
 @torch.no_grad()
-def fused_model(policy) -> FusedModel | None:
+def new_cuda_step(policy) -> CudaStep | None:
     """Return a new captured decode step of `policy`, or None where device or model have none."""
-    if policy.device.type != "cuda" or policy.lean is None or policy.lean.D not in (32, 64, 128):
+    if (
+        policy.device.type != "cuda"
+        or policy.fast_model is None
+        or policy.fast_model.D not in (32, 64, 128)
+    ):
         return None
-    model = FusedModel(policy)
+    model = CudaStep(policy)
     return model if agrees("fused decoder", disagreement(model), model.dtype) else None
 
 
 @torch.no_grad()
-def disagreement(model: FusedModel) -> float:
+def disagreement(model: CudaStep) -> float:
     """Return by how much the hidden states after a few tokens differ from those of the model's own
     forward pass, relative to these.
     """
     policy = model.policy
     prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
     ones = torch.ones(4, dtype=torch.int64)
-    decoder = FusedDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9)
+    decoder = CudaDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9)
     tokens = torch.arange(12, device=policy.device).view(4, 3) + 7
     _, shared = policy.prefill(prompts)
-    shared.allot(4, 3)
+    shared.allocate(4, 3)
     expected = policy.extend(tokens, shared)
     model.feed[:4, :3] = tokens
     model.state["written"][:4] = 1

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from grpo.model.merged_linear import Joined
+from grpo.model.merged_linear import MergedLinear
 from grpo.rollout.speculative import LENGTHS
 
 BUCKETS = (
@@ -71,7 +71,7 @@ def light_products(wanted: bool):
         torch.backends.cuda.preferred_blas_library(before)
 
 
-class FusedModel:
+class CudaStep:
     """The decode step of one policy: its weights, caches and graphs. Kept by the policy from one
     rollout to the next.
     """
@@ -80,13 +80,13 @@ class FusedModel:
         from grpo.rollout import kernels  # Triton is there where CUDA is
 
         self.kernels, self.policy = kernels, policy
-        lean = policy.lean
-        self.D, self.K, self.H, self.scale = lean.D, lean.K, lean.H, lean.scale
+        fast = policy.fast_model
+        self.D, self.K, self.H, self.scale = fast.D, fast.K, fast.H, fast.scale
         self.embedding, self.final_norm, self.rotary, self.blocks = (
-            lean.embedding,
-            lean.final_norm,
-            lean.rotary,
-            lean.blocks,
+            fast.embedding,
+            fast.final_norm,
+            fast.rotary,
+            fast.blocks,
         )
         self.V, self.N = policy.head.weight.shape
         self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
@@ -100,7 +100,7 @@ class FusedModel:
         self.forget_graphs()
         self.rows = self.prompts = self.longest = self.room = 0
 
-    def allot(self, rows: int, prompts: int, longest: int, room: int):
+    def allocate(self, rows: int, prompts: int, longest: int, room: int):
         """Make caches for so many rows with `room` tokens each, and prompts of up to `longest`
         tokens; keep those that suffice.
         """
@@ -343,7 +343,7 @@ class FusedModel:
         self,
         x: Tensor,
         y: Tensor | None,
-        joined: Joined | None,
+        joined: MergedLinear | None,
         norm: nn.Module,
         out: Tensor,
         squares: Tensor,
@@ -374,7 +374,7 @@ class FusedModel:
             **self.kernels.EARLY,
         )
 
-    def _product(self, x: Tensor, joined: Joined) -> Tensor:
+    def _product(self, x: Tensor, joined: MergedLinear) -> Tensor:
         """Return x (M, K) times the weights of `joined`, in S parts that are to be added up (S, M,
         X).
         """

@@ -34,7 +34,7 @@ class EagerDecoder:
     for: one for each row.
     """
 
-    flat, aim = 48, 3  # see Drafting.length; as seen with the embedded model on two cores
+    flat, aim = 48, 3  # see AcceptanceModel.length; as seen with the embedded model on two cores
     lengths = LENGTHS
 
     def __init__(
@@ -42,7 +42,7 @@ class EagerDecoder:
     ):
         self.policy, self.truncate = policy, truncate
         self.last_PH, self.shared = policy.prefill(prompts)
-        self.shared.allot(len(prompts), room)
+        self.shared.allocate(len(prompts), room)
         self.keys, self.heat, self.budget = keys, heat, budget
         self.stops, self.written = torch.tensor(policy.stops), torch.zeros_like(keys)
         self.row = torch.arange(len(prompts)).repeat_interleave(

@@ -16,9 +16,9 @@ import torch
 
 from grpo.model.policy import Policy
 from grpo.records import Completion
-from grpo.rollout.cuda_decoder import FusedDecoder, cuda_step
+from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
 from grpo.rollout.eager_decoder import EagerDecoder
-from grpo.rollout.speculative import LENGTHS, SHORT, Drafting, Plans
+from grpo.rollout.speculative import LENGTHS, SHORT, AcceptanceModel, DraftPlans
 from tasks.base import Problem, UserError
 
 Guess = Callable[
@@ -95,7 +95,7 @@ def generate(
     budgets: Sequence[int],
     truncate: Callable | None = None,
     guesses: Sequence[Guess] | None = None,
-    drafting: Drafting | None = None,
+    drafting: AcceptanceModel | None = None,
 ) -> list[list[Completion]]:
     """Return `len(keys[p])` completions of each prompt p (as many for every prompt), in order.
 
@@ -135,7 +135,7 @@ def _generate(
 ) -> list[list[Completion]]:
     P, G, room = len(prompts), len(keys[0]), max(budgets)
     captured = cuda_step(policy)
-    kind, source = (FusedDecoder, captured) if captured else (EagerDecoder, policy)
+    kind, source = (CudaDecoder, captured) if captured else (EagerDecoder, policy)
     is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
     width = room + longest + 1  # drafts may reach beyond the budget; there they never count
@@ -149,7 +149,9 @@ def _generate(
         width,
     )
     plans = (
-        Plans(policy, [guess for guess in guesses for _ in range(G)], width) if is_drafted else None
+        DraftPlans(policy, [guess for guess in guesses for _ in range(G)], width)
+        if is_drafted
+        else None
     )
     tokens = torch.zeros(P * G, width, dtype=torch.long)
     logprobs, lengths = torch.zeros(tokens.shape), torch.zeros(P * G, dtype=torch.long)

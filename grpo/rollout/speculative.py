@@ -33,7 +33,7 @@ AHEAD = 10
 _PIECE = re.compile(r"\s*\S+|\s+")
 
 
-class Drafting:
+class AcceptanceModel:
     """How well drafts have done, and so how long the next ones should be. `mode`: "auto", "off",
     or a fixed length.
 
@@ -143,7 +143,7 @@ def parse_mode(mode: str) -> int | None:
     return int(mode)
 
 
-class Plans:
+class DraftPlans:
     """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and
     returns the rest of it.
 

@@ -13,7 +13,7 @@ from grpo.run import checkpoint as checkpoints
 from grpo.run.logs import MetricsLog, SamplesLog, append
 from grpo.run.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.run.trackers import Trackers
-from grpo.text import visible
+from grpo.text import escape_control
 from tasks.base import UserError
 
 
@@ -110,7 +110,7 @@ class RunFiles:
         """Keep a warning in warnings.log, for a console may be closed, or lost."""
         append(
             self.folder / "warnings.log",
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {visible(line)}\n",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n",
         )
 
     def finish(self):

@@ -13,7 +13,7 @@ from typing import Any
 
 from data.files import write_whole
 from grpo.records import Group
-from grpo.text import visible
+from grpo.text import escape_control
 from tasks.base import UserError
 
 
@@ -86,7 +86,8 @@ class SamplesLog:
             parts.append(
                 f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level "
                 f"{group.problem.level}\n"
-                f"  wanted: {visible(group.problem.target)}\n  wrote:  {visible(text)}\n"
+                f"  wanted: {escape_control(group.problem.target)}\n"
+                f"  wrote:  {escape_control(text)}\n"
             )
         append(self.path, "".join(parts))
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from align.needleman import nw_align
 from align.words import split_words
-from grpo.text import visible
+from grpo.text import escape_control
 
 STYLES = {
     "match": "green",
@@ -76,9 +76,13 @@ def first_divergence(target: str, text: str) -> str:
     if at == len(wanted) == len(written):
         return ""
     if at == len(written):
-        return f"word {at + 1}: ended before '{visible(wanted[at])}'"
-    wrote = f"word {at + 1}: wrote '{visible(written[at])}'"
-    return f"{wrote} for '{visible(wanted[at])}'" if at < len(wanted) else f"{wrote} after the end"
+        return f"word {at + 1}: ended before '{escape_control(wanted[at])}'"
+    wrote = f"word {at + 1}: wrote '{escape_control(written[at])}'"
+    return (
+        f"{wrote} for '{escape_control(wanted[at])}'"
+        if at < len(wanted)
+        else f"{wrote} after the end"
+    )
 
 
 def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
@@ -101,7 +105,7 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
 def _word(column: Column) -> Text:
     kind, wanted, written = column
     if kind == "match":
-        return Text(visible(written), STYLES[kind])
-    missing = f"[-{visible(wanted)}-]" if wanted is not None else ""
-    added = f"{{+{visible(written)}+}}" if written is not None else ""
+        return Text(escape_control(written), STYLES[kind])
+    missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
+    added = f"{{+{escape_control(written)}+}}" if written is not None else ""
     return Text(missing + added, STYLES[kind])

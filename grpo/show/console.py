@@ -2,9 +2,9 @@
 pipe.
 
 The texts are made by pure functions (`step_line`, `evaluation_line`, `summary_table`, ...);
-`Console` only puts them on the screen. Text of a model or a file passes `visible` and is handed to
-rich as `Text`, whose content rich never parses for markup; what is not printable is spelled out,
-so that no text can move the cursor or colour the screen. All clock times are UTC.
+`Console` only puts them on the screen. Text of a model or a file passes `escape_control` and is
+handed to rich as `Text`, whose content rich never parses for markup; what is not printable is
+spelled out, so that no text can move the cursor or colour the screen. All clock times are UTC.
 """
 
 import os
@@ -27,7 +27,7 @@ from rich.text import Text
 from grpo.records import StepReport
 from grpo.show.alignment import aligned, rendered
 from grpo.show.tables import SURVEY, classes_of, show_table
-from grpo.text import visible
+from grpo.text import escape_control
 
 # Metric -> how it reads. Widths are fixed so that the lines of a run stand in columns; "{name}" is
 # the score's name.
@@ -241,7 +241,7 @@ def panel(
     if line := held_out_line(evaluations):
         rows.append(_quiet(line))
     rows += [
-        _quiet(visible(line))
+        _quiet(escape_control(line))
         for names in PANEL_ROWS
         if (line := figures(report.metrics, names, metric))
     ]
@@ -349,7 +349,9 @@ class Console:
         """Show that `what` is being loaded, and afterwards how long it took."""
         start = time.monotonic()
         with (
-            self._rich.status(Text(f"loading {visible(what)}")) if self.terminal else nullcontext()
+            self._rich.status(Text(f"loading {escape_control(what)}"))
+            if self.terminal
+            else nullcontext()
         ):
             yield
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
@@ -361,7 +363,7 @@ class Console:
         settings = {**settings, "clock": "UTC"}
         width = max(map(len, settings))
         for name, value in settings.items():
-            self._row(visible(name).ljust(width), value)
+            self._row(escape_control(name).ljust(width), value)
 
     def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print the table of a pre-flight, a row for each level (the fields of a `LevelSurvey`)."""
@@ -436,7 +438,7 @@ class Console:
         """
         if self.terminal:
             self._rich.print(
-                _columns(Text(head, "dim"), Text(visible(text), style, overflow="fold"))
+                _columns(Text(head, "dim"), Text(escape_control(text), style, overflow="fold"))
             )
         else:
             self._write(f"{head}  {text}")
@@ -444,7 +446,9 @@ class Console:
     def _write(self, line: str, style: str = "") -> None:
         """Print `line` unwrapped, so that a path or a command can be copied whole."""
         if self.terminal:
-            self._rich.print(Text(visible(line), style), soft_wrap=True)
+            self._rich.print(Text(escape_control(line), style), soft_wrap=True)
         else:
-            line = visible(line).encode(self.encoding, "backslashreplace").decode(self.encoding)
+            line = (
+                escape_control(line).encode(self.encoding, "backslashreplace").decode(self.encoding)
+            )
             print(line, file=self.file, flush=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.records import Group
-from grpo.text import visible
+from grpo.text import escape_control
 
 Record = Mapping[str, Any]
 CLASS_STYLES = {
@@ -114,7 +114,7 @@ def advantage_of(group: Group, sample: int) -> str:
 def said_of(parts: Record) -> str:
     """Return the parts of a score, e.g. "; matches 12, trap copies A"."""
     told = [
-        f"{name} {f'{value:.3g}' if isinstance(value, float) else visible(str(value))}"
+        f"{name} {f'{value:.3g}' if isinstance(value, float) else escape_control(str(value))}"
         for name, value in parts.items()
         if value is not None
     ]

@@ -45,7 +45,7 @@ from grpo.show.tables import (
     tint,
     trap_of,
 )
-from grpo.text import visible
+from grpo.text import escape_control
 from grpo.tools.tabular import export
 from tasks.base import Parser, UserError, exit_status
 
@@ -262,8 +262,8 @@ def show_group(run: RunData, arguments, console: Console):
         return
     line = summaries([group])[0]
     by = f" by {run.config['reward']}" if run.config.get("reward") else ""
-    console.print(Text.assemble(("prompt  ", "bold"), visible(group.problem.prompt)))
-    console.print(Text.assemble(("wanted  ", "bold"), visible(target)))
+    console.print(Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt)))
+    console.print(Text.assemble(("wanted  ", "bold"), escape_control(target)))
     console.print(
         Text.assemble(
             ("group   ", "bold"),
@@ -353,7 +353,7 @@ def show_tokens(run: RunData, arguments, console: Console):
             console,
             lines,
             figures,
-            {"text": lambda line: Text(visible(line["text"] or ""), tint(line["logprob"]))},
+            {"text": lambda line: Text(escape_control(line["text"] or ""), tint(line["logprob"]))},
         )
 
 

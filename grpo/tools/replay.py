@@ -41,7 +41,7 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
     trainer, start = trainer_before(run, step, task)
     kept = kept_of(run, step)
     before = [group.advantages for group in kept]
-    again = {**trainer.learn(step, kept), "advantages": trainer.weigh(kept)}
+    again = {**trainer.update_policy(step, kept), "advantages": trainer.compute_advantages(kept)}
     pairs = {
         name: (before if name == "advantages" else stored[name], again[name])
         for name in FIGURES
@@ -91,7 +91,7 @@ def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Tr
     start = max(saved, default=0)
     trainer = _trainer(config, run, saved.get(start))
     for between in range(start + 1, step):
-        trainer.learn(between, kept_of(run, between))
+        trainer.update_policy(between, kept_of(run, between))
     return trainer, start
 
 

@@ -29,7 +29,7 @@ from grpo.rollout import cuda_decoder as fused
 from grpo.rollout import cuda_graph as captured
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import cuda_step
-from grpo.rollout.speculative import Drafting, Plans
+from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 
@@ -111,7 +111,7 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
     ones = torch.ones(rows, dtype=torch.int64)
-    decoder = fused.FusedDecoder(
+    decoder = fused.CudaDecoder(
         model, prompts, torch.randint(1 << 60, (rows,)), ones.float(), ones * room, None, room
     )
     model.own.normal_()
@@ -163,7 +163,7 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     ]
     fixed = torch.tensor(truth, device=policy.device)
 
-    class Simulated(Plans):
+    class Simulated(DraftPlans):
         def _set(self, rows, starts, aimed, is_whole):
             each = [
                 (row, start) for alike, start in zip(rows, starts) for row in alike
@@ -181,10 +181,10 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
         logits_MV.scatter_(1, wanted.view(-1, 1), 60.0)
         type(model).sample(model, logits_MV, R, T, truncate)
 
-    engine.Plans, model.sample = Simulated, sample
+    engine.DraftPlans, model.sample = Simulated, sample
     model.forget_graphs()
     try:
-        drafting = Drafting("auto")
+        drafting = AcceptanceModel("auto")
         first, best, found = rollout(
             policy,
             P,
@@ -195,7 +195,7 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
             drafting=drafting,
         )
     finally:
-        engine.Plans = Plans
+        engine.DraftPlans = DraftPlans
         del model.sample
         model.forget_graphs()
     assert [list(answer.tokens) for group in found for answer in group] == truth

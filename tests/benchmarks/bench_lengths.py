@@ -16,7 +16,7 @@ from data.corpus import documents_of, load_corpus
 from grpo.model.load import load_policy
 from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
-from grpo.rollout.speculative import Drafting
+from grpo.rollout.speculative import AcceptanceModel
 from tasks.drafts import Guess
 
 
@@ -31,7 +31,7 @@ def time_of(
     prompt = policy.encode(f"Copy text A.\nA: {text}")
     keys, drafting, times = (
         [[sample_key("bench", words, k) for k in range(completions)]],
-        Drafting(mode),
+        AcceptanceModel(mode),
         [],
     )
     for _ in range(repeats):

@@ -121,7 +121,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(tiny_policy, monkeypat
     trainer = trainer_for(tiny_policy)
     before = [p.detach().clone() for p in tiny_policy.parameters]
     if name == "loss":
-        trainer.weigh = lambda groups: [[math.nan] * len(group.completions) for group in groups]
+        trainer.compute_advantages = lambda groups: [
+            [math.nan] * len(group.completions) for group in groups
+        ]
     else:
         monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda *_: torch.tensor(math.inf))
     with pytest.raises(FloatingPointError, match=f"the {name} is (nan|inf)"):

@@ -19,8 +19,8 @@ from grpo.show.console import (
     sparkline,
     step_line,
     summary_table,
-    visible,
 )
+from grpo.text import escape_control
 from tasks.base import Problem, Score
 
 METRICS = {
@@ -115,8 +115,8 @@ def rendered(renderable, width=80):
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_visible_text_is_printable_and_printable_text_is_left_alone(text):
-    assert visible(text).isprintable()
-    assert visible(visible(text)) == visible(text)
+    assert escape_control(text).isprintable()
+    assert escape_control(escape_control(text)) == escape_control(text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.curriculum.ladder import Curriculum, parse_rungs, ramp_to
-from grpo.records import Outcome
+from grpo.records import StepSummary
 from tasks.base import UserError
 
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
@@ -17,7 +17,7 @@ MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.
 def observe(curriculum, step, values, collapsed=(False,), **figures):
     """Let it observe a step whose groups at the current level `collapsed` or not; return the
     lines of what it decided."""
-    outcome = Outcome(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
+    outcome = StepSummary(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
     return [decision.line for decision in curriculum.observe(outcome)]
 
 
@@ -162,7 +162,7 @@ def test_replayed_groups_do_not_hide_a_collapse():
     ladder.rung = 1
     for step in (1, 2):
         collapsed = {10: [False] * 4, 25: [True] * 12}  # three quarters of the step's groups
-        decisions = ladder.observe(Outcome(step, {10: [1.0], 25: [0.0]}, collapsed=collapsed))
+        decisions = ladder.observe(StepSummary(step, {10: [1.0], 25: [0.0]}, collapsed=collapsed))
     assert [decision.kind for decision in decisions] == ["collapse"]
     assert decisions[0].figures == {"steps": 2, "share": 1.0}
 
@@ -202,7 +202,7 @@ def test_a_rung_out_of_reach_is_tried_less_and_less_often(replay):
         levels = Counter(ladder.levels_for(0, step, 16))
         values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
         collapsed = {level: [level == 25] * n for level, n in levels.items()}
-        moves += ladder.observe(Outcome(step, values, collapsed=collapsed))
+        moves += ladder.observe(StepSummary(step, values, collapsed=collapsed))
     assert [(move.step, move.after) for move in moves] == [
         (3, 25), (11, 10), (27, 25), (43, 10), (75, 25), (107, 10), (171, 25)
     ]  # fmt: skip
@@ -313,7 +313,7 @@ def through(curriculum, steps, start=0):
     for step, (level, value, share, spread, tokens) in enumerate(steps, start=start):
         said.append(curriculum.levels_for(0, step, 6))
         collapsed = {curriculum.level: [share > 0.5]}
-        outcome = Outcome(step, {level: [value] * 9}, collapsed, tokens / 100, tokens)
+        outcome = StepSummary(step, {level: [value] * 9}, collapsed, tokens / 100, tokens)
         said += [decision.to_json() for decision in curriculum.observe(outcome)]
         if curriculum.wants_look(step):
             said += [
@@ -349,7 +349,7 @@ def test_no_rung_takes_more_than_its_budget_and_a_step(steps):
         if ladder.ended:
             break
         collapsed = {ladder.level: [share > 0.5]}
-        ladder.observe(Outcome(step, {level: [value]}, collapsed, tokens / 100, tokens))
+        ladder.observe(StepSummary(step, {level: [value]}, collapsed, tokens / 100, tokens))
     # a rung can be met again once it is spent: from the rung above, whose budget went with the
     # step that went back; then for a step
     assert all(tokens < 500 + 300 + 300 for _, _, tokens in ladder.spent)

@@ -9,10 +9,10 @@ from families import FAMILIES, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
-from grpo.rollout.cuda_decoder import FusedDecoder
+from grpo.rollout.cuda_decoder import CudaDecoder
 from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.sampling import sample_key, uniform
-from grpo.rollout.speculative import LENGTHS, NONE, Drafting, Plans
+from grpo.rollout.speculative import LENGTHS, NONE, AcceptanceModel, DraftPlans
 from tasks.base import UserError, problem_at
 from tasks.drafts import Guess
 from tasks.interleave import Interleave
@@ -91,7 +91,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
     compared, others, texts = 0, [], [group[0].text for group in plain]
     assert len({answer.tokens for group in plain for answer in group}) > 32
     for length in ("1", "7", "auto"):
-        drafting = Drafting(length)
+        drafting = AcceptanceModel(length)
         guesses = (
             [Interleave().draft(problem) for problem in problems]
             if family == "builtin"
@@ -126,9 +126,9 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
     policy.stops = tuple(range(0, VOCABULARY, 40))
     _, plain = rollout(policy, samples=1, temperature=0.0)
-    drafting = Drafting("7")
+    drafting = AcceptanceModel("7")
 
-    class Known(Plans):  # texts of random models do not survive decoding and encoding
+    class Known(DraftPlans):  # texts of random models do not survive decoding and encoding
         def _aim(self, rows, tokens, written, k):
             plans = [
                 list(plain[int(self.guesses[row](""))][0].tokens)[n:]
@@ -138,7 +138,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
 
     import grpo.rollout.generate as engine
 
-    kept, engine.Plans = engine.Plans, Known
+    kept, engine.DraftPlans = engine.DraftPlans, Known
     try:
         _, drafted = rollout(
             policy,
@@ -148,7 +148,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
             drafting=drafting,
         )
     finally:
-        engine.Plans = kept
+        engine.DraftPlans = kept
     assert tokens_of(drafted) == tokens_of(plain)
     assert drafting.slipped == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
 
@@ -156,7 +156,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
 def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        Drafting,
+        AcceptanceModel,
         "length",
         lambda self, rows, flat, aim, lengths, *record: asked.append((rows, lengths[-1])) or 0,
     )
@@ -166,13 +166,13 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
         temperature=0.0,
         budget=70,
         guesses=[str] * 3,
-        drafting=Drafting("auto"),
+        drafting=AcceptanceModel("auto"),
     )
     assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
     assert {longest for _, longest in asked} == {63}  # of 70 tokens
     # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
     # drafts that were eight passes over one
-    drafting = Drafting("auto")
+    drafting = AcceptanceModel("auto")
     drafting.observe(7, 1, 48, 28, 0, torch.tensor([8, 8, 8, 8]), 1.0)
     assert drafting.metrics() == {
         "draft/acceptance": drafting.acceptance,
@@ -198,7 +198,9 @@ def test_plans_by_hand():
             )(),
         },
     )()
-    plans = Plans(policy, [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]], 38)
+    plans = DraftPlans(
+        policy, [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]], 38
+    )
     rows, live, nothing = (
         torch.arange(2),
         torch.tensor([True, True]),
@@ -233,7 +235,7 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
     words = " ".join(["the sea and the sea"] * 60)
     target = policy.tokenizer(words, add_special_tokens=False).input_ids
     assert len(target) == 5 * 60  # a token a word
-    plans = Plans(policy, [lambda text: words[len(text.lstrip()) :]], 2032)
+    plans = DraftPlans(policy, [lambda text: words[len(text.lstrip()) :]], 2032)
     assert 0 < plans.until[0] < len(target)
     rows, live, tokens, place = (
         torch.tensor([0]),
@@ -265,7 +267,7 @@ def test_texts_are_decoded_as_they_grow(text):
     assert (
         sum(policy.decode([token]).endswith("\ufffd") for token in ids.tolist()) > 4
     )  # characters in parts
-    plans, decoded = Plans(policy, [str, str], 100), []
+    plans, decoded = DraftPlans(policy, [str, str], 100), []
     policy.decode, decode = (
         lambda tokens: decoded.append(len(tokens)) or decode(tokens),
         policy.decode,
@@ -285,13 +287,13 @@ def test_texts_are_decoded_as_they_grow(text):
 def test_a_space_that_a_tokenizer_drops_where_it_stands_first_is_kept():
     policy = load_policy("builtin", device="cpu")
     policy.decode = lambda tokens: "".join([" owl", " sea"][token] for token in tokens).lstrip()
-    plans, ids = Plans(policy, [str], 100), torch.tensor([0, 1, 1])
+    plans, ids = DraftPlans(policy, [str], 100), torch.tensor([0, 1, 1])
     assert [plans._text(0, ids[:n]) for n in (1, 2, 3)] == ["owl", "owl sea", "owl sea sea"]
 
 
 def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
     policy = load_policy("builtin", device="cpu")
-    plans, asked = Plans(policy, [str], 100), []
+    plans, asked = DraftPlans(policy, [str], 100), []
     encode = plans._encode
     plans._encode = lambda texts: asked.append(texts) or encode(texts)
     texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
@@ -302,7 +304,7 @@ def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
 
 def test_every_row_asks_a_guess_of_its_own():
     policy, guess = load_policy("builtin", device="cpu"), Guess(["the", "owl"], ["a", "sea"])
-    plans = Plans(policy, [guess, guess], 64)
+    plans = DraftPlans(policy, [guess, guess], 64)
     assert plans.guesses[0] is not plans.guesses[1] and torch.equal(
         plans.planned[0], plans.planned[1]
     )
@@ -315,7 +317,7 @@ def test_rows_that_have_written_the_same_are_aimed_once():
         lambda text, name=name: asked.append((name, text.strip())) or words[len(text.strip()) :]
         for name in "ab"
     )
-    plans = Plans(policy, [one, one, one, one, other], 64)
+    plans = DraftPlans(policy, [one, one, one, one, other], 64)
     assert asked == [("a", ""), ("b", "")]
     ids = policy.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
     tokens, written, rows = (
@@ -340,7 +342,7 @@ def test_rows_that_have_written_the_same_are_aimed_once():
 
 
 def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy, monkeypatch):
-    decoder, longest = FusedDecoder.__new__(FusedDecoder), []
+    decoder, longest = CudaDecoder.__new__(CudaDecoder), []
     for rows in (1, 64, 65, 1024, 9000):  # 65 are computed as 96
         decoder.written = torch.zeros(rows)
         longest.append(decoder.lengths[-1])
@@ -352,12 +354,12 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
         "step",
         lambda self, drafts: widths.append(drafts.shape[1]) or step(self, drafts),
     )
-    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("7"))
+    rollout(tiny_policy, guesses=[str] * 3, drafting=AcceptanceModel("7"))
     assert set(widths[1:]) == {3}
 
 
 def test_lengths_follow_acceptance_and_batch():
-    drafting = Drafting("auto")
+    drafting = AcceptanceModel("auto")
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.slipped = 1000 * acceptance, 1000 * (1 - acceptance)
@@ -376,23 +378,26 @@ def test_lengths_follow_acceptance_and_batch():
 
 
 def test_a_fixed_length_off_and_nonsense():
-    assert Drafting("off").length(1, 64, 3) == 0 and Drafting("5").length(1000, 64, 3) == 5
     assert (
-        Drafting("127").length(1, 64, 3) == 127
-        and Drafting("127").length(1000, 64, 3, (0, 1, 3, 7)) == 7
+        AcceptanceModel("off").length(1, 64, 3) == 0
+        and AcceptanceModel("5").length(1000, 64, 3) == 5
+    )
+    assert (
+        AcceptanceModel("127").length(1, 64, 3) == 127
+        and AcceptanceModel("127").length(1000, 64, 3, (0, 1, 3, 7)) == 7
     )  # as far as there is room
     for mode in ("on", "-1", "128", "1.5"):
         with pytest.raises(
             UserError, match=f"--draft {mode}: give auto, off, or a number of tokens up to 127"
         ):
-            Drafting(mode)
+            AcceptanceModel(mode)
 
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
-    drafting = Drafting("auto")
+    drafting = AcceptanceModel("auto")
     drafting.observe(3, 3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
-    other = Drafting("auto")
+    other = AcceptanceModel("auto")
     other.load_state_dict(drafting.state_dict())
     assert other.acceptance == drafting.acceptance
     before = drafting.matched

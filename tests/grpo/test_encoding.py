@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from grpo.model.encoding import controls_of, plain_tokens, prompt_tokens, target_length
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
-from grpo.rollout.speculative import Plans
+from grpo.rollout.speculative import DraftPlans
 from tasks.base import UserError, load_task, problem_at
 
 TASK = load_task("interleave")
@@ -305,5 +305,5 @@ def test_an_answer_that_holds_the_text_of_a_control_token_can_be_written():
     assert TASK.score(problem, [policy.decode(answer)])[0].reward == 1.0
 
     # and it is drafted so
-    plans = Plans(policy, [TASK.draft(problem)], 100)
+    plans = DraftPlans(policy, [TASK.draft(problem)], 100)
     assert plans.planned[0, : len(ids)].tolist() == ids

@@ -74,7 +74,7 @@ def test_rows_may_stand_in_any_order(tiny_policy):
     hidden = []
     for order in (torch.tensor([0, 1]), torch.tensor([1, 0])):
         _, shared = tiny_policy.prefill(prompts)
-        shared.allot(2, 8)
+        shared.allocate(2, 8)
         tiny_policy.extend(tokens, shared)
         shared.keep(order, torch.tensor([1, 1]))
         hidden.append(tiny_policy.extend(tokens[order], shared)[order])
@@ -89,7 +89,7 @@ def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
     for many in (1, 1 << 40):
         monkeypatch.setattr(cache, "MANY", many)
         _, shared = tiny_policy.prefill(prompts)
-        shared.allot(rows, 16)
+        shared.allocate(rows, 16)
         hidden.append([])
         for order, filled in (
             (range(rows), [0] * rows),

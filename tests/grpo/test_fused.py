@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
-from grpo.rollout.cuda_decoder import FusedDecoder, cuda_step, disagreement
-from grpo.rollout.cuda_graph import FusedModel
+from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step, disagreement
+from grpo.rollout.cuda_graph import CudaStep
 from grpo.rollout.sampling import sample_key, truncation, uniform
-from grpo.rollout.speculative import Drafting, Plans
+from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 
 pytestmark = pytest.mark.gpu
 FUSED = ("llama-3 rotary scaling", "qwen2", "qwen3", "mistral")
@@ -114,7 +114,7 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
     ids, plain = rollout(policy, samples=8, budget=budget, temperature=0.15)
     truth = [answer.tokens for group in plain for answer in group]
 
-    class Planned(Plans):  # texts of random models do not survive decoding and encoding
+    class Planned(DraftPlans):  # texts of random models do not survive decoding and encoding
         def _aim(self, rows, tokens, written, k):
             plans = [
                 [token if place % 70 < 69 else 7 for place, token in enumerate(truth[row])]
@@ -127,8 +127,8 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
                 [True] * len(plans),
             )
 
-    monkeypatch.setattr(engine, "Plans", Planned)
-    drafting = Drafting(length)
+    monkeypatch.setattr(engine, "DraftPlans", Planned)
+    drafting = AcceptanceModel(length)
     _, drafted = rollout(
         policy,
         samples=8,
@@ -155,10 +155,10 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
     )
     with torch.no_grad():
         _, shared = policy.prefill(prompts)
-        shared.allot(rows, length)
+        shared.allocate(rows, length)
         expected = policy.extend(tokens, shared)
         model, ones = cuda_step(policy), torch.ones(rows, dtype=torch.int64)
-        decoder = FusedDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
+        decoder = CudaDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
             model.feed[:rows, :T] = tokens[:, place : place + T]
@@ -242,7 +242,7 @@ def test_products_of_few_tokens(M, X, K):
     if not kernels.IS_HOPPER:
         pytest.skip("for Hopper only")
     x, weight = (torch.randn(rows, K, device="cuda", dtype=torch.bfloat16) for rows in (M, X))
-    found = FusedModel._product(
+    found = CudaStep._product(
         SimpleNamespace(processors=132, kernels=kernels), x, SimpleNamespace(weight=weight)
     )
     assert found.dtype == torch.float32 and found.shape[1:] == (M, X)
@@ -263,7 +263,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
         0
     ].tokens
 
-    class Planned(Plans):
+    class Planned(DraftPlans):
         def _aim(self, rows, tokens, written, k):
             self._set(
                 rows.tolist(),
@@ -272,10 +272,10 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
                 [True] * len(rows),
             )
 
-    monkeypatch.setattr(engine, "Plans", Planned)
+    monkeypatch.setattr(engine, "DraftPlans", Planned)
 
     def sample(seed, length):
-        rng, drafting = random.Random(seed), Drafting(length)
+        rng, drafting = random.Random(seed), AcceptanceModel(length)
         answers = [
             answer
             for _ in range(16)

@@ -55,7 +55,7 @@ def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
     write_gguf(tiny_model, exact, precision=GGMLQuantizationType.F32)
     found = load_policy(str(exact), device="cpu")
     torch.testing.assert_close(hidden(found), wanted, atol=1e-5, rtol=1e-5)
-    assert found.path == "lean" and found.context == 1024
+    assert found.path == "fast" and found.context == 1024
 
     rough = load_policy(model, device="cpu")
     difference = (hidden(rough) - wanted).norm() / wanted.norm()

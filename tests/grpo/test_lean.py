@@ -1,4 +1,4 @@
-"""The lean forward pass against the model's own, outputs and gradients; joined weights that stay
+"""The fast forward pass against the model's own, outputs and gradients; joined weights that stay
 the modules' own.
 """
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 from grpo.learn.logprobs import token_logprobs
 from grpo.model import matmul as precision
 from grpo.model import ops as operations
-from grpo.model.llama import checkpoint_layers, lean_model
+from grpo.model.llama import checkpoint_layers, fast_llama
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 
@@ -90,12 +90,12 @@ def test_lean_is_the_models_own(tmp_path, family, lora, changes, device):
     policy = policy_of(tmp_path, family, lora, device, **changes)
     found = results(policy)
     assert all(part.norm() > 0 for part in found)
-    lean, policy.lean = policy.lean, None
+    lean, policy.fast_model = policy.fast_model, None
     assert_near(found, results(policy))
     if lora:
         with policy.reference():
             expected = predict(policy)
-        policy.lean = lean
+        policy.fast_model = lean
         with policy.reference():
             torch.testing.assert_close(predict(policy), expected, atol=1e-4, rtol=0)
 
@@ -109,13 +109,13 @@ def test_modules_and_joined_weights_are_one(tmp_path, lora):
         for parameter in policy.model.parameters():
             parameter.add_(0.01)  # as an optimizer does
     changed = predict(policy)
-    lean, policy.lean = policy.lean, None
+    lean, policy.fast_model = policy.fast_model, None
     torch.testing.assert_close(predict(policy), changed, atol=1e-4, rtol=0)
     assert (
         not torch.allclose(changed, before, atol=1e-2)
         and {name for name, _ in policy.model.named_parameters()} == names
     )
-    policy.lean = lean
+    policy.fast_model = lean
     policy.save(tmp_path / "b")
     again = load_policy(
         str(tmp_path / "a" if lora else tmp_path / "b"),
@@ -135,7 +135,7 @@ def test_modules_and_joined_weights_are_one(tmp_path, lora):
 def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
     policy, calls, gate = policy_of(tmp_path, lora=4), [], operations.gate
     monkeypatch.setattr(operations, "gate", lambda both: calls.append(1) or gate(both))
-    layers, before = len(policy.lean.blocks), results(policy)
+    layers, before = len(policy.fast_model.blocks), results(policy)
     assert len(calls) == 2 * layers  # in the backward pass it is computed again in any case
     policy.forget_activations()
     policy.forget_activations()  # once is enough
@@ -148,12 +148,12 @@ def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
 
 def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
     for family in ("gemma", "gpt2", "opt", "gpt-neox"):
-        assert lean_model(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
+        assert fast_llama(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
     assert (
-        lean_model(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)))
+        fast_llama(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)))
         is None
     )
-    assert lean_model(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
+    assert fast_llama(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_adapters_that_are_not_plain_are_left_to_peft(settings):
 
     model = AutoModelForCausalLM.from_config(FAMILIES["mistral"]())
     assert (
-        lean_model(
+        fast_llama(
             get_peft_model(
                 model,
                 LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings),
@@ -180,8 +180,8 @@ def test_a_model_that_computes_otherwise_is_noticed(tmp_path):
         make_tiny_model(tmp_path), attn_implementation="grpo_shared_prompt"
     )
     model.base_model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
-        assert Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name="odd").lean is None
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
+        assert Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name="odd").fast_model is None
 
 
 def test_layers_are_found_in_other_models(tmp_path):

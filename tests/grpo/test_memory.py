@@ -14,7 +14,7 @@ def test_activations_are_what_the_lean_forward_pass_saves(tiny_policy):
     own = {p.untyped_storage().data_ptr() for p in tiny_policy.parameters}
     own |= {
         joined.weight.untyped_storage().data_ptr()
-        for block in tiny_policy.lean.blocks
+        for block in tiny_policy.fast_model.blocks
         for joined in block.products
     }
     saved = {}

@@ -62,7 +62,7 @@ def test_the_embedded_model_takes_the_fastest_path(dtype, lora_rank):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=lora_rank)
-    assert policy.path == "lean" and policy.lean is not None and not policy.is_plain
+    assert policy.path == "fast" and policy.fast_model is not None and not policy.is_plain
 
 
 def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
@@ -165,7 +165,7 @@ def test_an_error_in_each_call_of_the_policy_is_noticed(tmp_path, monkeypatch, m
 
     folder = str(make_tiny_model(tmp_path))
     monkeypatch.setattr(Policy, method, wrong)
-    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
         assert load_policy(folder, device="cpu").path == "plain"
 
 
@@ -206,8 +206,8 @@ def differences_of(monkeypatch):
 def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     seen = differences_of(monkeypatch)
     policy = policy_of(deep_random(), torch.bfloat16)
-    assert policy.path == "lean" and ROUGH < seen[0] < MISSING
-    assert policy.lean is not None and policy.causal.config._attn_implementation == cache.NAME
+    assert policy.path == "fast" and ROUGH < seen[0] < MISSING
+    assert policy.fast_model is not None and policy.causal.config._attn_implementation == cache.NAME
 
 
 def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
@@ -216,13 +216,13 @@ def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
 
     def wrong(self, packing):
         hidden = original(self, packing)
-        if self.path != "lean":
+        if self.path != "fast":
             return hidden
         noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
         return hidden * (1 + 0.075 * noise).to(hidden.dtype)
 
     monkeypatch.setattr(Policy, "predict", wrong)
-    with pytest.warns(UserWarning, match="the lean forward pass disagrees with the model"):
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
         policy = load_policy("builtin", device="cpu", dtype="bfloat16")
     assert policy.path == "shared" and ROUGH < seen[0] < MISSING
 
@@ -272,7 +272,7 @@ def test_a_model_that_looks_ahead_is_refused():
 def test_a_model_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
     model.model.layers[0].mlp.register_forward_hook(lambda module, _, x: x - 0.5 * x.flip(0))
-    with pytest.warns(UserWarning, match="lean forward pass"):
+    with pytest.warns(UserWarning, match="fast forward pass"):
         assert "depend on the other sequences of the batch" in refused(model)
 
 

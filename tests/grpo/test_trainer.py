@@ -17,7 +17,7 @@ from grpo.config import Config
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.rollout.generate import budget_for
-from grpo.trainer import Trainer, _Clock, outcome_of
+from grpo.trainer import Trainer, _Clock, step_summary
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.supply import Supply
 
@@ -324,7 +324,7 @@ def test_the_largest_budget_counts(tiny_policy):
 
 def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
-    outcome = outcome_of(1, report.groups, seconds=2.0)
+    outcome = step_summary(1, report.groups, seconds=2.0)
     assert (
         outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
         and outcome.collapsed == {1: [False, True, False, True]}
@@ -340,7 +340,7 @@ def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
 def rates(policy, steps, **options):
     """The share of the learning rate at each step of a run."""
     trainer = trainer_for(policy, **{"steps": steps} | options)
-    return [round(trainer.rate(step), 4) for step in range(1, steps + 1)]
+    return [round(trainer.lr_factor(step), 4) for step in range(1, steps + 1)]
 
 
 def test_the_rate_is_constant_after_the_warm_up(tiny_policy):
@@ -364,7 +364,9 @@ def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
 def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
     config = Config(steps=steps, warmup=warmup, schedule="cosine")
-    shares = [Trainer.rate(SimpleNamespace(config=config), step) for step in range(1, steps + 1)]
+    shares = [
+        Trainer.lr_factor(SimpleNamespace(config=config), step) for step in range(1, steps + 1)
+    ]
     peak = shares.index(max(shares))
     assert shares[peak] == 1.0 and all(0 < share <= 1 for share in shares)
     assert shares[: peak + 1] == sorted(shares[: peak + 1])

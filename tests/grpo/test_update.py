@@ -18,7 +18,8 @@ from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES, step_loss, token_weights
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.update import completion_logprobs, update
+from grpo.learn.update import UpdateSettings, completion_logprobs
+from grpo.learn.update import update as update_by
 from grpo.model.load import load_policy
 from grpo.model.matmul import has_fast_products
 from grpo.records import Group
@@ -37,6 +38,18 @@ HEATS = [
     0.875,
 ]  # a group that is drawn again is hotter; these are the same in float32 and float64
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
+
+
+def update(policy, optimizer, groups, *, micro_tokens, before=None, **settings):
+    """One update by settings given as keywords."""
+    return update_by(
+        policy,
+        optimizer,
+        groups,
+        UpdateSettings(**settings),
+        micro_tokens=micro_tokens,
+        before=before,
+    )
 
 
 @pytest.fixture()
@@ -463,7 +476,7 @@ def test_bfloat16_has_the_gradient_of_float32_to_its_rounding(
                 torch.nn.init.normal_(
                     parameter, std=0.05, generator=torch.Generator().manual_seed(len(name))
                 )
-        assert policy.lean is not None
+        assert policy.fast_model is not None
         optimizer = sgd(policy, 0.0)
         optimizer.step = lambda: None  # the gradients stay
         policy.norm = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)[
@@ -487,7 +500,7 @@ def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy,
         [parameter.ne(old).flatten() for parameter, old in zip(policy.parameters, before)]
     )
     assert moved.ne(0).float().mean() > 0.5 > shown.float().mean()
-    joined = policy.lean.blocks[0].qkv  # what the decoder reads is what was stepped on
+    joined = policy.fast_model.blocks[0].qkv  # what the decoder reads is what was stepped on
     assert torch.equal(
         joined.weight[: joined.outputs], torch.cat([layer.weight for layer in joined.layers])
     )

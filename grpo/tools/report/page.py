@@ -27,7 +27,7 @@ from grpo.records import Group
 from grpo.run.reader import RunData, load_run
 from grpo.show.console import clock_time, counted, interval
 from grpo.show.tables import WHY
-from grpo.text import visible
+from grpo.text import escape_control
 from grpo.tools.report.samples import Pieces, packed, pieces_of, short
 from grpo.variance import COLLAPSED
 from tasks.base import Parser, UserError, exit_status, needs
@@ -143,9 +143,9 @@ def described(run: RunData, kept: Record) -> dict[str, Any]:
     facts = run.config.get("facts") or {}
     control = config.get("control") or "none"
     return {
-        "name": visible(run.path.resolve().name),
-        "path": visible(str(run.path)),
-        "control": None if control == "none" else visible(str(control)),
+        "name": escape_control(run.path.resolve().name),
+        "path": escape_control(str(run.path)),
+        "control": None if control == "none" else escape_control(str(control)),
         "headline": headline(run),
         "heldout": heldout(run),
         "metrics": {name: [short(line.get(name)) for line in lines] for name in names},
@@ -158,7 +158,7 @@ def described(run: RunData, kept: Record) -> dict[str, Any]:
                 "kind": line["kind"],
                 "from": line["from"],
                 "to": line["to"],
-                "why": visible(line["why"]),
+                "why": escape_control(line["why"]),
             }
             for line in run.decisions
         ],
@@ -205,7 +205,7 @@ def headline(run: RunData) -> list[tuple[str, str]]:
         "time": time + (" h" if time.count(":") > 1 else " min"),
         "hardware": f"{facts.get('device', 'unknown')}{threads}",
     }
-    return [(name, visible(str(value)).strip()) for name, value in told.items()]
+    return [(name, escape_control(str(value)).strip()) for name, value in told.items()]
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
@@ -222,7 +222,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
         ends = [first, last] if last is not first else [last]
         found.append(
             {
-                "what": visible(
+                "what": escape_control(
                     f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
                 ).strip(),
                 "how": f"{counted(last)}, "
@@ -241,7 +241,7 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
     found, before = [], set()
     for line in lines:
         now = {
-            f"half of the completions or more: {visible(name[6:])}"
+            f"half of the completions or more: {escape_control(name[6:])}"
             for name, share in line.items()
             if name.startswith("traps/") and share >= 0.5
         }
@@ -249,9 +249,11 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
             line.get("groups/count") or math.inf
         ):
             now.add("half of the groups or more collapsed")
-        now |= {visible(event) for event in line.get("events", ()) if event.startswith("ALARM")}
+        now |= {
+            escape_control(event) for event in line.get("events", ()) if event.startswith("ALARM")
+        }
         if line.get("stopped"):
-            now.add(f"stopped: {visible(line['stopped'])}")
+            now.add(f"stopped: {escape_control(line['stopped'])}")
         found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
         before = now
     return found
@@ -260,10 +262,12 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
 def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (
-            visible(str(name)),
+            escape_control(str(name)),
             "–"
             if value in (None, "", {})
-            else visible(value if isinstance(value, str) else json.dumps(value, default=str)),
+            else escape_control(
+                value if isinstance(value, str) else json.dumps(value, default=str)
+            ),
         )
         for name, value in values.items()
     ]

@@ -18,7 +18,7 @@ from align.words import split_words, word_ends
 from grpo.records import Completion, Group
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, first_divergence
-from grpo.text import visible
+from grpo.text import escape_control
 
 MARKS = {"match": "=", "substitute": "x", "delete": "-", "insert": "+"}
 Pieces = Callable[[Sequence[int]], list[str | None]]
@@ -43,7 +43,7 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
             answer = group.texts[sample]
             numbers[key] = _word_numbers(completion, pieces) if pieces else None
             texts[key] = {
-                "words": harmless(answer),
+                "words": escape_words(answer),
                 "ops": run_lengths(group.problem.target, answer),
                 "divergence": first_divergence(group.problem.target, answer),
                 "parts": _parts(score.parts),
@@ -76,16 +76,16 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
     return {
         **summary,
         "group": number,
-        "prompt": "\n".join(map(visible, prompt.split("\n"))),
-        "target": harmless(group.problem.target),
+        "prompt": "\n".join(map(escape_control, prompt.split("\n"))),
+        "target": escape_words(group.problem.target),
         "texts": list(texts.values()),
         "rows": rows,
     }
 
 
-def harmless(text: str) -> str:
+def escape_words(text: str) -> str:
     """Return the words of `text`, a blank between two, each unprintable character spelled out."""
-    return " ".join(map(visible, split_words(text)))
+    return " ".join(map(escape_control, split_words(text)))
 
 
 def run_lengths(target: str, text: str) -> str:
@@ -164,7 +164,9 @@ def short(value: Any) -> Any:
 
 def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        visible(name): short(value) if isinstance(value, (int, float)) else visible(str(value))
+        escape_control(name): short(value)
+        if isinstance(value, (int, float))
+        else escape_control(str(value))
         for name, value in parts.items()
         if value is not None
     }
