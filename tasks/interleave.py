@@ -270,9 +270,11 @@ class Interleave:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
-            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M: words of
-            the target still missing similarity  P_i / 2                           1/2 + (S - P_n)
-            / 2M: the same, and the constant
+            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M
+            similarity  P_i / 2                           1/2 + (S - P_n) / 2M
+
+        The rest of clipped is that of the words of the target still missing; that of similarity
+        is the same, and the constant.
 
         So along an unambiguous alignment, and while the text is no longer than the target, a match
         is worth 1 / M (1 / 2M for similarity), a mismatch, an inserted word and each word of the

@@ -1,5 +1,5 @@
 """Tiny random models of many architectures, and what becomes of each: `python
-tests/architectures.py` prints the table of TRUST.md.
+tests/architectures.py` prints the table of docs/guarantees.md.
 
 The test (`test_families.py`) and the table are made from one list, ARCHITECTURES.
 """

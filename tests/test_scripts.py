@@ -1,4 +1,4 @@
-"""The commands that are written down, in runs/*.sh and the README, use flags that there are."""
+"""The commands that are written down, in runs/*.sh and the README, use flags that exist."""
 
 import contextlib
 import io
@@ -16,7 +16,8 @@ from grpo.tools.report import page
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 PROGRAMS = {"train.py": train.main, "eval.py": eval.main}
-WRITTEN = [HOUSE / "README.md", *sorted((HOUSE / "runs").glob("*.sh"))]
+DOCUMENTS = [HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))]
+WRITTEN = [*DOCUMENTS, *sorted((HOUSE / "runs").glob("*.sh"))]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,8 @@ def test_the_flags_of_written_commands_exist(path, known):
     ("name", "program", "least"), [("grpo.inspect", inspect, 8), ("grpo.report", page, 2)]
 )
 def test_the_commands_of_readers_in_the_readme_are_read(name, program, least):
-    written = re.findall(rf"python -m {name} (.*)", (HOUSE / "README.md").read_text())
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
+    written = re.findall(rf"^python -m {name} (.*)", text, flags=re.MULTILINE)
     assert len(written) >= least
     for line in written:
         program.parse(shlex.split(line, comments=True))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything of tests/TRUST.md that takes minutes, one after the other: slow tests (200 kills among them), a long run, the fuzzer, the mutants.
+# Everything of docs/guarantees.md that takes minutes, one after the other: slow tests (200 kills among them), a long run, the fuzzer, the mutants.
 # Needs the environment's python in PATH and the extras `test` and `fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -6,8 +6,8 @@ the time it stands there. The reward-to-go R_t of a token is the reward less wha
 before it had earned, and its advantage, that of the policy gradient sum_t grad log pi(a_t | s_t)
 (R_t - b(s_t)) (rewards-to-go with a baseline; arXiv:1506.02438, eq. 1, form 3), is
 
-    A_t = (R_t - mean of the rewards-to-go of the group's completions that were in the state of t)
-    / (std of the group's rewards + eps).
+    A_t = (R_t - mean of R over the completions of the group that were in the state of t)
+          / (std of the group's rewards + eps)
 
 The state is (words written, what they earned, the letters of the word under way). A word counts as
 written when the text goes on behind it, and is under way until then: only the next token tells

@@ -7,12 +7,11 @@ them all):
 
     kind     weight of a token        policy term, to be minimised         source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
-    bnpo     1 / (all tokens)         the same                             TRL's name for the
-    token-level mean dapo     1 / (all tokens)         the same
-    arXiv:2503.14476 dr_grpo  1 / (R * max_length)     the same
-    arXiv:2503.20783 gspo     1 / (R * its length)     the same, q that of the sequence
-    arXiv:2507.18071, s_i cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp
-    arXiv:2506.13585
+    bnpo     1 / (all tokens)         the same                             TRL's name for it
+    dapo     1 / (all tokens)         the same                             arXiv:2503.14476
+    dr_grpo  1 / (R * max_length)     the same                             arXiv:2503.20783
+    gspo     1 / (R * its length)     the same, q that of the sequence     arXiv:2507.18071, s_i
+    cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp       arXiv:2506.13585
 
 with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). So bnpo and dapo are one arithmetic: DAPO
 is the same mean with a larger clip_high (0.28 beside 0.2), which is for the caller to choose, as

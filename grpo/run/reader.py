@@ -1,10 +1,10 @@
 """A run read back from its directory: `run = load_run("runs/NAME")`.
 
-    run.metrics                        a record (dict) a step, the lines of metrics.jsonl; likewise
-    run.evals, run.decisions run.group_index                    a record a group of all steps:
-    class, action, spread ... (groups.jsonl) run.rollouts(step=12, group=3)     a record a
-    completion: text, tokens, reward, parts, advantage ... run.groups(12)                     the
-    groups of a step as the trainer had them (`grpo.records.Group`)
+    run.metrics                        a record (dict) a step: the lines of metrics.jsonl
+    run.evals, run.decisions           likewise, of eval.jsonl and curriculum.jsonl
+    run.group_index                    a record a group of all steps: class, action, spread ...
+    run.rollouts(step=12, group=3)     a record a completion: text, tokens, reward, advantage ...
+    run.groups(12)                     the groups of a step (`grpo.records.Group`)
 
 Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one
 after the other. Records are plain dicts in a list; `to_pandas()` makes a data frame of them.

@@ -1,8 +1,8 @@
 """A run: its directory, its defaults, what is written when, and how it is taken up again.
 
 The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/,
-samples.log and checkpoints/ (see the README). Of several ranks the first one writes it; the others
-go through the same motions and write nothing.
+samples.log and checkpoints/ (see docs/run-files.md). Of several ranks the first one writes it; the
+others go through the same motions and write nothing.
 """
 
 import dataclasses

@@ -2,13 +2,12 @@
 
     python -m grpo.inspect runs/NAME steps                 what each step did
     python -m grpo.inspect runs/NAME step 12               its groups: class, spread, advantages
-    python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward, each
-    held against the target word by word python -m grpo.inspect runs/NAME tokens 12 3 0         a
-    completion's tokens: probability and advantage python -m grpo.inspect runs/NAME degenerate
-    the groups that taught nothing: which, when, why, what was done python -m grpo.inspect
-    runs/NAME replay 12             makes the step's update again and says whether it is the same
-    python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side python -m grpo.inspect
-    runs/NAME export out.csv        a line a completion, as .csv, .jsonl or .parquet
+    python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
+    python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
+    python -m grpo.inspect runs/NAME degenerate            the groups that taught nothing, and why
+    python -m grpo.inspect runs/NAME replay 12             repeats the step's update and compares
+    python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
+    python -m grpo.inspect runs/NAME export out.csv        a line a completion (.jsonl, .parquet)
 
 Steps, groups and completions are counted as the run counts them: steps from 1, groups and
 completions from 0. Every command takes --json; those over many steps take --from, --to, --level

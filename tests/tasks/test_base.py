@@ -117,9 +117,11 @@ def test_a_users_own_task():
     ]  # the task makes no difference
 
 
-def test_the_readme_shows_that_task():
-    readme = (EXAMPLE.parent.parent.parent / "README.md").read_text(encoding="utf-8")
-    assert f"```python\n{EXAMPLE.read_text(encoding='utf-8')}```" in readme
+def test_the_documentation_shows_that_task():
+    page = EXAMPLE.parent.parent.parent / "docs" / "your-task.md"
+    assert f"```python\n{EXAMPLE.read_text(encoding='utf-8')}```" in page.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):

@@ -1,0 +1,46 @@
+"""Links in the documents lead to files and headings that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parent.parent
+PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, made as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def broken_links(page: Path) -> list[str]:
+    found = []
+    for groups in LINK.findall(page.read_text()):
+        link = "".join(groups)
+        if re.match(r"https?:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or anchor and anchor not in anchors_of(target):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[x](#a-title) [y](#other) [z](gone.md) [w](https://example.org)\n")
+    assert broken_links(page) == ["#other", "gone.md"]
+
+
+def test_the_readme_is_an_overview():
+    assert len((TOP / "README.md").read_text().splitlines()) <= 220
