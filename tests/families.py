@@ -15,7 +15,7 @@ from transformers import (
 
 from grpo.model.load import BUILTIN
 from grpo.rollout.generate import generate
-from grpo.rollout.sampling import sample_key
+from grpo.rollout.sampling import sample_key, uniform
 
 VOCABULARY = AutoConfig.from_pretrained(BUILTIN).vocab_size
 PROMPTS = [
@@ -95,21 +95,56 @@ FAMILIES = {
 }
 
 
-def neighbouring_logprobs(logits, truncate, token, nudge=1e-3):
-    """Return the log-probabilities of `token` that rounding may give it where logits (1, V) are
-    truncated.
+def rounded_masses(logits, truncate, nudge=1e-4):
+    """Return the probabilities (V,) of a place, for each set of tokens that truncation may keep.
 
-    There is more than one where a change of `nudge` in one logit changes which tokens are kept.
+    `logits` (V,) are divided by the temperature, and each may be off by `nudge`. Far from a border
+    there is one set. The extremes are that the likeliest r tokens gain while the others lose, and
+    the other way round.
     """
-    kept = truncate(logits, None).isfinite()
-    ranked = logits[0].argsort(descending=True)[: int(kept.sum()) + 1].tolist()
-    found = []
-    for candidate in ranked:
-        for change in (0.0, nudge, -nudge):
-            nudged = logits.clone()
-            nudged[0, candidate] += change
-            kept = truncate(nudged, None).isfinite()
-            if kept[0, token]:
-                logprobs = logits.masked_fill(~kept, -torch.inf).log_softmax(-1)
-                found.append(logprobs[0, token].item())
-    return found
+    if truncate is None:
+        return [logits.double().softmax(-1)]
+    order = logits.argsort(descending=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    most = 2 + int(truncate(logits[None], None).isfinite().sum())
+    nudged = [logits]
+    for r in range(1, min(most, len(order))):
+        sign = torch.where(rank < r, 1.0, -1.0)
+        nudged += [logits + nudge * sign, logits - nudge * sign]
+    kept = truncate(torch.stack(nudged), None).isfinite().unique(dim=0)
+    return [logits.double().masked_fill(~each, -torch.inf).softmax(-1) for each in kept]
+
+
+def assert_same_samples(policy, ids, found, expected, temperature, truncate=None):
+    """Assert that tokens and log-probabilities are the same, but where rounding decides.
+
+    A log-probability may be that of another set of kept tokens, where logits off by the tolerance
+    change the set. A completion may part where the place's uniform number is within 1e-4 of the
+    border of the token's share, in one of those sets.
+    """
+    atol = 3e-5 / (temperature or 0.3)
+
+    def masses(prompt, tokens):
+        with torch.no_grad():
+            logits = policy.head(policy.predict(policy.pack([prompt], [tokens]))[-1]).float()
+        return rounded_masses(logits / (temperature or 1.0), truncate, atol)
+
+    for p, (prompt, ours, theirs) in enumerate(zip(ids, found, expected, strict=True)):
+        for sample, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            same = [a == b for a, b in zip(one.tokens, other.tokens)]
+            place = same.index(False) if False in same else min(len(one.tokens), len(other.tokens))
+            for t, (mine, wanted) in enumerate(zip(one.logprobs[:place], other.logprobs[:place])):
+                if not abs(mine - wanted) <= atol:
+                    token, near = other.tokens[t], masses(prompt, other.tokens[: t + 1])
+                    allowed = [mass[token].log().item() for mass in near]
+                    assert any(abs(mine - each) <= atol for each in allowed), (t, mine, wanted)
+
+            if one.tokens != other.tokens:
+                token, key = one.tokens[place], sample_key(0, 1, PROMPTS[p], sample, 0)
+                number = uniform(torch.tensor(key), place).item()
+                assert any(
+                    0 < mass[token]
+                    and -1e-4 < number - (mass.cumsum(0)[token] - mass[token]) < mass[token] + 1e-4
+                    for mass in masses(prompt, other.tokens[: place + 1])
+                ), (place, token)

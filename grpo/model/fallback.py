@@ -1,5 +1,5 @@
-"""The fallback for models that do not pass attention arguments on (see `cache`): no keys are kept,
-every token is run again.
+"""The fallback for models that do not pass attention arguments on (see `prefix_cache`): no keys
+are kept, every token is run again.
 
 Slow, but the same tokens and gradients: prompt and completion stand in a row without a gap, padded
 on the right, so causal attention alone is right for every architecture. `FallbackCache` has the

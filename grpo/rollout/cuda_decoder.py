@@ -1,5 +1,5 @@
 """The decoder for models of the Llama family on a GPU: the rows of a rollout, fed to the captured
-step of `captured.py`.
+step of `cuda_graph.py`.
 
 The host looks at what was written once in `BURST` steps, or after each draft.
 
@@ -19,8 +19,8 @@ BURST = 8  # tokens a row between looks at who has finished
 
 
 class CudaDecoder:
-    """The rows of one rollout, as they are written; see `eager.EagerDecoder` for the same on any
-    device.
+    """The rows of one rollout, as they are written; see `eager_decoder.EagerDecoder` for the same
+    on any device.
     """
 
     # See AcceptanceModel.length. Products over 206 tokens take as long as the reading of their

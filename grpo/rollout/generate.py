@@ -1,9 +1,9 @@
 """The rollout: many completions of each prompt, the prompt read once, one token or several
-(`drafting`) a forward pass.
+(`speculative`) a forward pass.
 
 Nothing that is sampled depends on the layout of the batch, on who shares it, or on drafts: see
-`grpo.rollout.sampling`. The forward passes are a decoder's: `fused`, where the device and the
-model allow it, or else `eager`.
+`grpo.rollout.sampling`. The forward passes are a decoder's: `cuda_decoder`, where the device and
+the model allow it, or else `eager_decoder`.
 
 Shapes: P prompts, G completions each, R = P * G completions.
 """

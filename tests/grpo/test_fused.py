@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from families import FAMILIES, PROMPTS, VOCABULARY, neighbouring_logprobs, rollout
+from families import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step, disagreement
 from grpo.rollout.cuda_graph import CudaStep
-from grpo.rollout.sampling import sample_key, truncation, uniform
+from grpo.rollout.sampling import truncation
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 
 pytestmark = pytest.mark.gpu
@@ -43,43 +43,6 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
     policy.stops = stops
     assert cuda_step(policy) is not None
     return policy
-
-
-def assert_same_samples(policy, ids, found, expected, temperature, truncate=None):
-    """Assert that tokens and log-probabilities are the same, or that a completion parts where
-    rounding decides.
-
-    That is where the place's uniform number is within 1e-4 of the border of the token's share.
-    """
-    for p, (prompt, ours, theirs) in enumerate(zip(ids, found, expected, strict=True)):
-        for sample, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            same = [a == b for a, b in zip(one.tokens, other.tokens)]
-            place = same.index(False) if False in same else min(len(one.tokens), len(other.tokens))
-            atol = 3e-5 / (temperature or 0.3)
-            for k, (mine, wanted) in enumerate(zip(one.logprobs[:place], other.logprobs[:place])):
-                if abs(mine - wanted) > atol:
-                    assert truncate is not None, (k, mine, wanted)
-                    before = policy.pack([prompt], [other.tokens[: k + 1]])
-                    with torch.no_grad():
-                        logits = policy.head(policy.predict(before))[-1:].float() / temperature
-                    nearby = neighbouring_logprobs(logits, truncate, other.tokens[k])
-                    assert min(abs(mine - near) for near in nearby) <= atol, (k, mine, nearby)
-            if one.tokens != other.tokens:
-                with torch.no_grad():
-                    logits = policy.head(
-                        policy.predict(policy.pack([prompt], [other.tokens[: place + 1]]))[-1:]
-                    ).float()
-                logits = (
-                    logits / temperature
-                    if truncate is None
-                    else truncate(logits / temperature, None)
-                )
-                mass = logits[0].double().softmax(-1)
-                border, token = mass.cumsum(0), one.tokens[place]
-                number = uniform(
-                    torch.tensor(sample_key(0, 1, PROMPTS[p], sample, 0)), place
-                ).item()
-                assert border[token] - mass[token] - 1e-4 < number < border[token] + 1e-4
 
 
 def eagerly(policy):

@@ -105,8 +105,8 @@ def advance(
     WIDTH: tl.constexpr,
     STOPS: tl.constexpr,
 ):
-    """Write down the chosen tokens that count (`eager.accepted`), and see whether the row is
-    finished. One program a row.
+    """Write down the chosen tokens that count (`eager_decoder.accepted`), and see whether the row
+    is finished. One program a row.
     """
     wait()
     r, t = tl.program_id(0), tl.arange(0, WIDTH)
