@@ -75,7 +75,7 @@ class Job:
         return (
             self.trainer
             if self.trainer == "start"
-            else f"{self.trainer}-{self.lr_factor:g}-seed{self.seed}"
+            else f"{self.trainer}-{self.rate:g}-seed{self.seed}"
         )
 
     @property
@@ -106,7 +106,7 @@ class Job:
             credit="outcome",
             beta=0.0,
             epochs=1,
-            learning_rate=self.lr_factor,
+            learning_rate=self.rate,
             schedule="constant",
             warmup=self.warmup,
             weight_decay=0.0,
