@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The collapse: 500 words straight from the base, paid by similarity, as the original experiment was. Once with the monitor off, once with it on.
-# Needs a GPU; seconds a step. `runs/collapse.sh off` or `on` makes one of the two alone. Runs that are there already are not made again.
+# The collapse: 500 words straight from the base, paid by similarity, as the original experiment
+# was. Once with the monitor off, once with it on. Needs a GPU; seconds a step. `runs/collapse.sh
+# off` or `on` makes one of the two alone. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=([off]="--on-degenerate keep" [on]="--on-degenerate resample --on-alarm stop")

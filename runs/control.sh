@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The positive control: does the pipeline learn what everybody knows, and nothing where the reward says nothing?
-# Three seeds each of: real reward, shuffled rewards, constant reward, a fixed set of 2,500 problems. 2 CPU cores.
-# Needs the environment's python in PATH and matplotlib (the extra `report`); runs that are there already are not made again.
+# The positive control: does the pipeline learn what everybody knows, and nothing where the reward
+# says nothing? Three seeds each of: real reward, shuffled rewards, constant reward, a fixed set of
+# 2,500 problems. 2 CPU cores. Needs the environment's python in PATH and matplotlib (the extra
+# `report`); runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=([real]="" [shuffled]="--control shuffled-rewards" [constant]="--control constant-reward" [fixed]="--problems fixed:2500")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Credit for single words against one advantage for the whole completion: the same ladder, seeds and steps, looked at every ten steps on the
-# same 100 validation problems of 50 words. One core a run is enough: eight minutes each.
-# `runs/credit.sh 0 alignment` makes one run alone. Runs that are there already are not made again.
+# Credit for single words against one advantage for the whole completion: the same ladder, seeds
+# and steps, looked at every ten steps on the same 100 validation problems of 50 words. One core a
+# run is enough: eight minutes each. `runs/credit.sh 0 alignment` makes one run alone. Runs that
+# are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for seed in ${1:-0 1 2}; do

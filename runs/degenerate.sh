@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Groups without variance kept, skipped, drawn again hotter, or replaced by further prompts: three seeds each, the same number of sampled tokens,
-# 25 words straight from the base. 2 CPU cores, about a minute and a half a run. Runs that are there already are not made again.
+# Groups without variance kept, skipped, drawn again hotter, or replaced by further prompts: three
+# seeds each, the same number of sampled tokens, 25 words straight from the base. 2 CPU cores,
+# about a minute and a half a run. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=([keep]="--on-degenerate keep" [skip]="" [resample]="--on-degenerate resample" [dynamic]="--dynamic-sampling 12")

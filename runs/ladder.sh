@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# From 10 words to 500: one command, gone on with where it was interrupted, then every length, sampled and greedy. Needs a GPU.
-# `runs/ladder.sh test` looks at the test split at the end: once, when nothing is to be chosen any more.
+# From 10 words to 500: one command, gone on with where it was interrupted, then every length,
+# sampled and greedy. Needs a GPU. `runs/ladder.sh test` looks at the test split at the end: once,
+# when nothing is to be chosen any more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -d runs/ladder/checkpoints ]; then python train.py --resume runs/ladder; else python train.py --task interleave --curriculum --name ladder; fi

@@ -1,15 +1,27 @@
 #!/usr/bin/env bash
-# A real model the whole way: what it can do at each level before training, 10 words by the defaults, then 25 and 50 from that policy, the test split,
-# a report of both runs. `runs/real.sh MODEL [NAME]`: MODEL is what --model takes; `python -m grpo.smollm2 FOLDER` makes one to try. It goes on where it
-# was interrupted.
+# A real model the whole way: what it can do before training, 10 words by the defaults, then 25 and
+# 50 words from that policy, an evaluation on the test split, and a report of both runs.
+#
+#     runs/real.sh MODEL [NAME]
+#
+# MODEL is what --model takes; `python -m grpo.smollm2 FOLDER` makes one to try. A script that was
+# interrupted continues where it stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$1 name=${2:-real}
 short=runs/$name-10 long=runs/$name-50
 
 [ -d "$short" ] || python train.py --model "$model" --task interleave --words 10 --preflight only
-if [ -d "$short/checkpoints" ]; then python train.py --resume "$short"; else python train.py --model "$model" --task interleave --words 10 --name "$name-10"; fi
-if [ -d "$long/checkpoints" ]; then python train.py --resume "$long"; else python train.py --model "$short" --curriculum 10,25,50 --name "$name-50"; fi
+if [ -d "$short/checkpoints" ]; then
+    python train.py --resume "$short"
+else
+    python train.py --model "$model" --task interleave --words 10 --name "$name-10"
+fi
+if [ -d "$long/checkpoints" ]; then
+    python train.py --resume "$long"
+else
+    python train.py --model "$short" --curriculum 10,25,50 --name "$name-50"
+fi
 python eval.py --model "$long" --words 10,25,50 --problems 200 --split test --json "runs/$name-test.json"
 python -m grpo.report "$short" "$long" -o "runs/$name.html"
 python -m tasks.audit "$short" "$long"

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random weights, common words likely; 6.4 GB): train three steps,
-# killed in the second; go on, evaluate, report, export, load by transformers and by peft. Minutes on a GPU; a quarter of an hour on two cores with
-# `--dtype bfloat16 --prompts 1 --group-size 4 --eval-problems 2 --draft off` and 20 GB of memory. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one.
-# Such a model earns next to nothing: so every group is kept and similarity is paid, or there would be nothing to learn from; and its steps are large, or three
-# of them would not show beside bfloat16's rounding.
+# The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random
+# weights, common words likely; 6.4 GB): train three steps, killed in the second; go on, evaluate,
+# report, export, load by transformers and by peft. Minutes on a GPU; a quarter of an hour on two
+# cores with `--dtype bfloat16 --prompts 1 --group-size 4 --eval-problems 2 --draft off` and 20 GB
+# of memory. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one. Such a model
+# earns next to nothing: so every group is kept and similarity is paid, or there would be nothing
+# to learn from; and its steps are large, or three of them would not show beside bfloat16's
+# rounding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1; shift

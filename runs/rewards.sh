@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Which trap catches which reward: 25 words straight from the base, paid by each reward, the traps counted over time. 2 CPU cores, some 3 minutes a run.
-# Runs that are there already are not made again.
+# Which trap catches which reward: 25 words straight from the base, paid by each reward, the traps
+# counted over time. 2 CPU cores, some 3 minutes a run. Runs that are there already are not made
+# again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for reward in similarity clipped affine balanced prefix; do
