@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parent.parent
-PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [
+    *(TOP / name for name in ("README.md", "CONTRIBUTING.md", "runs/LOG.md")),
+    *sorted((TOP / "docs").glob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
 
 
