@@ -431,7 +431,9 @@ def save(model, tokenizer, arguments, cost):
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo.pretrain", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--output", default="data/base_model")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=256)
