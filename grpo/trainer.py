@@ -95,7 +95,7 @@ class Trainer:
         self.reward_range = range_of(task)
         self.draft, self.drafting = draft_of(task), AcceptanceModel(config.draft)
         self.credits = credits_of(task) if config.credit == "alignment" else None
-        self.progress = Progress(config.patience if config.control == "none" else 0)
+        self.progress = Progress(config.patience)
         self.started: WarmStart | None = None  # what imitation came to, where there was any
         self.solved = ""  # why the run ends early, once a held-out check has confirmed it
         self.done = 0  # steps
@@ -183,6 +183,7 @@ class Trainer:
         is_last = self.curriculum.level == self.curriculum.rungs[-1]
         return (
             bool(self.progress.patience)
+            and self.config.control == "none"  # a control's rewards say nothing about the policy
             and is_last
             and since >= 0
             and since % self.config.promote_every == 0

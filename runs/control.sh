@@ -5,7 +5,7 @@
 # `report`); runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-declare -A flags=([real]="" [shuffled]="--control shuffled-rewards" [constant]="--control constant-reward" [fixed]="--problems fixed:2500")
+declare -A flags=([real]="" [shuffled]="--control shuffled-rewards --patience 0" [constant]="--control constant-reward --patience 0" [fixed]="--problems fixed:2500")
 measure() {  # model, folder for the figures
     for sampling in "" --greedy; do
         file="$2/test${sampling#--}.json"

@@ -60,6 +60,8 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
                 "none",
                 "--reward",
                 "similarity",
+                "--lora-rank",
+                "16",
             ]
         )
         == 0
