@@ -65,6 +65,7 @@ from tasks.base import (
     worded,
 )
 from tasks.dataset import read_problems
+from tasks.levels import parse_levels
 from tasks.supply import HeldOut
 
 PROMPT = ("system", "shots", "chat_template_kwargs", "wording")  # flags that a run has, too
@@ -368,12 +369,7 @@ def levels_of(text: str, task: Task, default: int) -> list[int]:
     """
     if not text:
         return [default or getattr(task, "default_level", 1)]
-    levels = [int(part) if part.isascii() and part.isdigit() else 0 for part in text.split(",")]
-    if 0 in levels:
-        raise UserError(
-            f"--words {text}: give positive whole numbers with commas between them, e.g. 10,25,50"
-        )
-    return levels
+    return parse_levels(text, "--words")
 
 
 def load_run_policy(

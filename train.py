@@ -13,12 +13,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from data.streams import reason_of
-from grpo.config import Config, parse
+from grpo.config import Config, resolve_config
 from grpo.distributed import RANK, Ranks, meeting
+from grpo.flags import parse
 from grpo.model.load import load_policy
 from grpo.run.background import end_process
 from grpo.run.interrupt import Interrupt
 from grpo.run.session import Run, check_fit, open_run
+from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
@@ -54,7 +56,8 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     dataset = read_problems(Path(config.dataset)) if config.dataset else []
     problems = [worded(task, problem) for problem in dataset]
-    config = run.settle(config, task, {problem.level for problem in problems})
+    check_installed(config.track)
+    run.config = config = resolve_config(config, task, {problem.level for problem in problems})
     if run.checkpoint:
         run.check_sources(task)
     try:

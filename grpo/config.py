@@ -1,48 +1,51 @@
-"""Every flag of `train.py`: its default, its meaning, its check. The command line is made from
-this one dataclass.
+"""The configuration of a run: every setting with its default, its meaning and its check.
+
+`grpo.flags` makes the command line of `train.py` from this dataclass. Nothing here imports torch,
+so that `--help` is quick.
 """
 
 import dataclasses
 import difflib
 import re
-from argparse import SUPPRESS
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers import HfArgumentParser
 
 from data.files import read_config, write_whole
-from grpo.curriculum.ladder import LADDER, parse_rungs, problems_needed, ramp_to
+from grpo.choices import (
+    CONTROLS,
+    LORA_VARIANTS,
+    LOSSES,
+    OPTIMIZERS,
+    PREFLIGHTS,
+    PROMOTIONS,
+    QUANTISED,
+    SCHEDULES,
+    SOURCES,
+    TRACKERS,
+    WAYS,
+)
+from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
-from grpo.learn.loss import LOSSES
-from grpo.learn.optimizer import OPTIMIZERS
-from grpo.model.load import LORA_VARIANTS, QUANTISED
-from grpo.model.prompts import (
-    PromptFormat,
-    format_of,
-    system_text,
-    template_arguments,
-    wording_text,
-)
-from grpo.rollout.speculative import parse_mode
-from tasks.base import Parser, Task, UserError, check_wording, flags_of_tasks, split_options
+from grpo.model.prompts import PromptFormat, format_of, template_arguments
+from tasks.base import Task, UserError
+from tasks.levels import LADDER, parse_levels
 from tasks.supply import fixed_size
 
-CLIP = {
+CLIP = {  # low and high, from each loss's paper; 0.2 and 0.2 for the others
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
-}  # low, high; each paper's own; else 0.2, 0.2
-SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
-TRACKERS = ("tensorboard", "wandb", "trackio")
-SCHEDULES = ("constant", "cosine")
-WAYS = ("auto", "off", "imitation", "demonstrations")
-PREFLIGHTS = ("on", "off", "only")
-CONTROLS = ("none", "shuffled-rewards", "constant-reward")
+}
+MOST_DRAFTED = 127  # tokens
+LORA_RANK = 64  # of models other than the builtin one
+STEPS = 800  # likewise; a run that is solved ends sooner
+LEAST_VARIED = 8  # groups of a step, when levels are climbed by held-out problems
 ON_RESUME = (
     "steps",
     "log_every",
@@ -58,6 +61,47 @@ ON_RESUME = (
     "track",
 )
 
+# Groups of settings, in the order of --help-all.
+RUN = "Run"
+DATA = "Task and data"
+MODEL = "Model"
+SAMPLING = "Sampling"
+ALGORITHM = "Algorithm"
+OPTIMIZER = "Optimizer"
+CURRICULUM = "Curriculum"
+DEGENERATE = "Degenerate groups"
+SAVING = "Evaluation, checkpoints and logs"
+
+# What older versions wrote into config.yaml.
+RENAMED = {
+    "heat": "temperature_factor",
+    "heat_ceiling": "temperature_ceiling",
+    "forget_activations": "gradient_checkpointing",
+}
+WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}  # now None
+
+
+def setting(default: Any, help: str, **extra: Any) -> Any:
+    """Declare a setting that `--config` alone can change."""
+    metadata = {"help": help, **extra}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    is_basic: bool = False,
+    flags: Sequence[str] = (),
+    metavar: str | None = None,
+    **extra: Any,
+) -> Any:
+    """Declare a setting that has a flag; a basic one is listed by `--help`."""
+    is_flag = dict(is_flag=True, is_basic=is_basic, flags=flags, metavar=metavar)
+    return setting(default, help, **is_flag, **extra)
+
 
 def names_in(text: str | None) -> list[str]:
     """Return the names of a list such as "wandb,trackio".
@@ -68,444 +112,499 @@ def names_in(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def flag(default: Any, help: str, **extra: Any) -> Any:
-    return field(default=default, metadata={"help": help, **extra})
-
-
 @dataclass(frozen=True)
 class Config:
-    """A run, resolved. Frozen, checked when made; an unknown key is an error."""
+    """A run, resolved. Frozen, checked when made; an unknown key is an error.
 
-    # task
-    task: str = flag("interleave", "a task's name, or path/to/file.py:ClassName for your own")
-    level: int = flag(
-        0,
-        "difficulty; for interleave the words of each text (0: the task's default)",
-        aliases=["--words"],
+    Fields made by `flag` are flags of `train.py`; fields made by `setting` are given by `--config`
+    alone. None means automatic: `grpo.run.session` fills it in, and config.yaml holds the result.
+    """
+
+    # Run
+    task: str = flag(
+        "interleave",
+        "a task's name, or path/to/file.py:ClassName for your own",
+        group=RUN,
+        metavar="NAME",
+        is_basic=True,
     )
-    reward: str | None = flag(
-        None, "what the policy is paid: one of the task's rewards (default: the task's first)"
-    )
-    problems: str = flag(
-        "fresh",
-        "fresh: new problems each step; fixed:N: the same N over and over, shuffled each epoch",
-    )
-    dataset: str | None = flag(
+    level: int | None = flag(
         None,
-        "train on the problems of this JSONL file instead, shuffled each epoch: on those of "
-        "--words or --curriculum, "
-        "else on all",
+        "difficulty; for interleave the words of each text (default: the task's own)",
+        group=RUN,
+        metavar="N",
+        is_basic=True,
+        flags=("--words", "--level"),
     )
-    mixed: bool = field(
-        default=False, metadata={"help": "train on all levels of the dataset, as they come"}
-    )
-    control: str = flag(
-        "none",
-        "no real run: shuffled-rewards (permuted over the batch) or constant-reward; none: a real "
-        "one",
-    )
-    task_options: dict = field(
-        default_factory=dict, metadata={"help": "the task's own flags, e.g. {'family': 'product'}"}
-    )
-    curriculum: str | None = flag(
-        None,
-        "climb these levels, e.g. 10,25,50; alone: " + ",".join(map(str, LADDER)),
-        nargs="?",
-        const=",".join(map(str, LADDER)),
-    )
-    ramp: bool = flag(
-        True,
-        "start with the levels of the ladder below the asked one (interleave only, and not with "
-        "--dataset), or easier ones "
-        "where the pre-flight finds the first out of reach",
-    )
-    preflight: str = flag(
-        "on",
-        "on: before the first step sample a few problems of each level, and start where groups "
-        "vary and right answers are "
-        "within reach; only: print that table and end; off",
-    )
-    promote_by: str | None = flag(
-        None,
-        "climb by the running mean of training, or by heldout problems (default: heldout with "
-        "--curriculum, "
-        "else running)",
-    )
-    promote_at: float = flag(
-        0.0,
-        "climb to the next level at this mean score (0: 0.97 by heldout problems, 0.9 by the "
-        "running mean)",
-    )
-    promote_window: int = flag(
-        3, "steps of the running mean, or more until they have enough groups for its interval"
-    )
-    promote_every: int = flag(
-        10,
-        "steps between looks at held-out problems, which are made once the running mean comes near",
-    )
-    promote_problems: int = flag(128, "problems of each such look")
-    stop_when_climbed: bool = flag(
-        False, "end the run when the last level of --curriculum is climbed, too"
-    )
-    replay: float = flag(
-        0.25, "share of prompts drawn from earlier levels, most from those with the lowest scores"
-    )
-    rung_minutes: float = flag(
-        0.0,
-        "minutes of training steps on a level, then go on to the next; after the last the run ends "
-        "(0: no limit)",
-    )
-    rung_tokens: int = flag(0, "sampled tokens on a level, likewise (0: no limit)")
-    step_tokens: int = flag(
-        0,
-        "most tokens of a step: fewer prompts where prompts x group size x completion budget "
-        "exceed it (0: no limit)",
-    )
-    # model
     model: str = flag(
         "builtin",
         "builtin, a directory in Hugging Face layout, a GGUF file, a hub id, or the policy of an "
-        "earlier run "
-        "(runs/NAME, or one of its checkpoints)",
+        "earlier run (runs/NAME, or one of its checkpoints)",
+        group=RUN,
+        metavar="MODEL",
+        is_basic=True,
     )
-    start: str | None = field(
-        default=None, metadata={"help": "the checkpoint of an earlier run that this one began with"}
+    steps: int | None = flag(
+        None,
+        "training steps (default: the task's own for builtin, 800 for other models)",
+        group=RUN,
+        metavar="N",
+        is_basic=True,
     )
-    device: str = flag("auto", "cpu, cuda, or auto")
-    dtype: str = flag(
-        "auto",
-        "float32, bfloat16 (what is trained has float32 masters), or auto: float32 on a CPU, with "
-        "gradients by bfloat16 "
-        "products where it has AMX; bfloat16 on a GPU under LoRA, and for a model that is saved so",
+    seed: int = flag(
+        0, "seed of problems, samples and adapter", group=RUN, metavar="N", is_basic=True
     )
-    lora_rank: int = flag(
-        -1,
-        "rank of the LoRA adapter; 0: full fine-tuning; -1: 0 for builtin, 64 for other models, "
-        "that of an earlier "
-        "run's policy",
+    name: str | None = flag(
+        None,
+        "write the run to runs/NAME (default: made from task, level and seed)",
+        group=RUN,
+        metavar="NAME",
+        is_basic=True,
     )
-    lora_alpha: float = flag(32.0, "LoRA scale is lora_alpha / lora_rank")
-    lora_variant: str = flag(
-        "lora",
-        "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained "
-        "apart; by the "
-        "model's own forward pass, slower)",
+    resume: str | None = flag(
+        None,
+        "continue this run or checkpoint; without a value: the latest run",
+        group=RUN,
+        metavar="RUN",
+        nargs="?",
+        const="latest",
+        is_basic=True,
     )
-    quantise: str = flag(
+    accept_changes: str | None = flag(
+        None,
+        "with --resume: continue although these have changed since the checkpoint: any of "
+        + ", ".join(SOURCES)
+        + " (separated by commas)",
+        group=RUN,
+        metavar="KINDS",
+    )
+    device: str = flag("auto", "cpu, cuda, or auto", group=RUN, metavar="DEVICE", is_basic=True)
+
+    # Task and data
+    reward: str | None = flag(
+        None, "one of the task's rewards (default: its first)", group=DATA, metavar="NAME"
+    )
+    dataset: str | None = flag(
+        None,
+        "train on the problems of this JSON Lines file, shuffled each epoch: on those of --words "
+        "or --curriculum, else on all",
+        group=DATA,
+        metavar="FILE",
+    )
+    problems: str = flag(
+        "fresh",
+        "fresh: new problems each step; fixed:N: the same N, shuffled each epoch",
+        group=DATA,
+        metavar="KIND",
+    )
+    control: str = flag(
         "none",
-        "the base under LoRA in fewer bits: nf4 (4 bits), int8, or none (needs bitsandbytes: the "
-        "extra bits; slower)",
-    )
-    # prompt
-    system: str = flag("", "text of a system turn before the user's, or @FILE")
-    shots: int = flag(
-        0,
-        "solved problems of the training split and the same level that are shown before each "
-        "question",
-    )
-    chat_template_kwargs: str = flag(
-        "{}", "variables of the model's chat template as JSON, e.g. '{\"enable_thinking\": false}'"
+        "control experiment: shuffled-rewards (permuted over the batch) or constant-reward",
+        group=DATA,
+        choices=CONTROLS,
     )
     wording: str = flag(
         "",
         "a text file that replaces the task's prompt, with its placeholders: {a} and {b} for "
-        "interleave, {expression} "
-        "for arithmetic",
+        "interleave, {expression} for arithmetic",
+        group=DATA,
+        metavar="FILE",
     )
-    # rollout
-    prompts: int = flag(16, "prompts a step")
-    group_size: int = flag(16, "completions of each prompt: the group")
-    temperature: float = flag(1.0, "sampling temperature")
-    top_k: int = flag(0, "sample from the k likeliest tokens (0: all)")
-    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass (1: all)")
-    max_new_tokens: int = flag(0, "completion budget (0: a quarter more than the target takes)")
-    draft: str = flag(
+    system: str = flag(
+        "", "text of a system turn before the user's, or @FILE", group=DATA, metavar="TEXT"
+    )
+    shots: int = flag(
+        0,
+        "solved problems of the training split and the same level, shown before each question",
+        group=DATA,
+        metavar="N",
+    )
+    chat_template_kwargs: str = flag(
+        "{}",
+        "variables of the model's chat template, e.g. '{\"enable_thinking\": false}'",
+        group=DATA,
+        metavar="JSON",
+    )
+    task_options: dict = setting({}, "the task's own flags, e.g. {'family': 'product'}", group=DATA)
+    mixed: bool = setting(
+        False, "train on all levels of the dataset, as they come (filled in)", group=DATA
+    )
+
+    # Model
+    dtype: str = flag(
         "auto",
-        "verify the task's guess at the next tokens at once: auto, off, or how many; changes no "
-        "sample",
+        "float32; bfloat16 (what is trained has float32 masters); auto: float32 on a CPU, with "
+        "bfloat16 gradients where it has AMX; bfloat16 on a GPU under LoRA, and for a model that "
+        "is saved so",
+        group=MODEL,
+        choices=("auto", "float32", "bfloat16"),
     )
-    # degenerate groups
-    on_degenerate: str = flag(
-        "skip", "groups without variance: keep, skip, or resample hotter, then skip"
+    lora_rank: int | None = flag(
+        None,
+        "rank of the LoRA adapter; 0: full fine-tuning (default: 0 for builtin, 64 for other "
+        "models, that of an earlier run's policy)",
+        group=MODEL,
+        metavar="N",
+        is_basic=True,
     )
-    dynamic_sampling: int = flag(
-        -1,
-        "draw further prompts until so many groups of the step vary, at most four times --prompts "
-        "(0: no; -1: 8 "
-        "when levels are climbed by heldout problems, else 0)",
+    lora_alpha: float = setting(32.0, "the LoRA scale is lora_alpha / lora_rank", group=MODEL)
+    lora_variant: str = setting(
+        "lora",
+        "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained "
+        "apart; by the model's own forward pass, slower)",
+        group=MODEL,
+        choices=LORA_VARIANTS,
     )
-    variance_threshold: float = flag(
-        1e-6, "a group is degenerate when its rewards span no more than this"
+    quantise: str = flag(
+        "none",
+        "the base under LoRA in fewer bits: nf4 (4 bits) or int8 (needs bitsandbytes: the extra "
+        "bits; slower)",
+        group=MODEL,
+        choices=QUANTISED,
     )
-    retries: int = flag(2, "most times that a group is resampled")
-    heat: float = flag(1.15, "factor by which temperature is raised")
-    heat_ceiling: float = flag(1.5, "most that temperature is raised in all, as a factor")
-    on_alarm: str = flag(
-        "say",
-        "when training collapses for five steps: say so, or stop after that step with "
-        "exit status 3",
+    start: str | None = setting(
+        None, "the checkpoint of an earlier run that this one began with (filled in)", group=MODEL
     )
-    patience: int = flag(
-        20,
-        "end the run early: with exit status 3 when no group could be trained on for so many "
-        "steps, with 0 when the last level is solved "
-        "in training and on held-out problems (0: make all --steps)",
+
+    # Sampling
+    prompts: int = flag(16, "prompts a step", group=SAMPLING, metavar="N", is_basic=True)
+    group_size: int = flag(
+        16, "completions of each prompt", group=SAMPLING, metavar="N", is_basic=True
     )
-    warm_start: str = flag(
+    temperature: float = flag(1.0, "sampling temperature", group=SAMPLING, metavar="T")
+    max_new_tokens: int | None = flag(
+        None,
+        "completion budget in tokens (default: a quarter more than the target takes)",
+        group=SAMPLING,
+        metavar="N",
+    )
+    top_k: int = setting(0, "sample from the k likeliest tokens (0: all)", group=SAMPLING)
+    top_p: float = setting(
+        1.0, "sample from the likeliest tokens of this mass (1: all)", group=SAMPLING
+    )
+    draft: str = setting(
         "auto",
-        "how a policy that earns nothing begins: imitation (of a few right answers, before the "
-        "first step), demonstrations "
-        "(the right answer joins groups that fail), off; auto: imitation where the pre-flight "
-        "finds the first level out of "
-        "reach, else off",
+        "speculative decoding by the task's guess at the next tokens: auto, off, or how many; "
+        "changes no sample",
+        group=SAMPLING,
     )
-    # learning
-    loss: str = flag("dapo", " | ".join(LOSSES))
+    step_tokens: int = setting(
+        0,
+        "most tokens of a step: fewer prompts where prompts x group size x completion budget "
+        "exceed it (0: no limit)",
+        group=SAMPLING,
+    )
+
+    # Algorithm
+    loss: str = flag(
+        "dapo", "how tokens are weighed and clipped", group=ALGORITHM, choices=LOSSES, is_basic=True
+    )
     scale: str = flag(
-        "group", "what advantages are divided by: the std of the group, of the batch, or none"
+        "group",
+        "what advantages are divided by: the standard deviation of the group, of the batch, or "
+        "nothing",
+        group=ALGORITHM,
+        choices=SCALES,
     )
     credit: str = flag(
         "outcome",
         "outcome: one advantage for all tokens of a completion; alignment: each token's own, by "
         "what had been earned before it",
+        group=ALGORITHM,
+        choices=CREDITS,
     )
-    beta: float = flag(0.0, "weight of the KL to the reference (0: no reference is held)")
-    clip_low: float | None = flag(None, "lower clip (default: that of the loss's paper)")
-    clip_high: float | None = flag(None, "upper clip (default: that of the loss's paper)")
-    epochs: int = flag(1, "updates on each rollout")
-    learning_rate: float = flag(
+    beta: float = flag(
         0.0,
-        "0: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where they "
-        "are wider than 576; of an "
-        "earlier run's policy: that run's",
+        "weight of the KL to the reference (0: no reference is kept)",
+        group=ALGORITHM,
+        metavar="WEIGHT",
+    )
+    clip_low: float | None = setting(
+        None, "lower clip (default: that of the loss's paper)", group=ALGORITHM
+    )
+    clip_high: float | None = setting(
+        None, "upper clip (default: that of the loss's paper)", group=ALGORITHM
+    )
+    epochs: int = setting(1, "updates on each rollout", group=ALGORITHM)
+    importance_limit: float = setting(
+        0.0,
+        "weigh tokens by trainer's over sampler's probability, up to this (0: off)",
+        group=ALGORITHM,
+    )
+    parity_limit: float = setting(
+        0.0,
+        "stop when trainer and sampler differ by more than this in a log-probability (0: never)",
+        group=ALGORITHM,
+    )
+
+    # Optimizer
+    learning_rate: float | None = flag(
+        None,
+        "default: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where "
+        "they are wider than 576; for an earlier run's policy, that run's",
+        group=OPTIMIZER,
+        metavar="RATE",
+        is_basic=True,
     )
     schedule: str | None = flag(
         None,
-        "learning rate after the warm-up: constant, or cosine (falls to zero at the last step) "
-        "(default: constant for builtin, "
-        "cosine for other models)",
+        "learning rate after the warm-up (default: constant for builtin, cosine, down to zero at "
+        "the last step, for other models)",
+        group=OPTIMIZER,
+        choices=SCHEDULES,
     )
-    warmup: int = flag(5, "steps of linear warm-up")
+    warmup: int = setting(5, "steps of linear warm-up", group=OPTIMIZER)
     optimizer: str = flag(
         "adamw",
-        "adamw, or adamw8bit: its moments in a quarter of the memory (needs bitsandbytes: the "
-        "extra bits)",
+        "adamw8bit keeps the moments in a quarter of the memory (needs bitsandbytes: the extra "
+        "bits)",
+        group=OPTIMIZER,
+        choices=OPTIMIZERS,
+    )
+    weight_decay: float = setting(0.0, "of AdamW", group=OPTIMIZER)
+    max_grad_norm: float = setting(
+        1.0, "gradients are clipped to this norm (0: not)", group=OPTIMIZER
     )
     shard: bool = flag(
         False,
-        "several ranks: each holds its part of the optimizer's state alone (full fine-tuning)",
+        "on several ranks, each holds its part of the optimizer's state alone (full fine-tuning)",
+        group=OPTIMIZER,
     )
-    weight_decay: float = flag(0.0, "of AdamW")
-    max_grad_norm: float = flag(1.0, "gradients are clipped to this norm (0: not)")
-    micro_tokens: int = flag(
-        0,
-        "most tokens of a micro-batch, which changes no gradient (0: 4,096 on cpu, by its memory "
-        "on a GPU)",
-    )
-    forget_activations: bool = flag(
+    gradient_checkpointing: bool = flag(
         False,
-        "compute activations twice instead of keeping them; done by itself where memory runs out",
+        "recompute activations in the backward pass; enabled automatically when memory runs out",
+        group=OPTIMIZER,
     )
-    importance_limit: float = flag(
-        0.0, "weigh tokens by trainer's over sampler's probability, up to this (0: not)"
-    )
-    parity_limit: float = flag(
-        0.0,
-        "stop when trainer and sampler differ by more than this in a log-probability (0: never)",
-    )
-    # run
-    steps: int = flag(
-        0, "training steps (0: the default of the task for builtin, 800 for other models)"
-    )
-    seed: int = flag(0, "of everything: problems, samples, adapter")
-    name: str | None = flag(
-        None, "the run is written to runs/NAME (default: made from task, level and seed)"
-    )
-    resume: str | None = flag(
+    micro_tokens: int | None = setting(
         None,
-        "go on with this run or checkpoint; alone: with the latest run",
+        "most tokens of a micro-batch, which changes no gradient (default: 4,096 on a CPU, by its "
+        "memory on a GPU)",
+        group=OPTIMIZER,
+    )
+
+    # Curriculum
+    curriculum: str | None = flag(
+        None,
+        "climb these levels, e.g. 10,25,50; without a value: " + ",".join(map(str, LADDER)),
+        group=CURRICULUM,
+        metavar="LEVELS",
         nargs="?",
-        const="latest",
+        const=",".join(map(str, LADDER)),
+        is_basic=True,
     )
-    accept_changes: str | None = flag(
+    ramp: bool = flag(
+        True,
+        "start at the asked level instead of the easier ones of the ladder below it",
+        group=CURRICULUM,
+    )
+    preflight: str = flag(
+        "on",
+        "before the first step, sample a few problems of each level, and start where groups vary "
+        "and right answers are within reach; only: print that table and end",
+        group=CURRICULUM,
+        choices=PREFLIGHTS,
+    )
+    warm_start: str = flag(
+        "auto",
+        "how a policy that earns nothing begins: imitation (of a few right answers, before the "
+        "first step), demonstrations (the right answer joins groups that fail), off; auto: "
+        "imitation where the pre-flight finds the first level out of reach, else off",
+        group=CURRICULUM,
+        choices=WAYS,
+    )
+    promote_at: float | None = flag(
         None,
-        "with --resume: go on although these have changed since the checkpoint: any of "
-        + ", ".join(SOURCES)
-        + " (several: commas between them)",
+        "climb to the next level at this mean score (default: 0.97 by heldout problems, 0.9 by the "
+        "running mean)",
+        group=CURRICULUM,
+        metavar="SCORE",
     )
+    promote_by: str | None = setting(
+        None,
+        "climb by the running mean of training, or by heldout problems (default: heldout with "
+        "--curriculum, else running)",
+        group=CURRICULUM,
+        choices=PROMOTIONS,
+    )
+    promote_window: int = setting(
+        3,
+        "steps of the running mean, or more until they have enough groups for its interval",
+        group=CURRICULUM,
+    )
+    promote_every: int = setting(
+        10, "steps between held-out checks once the running mean comes near", group=CURRICULUM
+    )
+    promote_problems: int = setting(128, "problems of each such check", group=CURRICULUM)
+    stop_when_climbed: bool = setting(
+        False, "end the run when the last level of --curriculum is climbed, too", group=CURRICULUM
+    )
+    replay: float = setting(
+        0.25,
+        "share of prompts drawn from earlier levels, most from those with the lowest scores",
+        group=CURRICULUM,
+    )
+    rung_minutes: float = setting(
+        0.0,
+        "minutes of training steps on a level, then go on to the next; after the last the run ends "
+        "(0: no limit)",
+        group=CURRICULUM,
+    )
+    rung_tokens: int = setting(
+        0, "sampled tokens on a level, likewise (0: no limit)", group=CURRICULUM
+    )
+
+    # Degenerate groups
+    on_degenerate: str = flag(
+        "skip",
+        "groups without variance: keep, skip, or resample at a higher temperature, then skip",
+        group=DEGENERATE,
+        choices=("keep", "skip", "resample"),
+    )
+    dynamic_sampling: int | None = setting(
+        None,
+        "draw further prompts until so many groups of the step vary, at most four times --prompts "
+        "(0: off; default: 8 when levels are climbed by heldout problems, else 0)",
+        group=DEGENERATE,
+    )
+    variance_threshold: float = setting(
+        1e-6, "a group is degenerate when its rewards span no more than this", group=DEGENERATE
+    )
+    retries: int = setting(2, "most times that a group is resampled", group=DEGENERATE)
+    temperature_factor: float = setting(
+        1.15, "factor by which temperature is raised", group=DEGENERATE
+    )
+    temperature_ceiling: float = setting(
+        1.5, "most that temperature is raised in all, as a factor", group=DEGENERATE
+    )
+    on_alarm: str = setting(
+        "say",
+        "when training collapses for five steps: say so, or stop with exit status 3",
+        group=DEGENERATE,
+        choices=("say", "stop"),
+    )
+    patience: int = flag(
+        20,
+        "end the run early: with exit status 3 when no group could be trained on for so many "
+        "steps, with 0 when the last level is solved (0: make all --steps)",
+        group=DEGENERATE,
+        metavar="STEPS",
+    )
+
+    # Evaluation, checkpoints and logs
     eval_every: int = flag(
-        50, "steps between evaluations on held-out problems (0: only before and after)"
+        50,
+        "steps between evaluations on held-out problems (0: only before and after)",
+        group=SAVING,
+        metavar="STEPS",
     )
-    eval_problems: int = flag(200, "problems of each evaluation")
-    save_every: int = flag(20, "steps between checkpoints")
-    save_threshold: float = flag(
-        0.3, "checkpoint when the reward (0 to 1: its place in the task's range) first passes this"
+    eval_problems: int = flag(200, "problems of each evaluation", group=SAVING, metavar="N")
+    save_every: int = flag(20, "steps between checkpoints", group=SAVING, metavar="STEPS")
+    track: str | None = flag(
+        None,
+        "send the metrics to " + ", ".join(TRACKERS) + " too (separated by commas)",
+        group=SAVING,
+        metavar="NAMES",
     )
-    best_margin: float = flag(0.01, "checkpoint at each reward that beats the best by this")
-    best_spacing: int | None = flag(
+    save_threshold: float = setting(
+        0.3,
+        "checkpoint when the reward (0 to 1: its place in the task's range) first passes this",
+        group=SAVING,
+    )
+    best_margin: float = setting(
+        0.01, "checkpoint at each reward that beats the best by this", group=SAVING
+    )
+    best_spacing: int | None = setting(
         None,
         "steps between checkpoints for nothing but a new best, at least (default: chosen when the "
-        "first checkpoint is written, so that they "
-        "take a twentieth of the time at most)",
+        "first checkpoint is written, so that they take a twentieth of the time at most)",
+        group=SAVING,
     )
-    keep_best: bool = flag(
-        False, "keep the best checkpoint, beside the first, the second to last and the last"
+    keep_best: bool = setting(
+        False,
+        "keep the best checkpoint, beside the first, the second to last and the last",
+        group=SAVING,
     )
-    samples_every: int = flag(10, "steps between entries of samples.log")
-    log_every: int = flag(1, "steps between lines on the console")
-    track: str | None = flag(
-        None, "send the figures to " + ", ".join(TRACKERS) + " too (several: commas between them)"
-    )
+    samples_every: int = setting(10, "steps between entries of samples.log", group=SAVING)
+    log_every: int = setting(1, "steps between lines on the console", group=SAVING)
 
     def __post_init__(self):
-        for name, good, fix in self._checks():
-            if not good:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: {fix}")
+        for name, is_good, fix in self._checks():
+            if not is_good:
+                raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
 
-    def _checks(self):
-        one_of = lambda *names: "give one of " + ", ".join(names)  # noqa: E731
-        yield "control", self.control in CONTROLS, one_of(*CONTROLS)
-        yield (
-            "problems",
-            self.problems == "fresh" or not self.dataset,
-            "leave it out: --dataset says which problems there are",
-        )
-        yield (
-            "name",
-            self.name is None
-            or re.fullmatch(r"[^/\\\0]+", self.name)
-            and self.name.strip(".") != "",
-            "give the plain name of a folder in runs",
-        )
-        yield "preflight", self.preflight in PREFLIGHTS, one_of(*PREFLIGHTS)
-        yield "level", self.level >= 0, "give a positive number of words"
-        yield "shots", self.shots >= 0, "give 0 or more"
-        yield (
-            "group_size",
-            self.group_size >= 2,
-            "a group of one has no variance and nothing to learn from; give 2 or more",
-        )
-        yield "prompts", self.prompts >= 1, "give 1 or more"
+    def _checks(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield the name of each checked setting, whether it is good, and what would be."""
+        yield from self._choice_checks()
+        yield from self._range_checks()
+        yield from self._combination_checks()
+
+        if self.curriculum:
+            parse_levels(self.curriculum, "--curriculum", must_rise=True)
+        template_arguments(self.chat_template_kwargs)
+        fixed_size(self.problems)
+
+    def _choice_checks(self) -> Iterator[tuple[str, bool, str]]:
+        for spec in dataclasses.fields(self):
+            choices = spec.metadata.get("choices")
+            value = getattr(self, spec.name)
+            if choices and value is not None:
+                yield spec.name, value in choices, f"give one of {', '.join(choices)}"
+
+        for name, choices in (("accept_changes", SOURCES), ("track", TRACKERS)):
+            is_good = set(names_in(getattr(self, name))) <= set(choices)
+            yield name, is_good, f"give one of {', '.join(choices)}"
+        is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
+        yield "device", is_device, "give one of auto, cpu, cuda"
+
+    def _range_checks(self) -> Iterator[tuple[str, bool, str]]:
+        for names, least in ((FROM_ZERO, 0), (FROM_ONE, 1)):
+            for name in names:
+                value = getattr(self, name)
+                yield name, value is None or value >= least, f"give {least} or more"
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            yield name, value is None or value > 0, "give a number above 0"
+
+        good_group = self.group_size >= 2
+        fix = "a group of one has no variance and nothing to learn from; give 2 or more"
+        yield "group_size", good_group, fix
         yield "temperature", self.temperature > 0, "give a number above 0"
         yield "top_p", 0 < self.top_p <= 1, "give a number above 0 and up to 1"
-        yield "top_k", self.top_k >= 0, "give 0 (all tokens) or more"
-        yield "max_new_tokens", self.max_new_tokens >= 0, "give 0 (computed) or more"
-        yield (
-            "dtype",
-            self.dtype in ("auto", "float32", "bfloat16"),
-            one_of("auto", "float32", "bfloat16"),
-        )
-        yield (
-            "device",
-            self.device.split(":")[0] in ("auto", "cpu", "cuda"),
-            one_of("auto", "cpu", "cuda"),
-        )
-        yield (
-            "on_degenerate",
-            self.on_degenerate in ("keep", "skip", "resample"),
-            one_of("keep", "skip", "resample"),
-        )
-        yield "warm_start", self.warm_start in WAYS, one_of(*WAYS)
-        yield "on_alarm", self.on_alarm in ("say", "stop"), one_of("say", "stop")
-        yield "loss", self.loss in LOSSES, one_of(*LOSSES)
-        yield "scale", self.scale in SCALES, one_of(*SCALES)
-        yield "credit", self.credit in CREDITS, one_of(*CREDITS)
-        yield (
-            "credit",
-            self.credit == "outcome" or self.loss != "gspo",
-            "gspo weighs whole sequences, not tokens; give another --loss",
-        )
-        yield "schedule", self.schedule in (None, *SCHEDULES), one_of(*SCHEDULES)
-        yield (
-            "promote_by",
-            self.promote_by in (None, "running", "heldout"),
-            one_of("running", "heldout"),
-        )
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
-        yield "learning_rate", 0 <= self.learning_rate < 1, "give a number from 0 up to 1"
-        yield "lora_rank", self.lora_rank >= -1, "give 0 (full fine-tuning) or more"
-        yield "lora_variant", self.lora_variant in LORA_VARIANTS, one_of(*LORA_VARIANTS)
-        yield "quantise", self.quantise in QUANTISED, one_of(*QUANTISED)
-        yield (
-            "quantise",
-            self.quantise == "none" or self.lora_rank != 0,
-            "give --lora-rank 16 too: what is quantised cannot be trained",
+        rate = self.learning_rate
+        yield "learning_rate", rate is None or 0 <= rate < 1, "give a number from 0 up to 1"
+        mark = self.promote_at
+        yield "promote_at", mark is None or 0 <= mark <= 1, "give a score from 0 to 1"
+        is_draft = self.draft in ("auto", "off") or (
+            self.draft.isdecimal() and int(self.draft) <= MOST_DRAFTED
         )
-        yield "optimizer", self.optimizer in OPTIMIZERS, one_of(*OPTIMIZERS)
-        yield (
-            "shard",
-            not (self.shard and self.lora_rank > 0),
-            "give --lora-rank 0 too; an adapter is small, and each rank holds it whole",
+        yield "draft", is_draft, f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
+
+    def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:
+        is_plain = self.name is None or (
+            re.fullmatch(r"[^/\\\0]+", self.name) is not None and self.name.strip(".") != ""
         )
-        yield (
-            "shard",
-            not (self.shard and self.optimizer == "adamw8bit"),
-            "give one of --shard and --optimizer adamw8bit",
-        )
-        yield "promote_at", 0 <= self.promote_at <= 1, "give a score from 0 to 1"
-        if self.promote_by == "heldout":
+        yield "name", is_plain, "give the plain name of a folder in runs"
+        is_alone = self.problems == "fresh" or not self.dataset
+        yield "problems", is_alone, "leave it out: --dataset says which problems there are"
+        weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
+        fix = "gspo weighs whole sequences, not tokens; give another --loss"
+        yield "credit", weighs_tokens, fix
+        is_trainable = self.quantise == "none" or self.lora_rank != 0
+        fix = "give --lora-rank 16 too: what is quantised cannot be trained"
+        yield "quantise", is_trainable, fix
+        is_large = not (self.shard and self.lora_rank)
+        fix = "give --lora-rank 0 too; an adapter is small, and each rank holds it whole"
+        yield "shard", is_large, fix
+        is_sharded = not (self.shard and self.optimizer == "adamw8bit")
+        yield "shard", is_sharded, "give one of --shard and --optimizer adamw8bit"
+        if self.promote_by == "heldout" and self.promote_at is not None:
             needed = problems_needed(min(self.promote_at, 1))
-            yield (
-                "promote_problems",
-                self.promote_problems >= needed,
+            fix = (
                 f"give {needed} or more: fewer cannot show --promote-at {self.promote_at:g}, even "
-                "if all are right",
+                "if all are right"
             )
-        yield "dynamic_sampling", self.dynamic_sampling >= -1, "give -1 (the default) or more"
-        yield "heat", self.heat >= 1, "give 1 or more"
-        yield "heat_ceiling", self.heat_ceiling >= 1, "give 1 or more"
-        for name in (
-            "beta",
-            "importance_limit",
-            "parity_limit",
-            "variance_threshold",
-            "retries",
-            "weight_decay",
-            "max_grad_norm",
-            "warmup",
-            "micro_tokens",
-            "steps",
-            "eval_every",
-            "best_margin",
-            "rung_minutes",
-            "rung_tokens",
-            "step_tokens",
-            "patience",
-        ):
-            yield name, getattr(self, name) >= 0, "give 0 or more"
-        for name in (
-            "epochs",
-            "eval_problems",
-            "save_every",
-            "samples_every",
-            "log_every",
-            "promote_window",
-            "promote_every",
-            "promote_problems",
-        ):
-            yield name, getattr(self, name) >= 1, "give 1 or more"
-        yield (
-            "best_spacing",
-            self.best_spacing is None or self.best_spacing >= 1,
-            "give 1 or more",
-        )
-        for name in ("clip_low", "clip_high"):
-            yield (
-                name,
-                getattr(self, name) is None or getattr(self, name) > 0,
-                "give a number above 0",
-            )
-        yield (
-            "accept_changes",
-            set(names_in(self.accept_changes)) <= set(SOURCES),
-            one_of(*SOURCES),
-        )
-        yield "track", set(names_in(self.track)) <= set(TRACKERS), one_of(*TRACKERS)
-        parse_mode(self.draft)
-        template_arguments(self.chat_template_kwargs)
-        if self.curriculum:
-            parse_rungs(self.curriculum)
-        fixed_size(self.problems)
+            yield "promote_problems", self.promote_problems >= needed, fix
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -552,7 +651,8 @@ class Config:
         for.
         """
         if self.curriculum:
-            return parse_rungs(self.curriculum)
+            return parse_levels(self.curriculum, "--curriculum", must_rise=True)
+        assert self.level is not None, "the configuration is resolved"
         climbs = self.ramp and self.task == "interleave" and not self.dataset
         return ramp_to(self.level) if climbs else [self.level]
 
@@ -564,100 +664,162 @@ class Config:
         )
 
 
+FROM_ZERO = (
+    "shots",
+    "lora_rank",
+    "top_k",
+    "beta",
+    "importance_limit",
+    "parity_limit",
+    "variance_threshold",
+    "retries",
+    "weight_decay",
+    "max_grad_norm",
+    "warmup",
+    "eval_every",
+    "best_margin",
+    "rung_minutes",
+    "rung_tokens",
+    "step_tokens",
+    "patience",
+    "dynamic_sampling",
+)
+FROM_ONE = (
+    "level",
+    "steps",
+    "prompts",
+    "max_new_tokens",
+    "micro_tokens",
+    "epochs",
+    "eval_problems",
+    "save_every",
+    "samples_every",
+    "log_every",
+    "promote_window",
+    "promote_every",
+    "promote_problems",
+    "best_spacing",
+    "temperature_factor",
+    "temperature_ceiling",
+)
+
+
+def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
+    """Fill in what was left automatic, except the learning rate, which needs the loaded model.
+
+    `levels` are those of the --dataset. Raises UserError where it lacks a level that is to be
+    trained on.
+    """
+    is_builtin = config.model == "builtin"
+    is_chosen = bool(config.level or config.curriculum)
+    level = config.level
+    if level is None and config.curriculum:
+        level = config.rungs[-1]
+    elif level is None:
+        level = max(levels, default=getattr(task, "default_level", 1))
+
+    rank = config.lora_rank
+    if rank is None:
+        rank = 0 if is_builtin else LORA_RANK
+    steps = config.steps
+    if steps is None and is_builtin:
+        steps = getattr(task, "default_steps", lambda level: 100)(level)
+
+    promote_by = config.promote_by or ("heldout" if config.curriculum else "running")
+    promote_at = PROMOTE_AT[promote_by] if config.promote_at is None else config.promote_at
+    varied = config.dynamic_sampling
+    if varied is None:
+        varied = LEAST_VARIED if promote_by == "heldout" else 0
+
+    resolved = dataclasses.replace(
+        config,
+        level=level,
+        mixed=config.mixed or (len(levels) > 1 and not is_chosen),
+        promote_by=promote_by,
+        promote_at=promote_at,
+        dynamic_sampling=varied,
+        lora_rank=rank,
+        schedule=config.schedule or ("constant" if is_builtin else "cosine"),
+        reward=config.reward or getattr(task, "reward", None),
+        steps=steps or STEPS,
+        resume=None,
+        accept_changes=None,
+    )
+    if levels and not resolved.mixed:
+        _check_levels(resolved, levels)
+    return resolved
+
+
+def _check_levels(config: Config, levels: Collection[int]):
+    """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
+    missing = [rung for rung in config.rungs if rung not in levels]
+    if missing:
+        flag = "--curriculum" if config.curriculum else "--words"
+        raise UserError(
+            f"{flag} {config.curriculum or config.level}: {config.dataset} has no problem of level "
+            f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
+        )
+
+
+def spelled(name: str) -> str:
+    """Return how a user writes the setting `name`.
+
+    >>> spelled("group_size"), spelled("level"), spelled("top_p")
+    ('--group-size', '--words', '--config: top_p')
+    """
+    spec = Config.__dataclass_fields__[name]
+    if not spec.metadata.get("is_flag"):
+        return f"--config: {name}"
+    return spec.metadata["flags"][0] if spec.metadata["flags"] else f"--{name.replace('_', '-')}"
+
+
+def translated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that an older version wrote, under today's names."""
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    for name, automatic in WERE_AUTOMATIC.items():
+        if values.get(name) == automatic:
+            values[name] = None
+    if values.get("loss") == "bnpo":  # DAPO's loss under another name, with another clip
+        values |= {"loss": "dapo", "clip_high": values.get("clip_high") or 0.2}
+    return values
+
+
+def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return settings read from `where`, in today's names.
+
+    Raises UserError for unknown names and for values of another kind.
+    """
+    values = translated(values)
+    kinds = get_type_hints(Config)
+    for name, value in values.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(str(name), kinds, 1)
+            hint = f"did you mean {near[0]}?" if near else "it was made by another version"
+            raise UserError(f"{where}: unknown key {name}; {hint}")
+
+        whole = kinds[name]
+        allowed = [
+            get_origin(one) or one
+            for one in (get_args(whole) if isinstance(whole, UnionType) else (whole,))
+        ]
+        if not any(_is(value, one) for one in allowed):
+            names = " or ".join(one.__name__ for one in allowed)
+            raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
+    return values
+
+
 def load_config(path: Path) -> Config:
-    """Read the configuration of a run. Raises UserError for a file that is none, for unknown keys,
-    and for values of another kind.
+    """Read the configuration of a run.
+
+    Raises UserError for a file that is none, for unknown keys and for values of another kind.
     """
     values = read_config(path)
     values.pop("facts", None)
-    unknown = set(values) - {f.name for f in dataclasses.fields(Config)}
-    if unknown:
-        raise UserError(
-            f"{path}: unknown key {sorted(unknown, key=str)[0]}; the run was made by another "
-            "version"
-        )
-    for name, kind in get_type_hints(Config).items():
-        kinds = [
-            get_origin(one) or one
-            for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))
-        ]
-        if name in values and not any(_is(values[name], one) for one in kinds):
-            raise UserError(
-                f"{path}: {name} is {values[name]!r}, and should be "
-                f"{' or '.join(one.__name__ for one in kinds)}"
-            )
-    return Config(**values)
+    return Config(**checked(values, str(path)))
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether `value` is a `kind`; whole numbers pass for fractions, True and False for
-    no number.
-    """
+    """Whether `value` is a `kind`; whole numbers pass as fractions, booleans not as numbers."""
     return isinstance(value, bool) == (kind is bool) and isinstance(
         value, (int, float) if kind is float else kind
     )
-
-
-class _Parser(Parser, HfArgumentParser):
-    """The flags of a dataclass, and mistakes in one line."""
-
-
-def parse(argv: list[str]) -> tuple[Config, dict[str, Any]]:
-    """Return the configuration of a command line, and the flags that were given by name.
-
-    Raises UserError for an unknown flag (naming the nearest known one) and for a bad value.
-    """
-    parser = _Parser(
-        Config,
-        prog="python train.py",
-        description="Train a language model by GRPO.",
-        allow_abbrev=False,
-        epilog=flags_of_tasks(),
-    )
-    _remove(parser, "task_options")  # the task's own flags are read by name, below
-    _remove(parser, "start")  # follows from --model, see `grpo.run.start`
-    _remove(parser, "mixed")  # follows from the dataset, see `Run.settle`
-    known = [option for action in parser._actions for option in action.option_strings]
-    for (
-        action
-    ) in parser._actions:  # what is not given is left to Config, so that what was given is known
-        if any(option.startswith("--no-") for option in action.option_strings):
-            action.help = "do not " + action.help
-        elif action.default not in (None, SUPPRESS) and "(default" not in action.help:
-            action.help += f" (default: {action.default})".replace("%", "%%")
-        action.default = SUPPRESS
-    values, unknown = parser.parse_known_args(argv)
-    given = vars(values)
-    options, unknown = (
-        split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
-    )
-    if unknown:
-        near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
-        raise UserError(
-            f"{unknown[0]}: no such flag; "
-            + (f"did you mean {near[0]}?" if near else "see python train.py --help")
-        )
-    if options:
-        given["task_options"] = options
-    return Config(**_with_files(given)), given
-
-
-def _with_files(given: dict[str, Any]) -> dict[str, Any]:
-    """Put the texts of files that flags name into `given`, so that the run holds them whatever
-    becomes of the files.
-    """
-    if "system" in given:
-        given["system"] = system_text(given["system"])
-    if file := given.get("wording"):
-        given["wording"] = wording_text(file)
-        if "resume" not in given:  # else the task is the run's, which is not read yet
-            check_wording(given.get("task", Config.task), given["wording"], file)
-    return given
-
-
-def _remove(parser: HfArgumentParser, name: str):
-    action = next(action for action in parser._actions if action.dest == name)
-    parser._remove_action(action)
-    action.help = SUPPRESS  # its group knows it still
-    for option in action.option_strings:
-        del parser._option_string_actions[option]

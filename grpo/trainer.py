@@ -89,8 +89,8 @@ class Trainer:
             temperature=config.temperature,
             threshold=config.variance_threshold,
             retries=config.retries,
-            heat=config.heat,
-            ceiling=config.heat_ceiling,
+            heat=config.temperature_factor,
+            ceiling=config.temperature_ceiling,
         )
         self.reward_range = range_of(task)
         self.draft, self.drafting = draft_of(task), AcceptanceModel(config.draft)
@@ -110,7 +110,7 @@ class Trainer:
             ranks.size if config.shard else 1,
         )
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
-        if config.forget_activations:
+        if config.gradient_checkpointing:
             policy.forget_activations()
         self.said: list[str] = []  # what happened in the step under way, for the console
         # The groups of the step under way, for the record if it fails.
@@ -129,7 +129,7 @@ class Trainer:
             groups += self.rollout(step, more, clock)
             kept = [group for group in groups if group.action == "keep"]
 
-            has_enough = len(kept) >= self.config.dynamic_sampling
+            has_enough = len(kept) >= (self.config.dynamic_sampling or 0)
             if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
                 break
 
@@ -210,7 +210,7 @@ class Trainer:
         """
         passed: list[Problem] = []
         stream = (self.supply.at(i, level) for i in count(index))
-        problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens))
+        problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens or 0))
         return index + len(passed), problem
 
     def affordable(self, problems: Sequence[Problem]) -> int:

@@ -16,9 +16,9 @@ from pathlib import Path
 from data.files import read_json, write_whole
 from tasks.base import SPLITS, Parser, Task, UserError, exit_status, load_task, split_options
 from tasks.dataset import write_problems
+from tasks.levels import LADDER, parse_levels
 from tasks.supply import distinct_problems
 
-CURRICULUM = (10, 25, 50, 100, 200, 500)
 MANIFEST = "manifest.json"
 
 
@@ -64,15 +64,6 @@ def _manifest_files(path: Path) -> dict[str, dict]:
     return manifest["files"]
 
 
-def _levels(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(
-            f"--levels {text}: must be whole numbers above 0 with commas between, like 10,25"
-        )
-    return [int(part) for part in parts]
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m tasks.generate",
@@ -91,7 +82,7 @@ def _parser() -> Parser:
         "--levels", metavar="L,L,...", help="levels (default: the task's own level)"
     )
     levels.add_argument(
-        "--curriculum", action="store_true", help=f"levels {','.join(map(str, CURRICULUM))}"
+        "--curriculum", action="store_true", help=f"levels {','.join(map(str, LADDER))}"
     )
     parser.add_argument(
         "--size", type=int, default=500, metavar="N", help="problems a level (default: %(default)s)"
@@ -132,11 +123,15 @@ def write(arguments: list[str] | None) -> int:
     if not 1 <= options.oversize < math.inf:
         raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
     task = load_task(options.task, options=task_options)
-    levels = _levels(options.levels) if options.levels is not None else [task.default_level]
+    levels = (
+        parse_levels(options.levels, "--levels")
+        if options.levels is not None
+        else [task.default_level]
+    )
     generate(
         task,
         split=options.split,
-        levels=list(CURRICULUM) if options.curriculum else levels,
+        levels=list(LADDER) if options.curriculum else levels,
         size=round(options.size * options.oversize),
         seed=options.seed,
         folder=options.output_dir,

@@ -12,6 +12,7 @@ import numpy as np
 
 from tasks.base import Parser, exit_status, problem_at
 from tasks.interleave import Interleave, interleaved
+from tasks.levels import LADDER, parse_levels
 
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
 
@@ -69,13 +70,6 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
     return {key: float(np.mean(values)) for key, values in pay.items()}
 
 
-def levels(text: str) -> list[int]:
-    """Return the levels of "10,25,50"; argparse turns the ValueError of anything else into its one
-    line.
-    """
-    return [int(part) for part in text.split(",")]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
     return exit_status("tasks.traps", lambda: show(argv))
@@ -83,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="python -m tasks.traps", description=__doc__.splitlines()[0])
-    parser.add_argument("--levels", type=levels, default="10,25,50,100,200,500")
+    parser.add_argument("--levels", default=",".join(map(str, LADDER)))
     parser.add_argument("--samples", type=int, default=5, help="problems averaged over")
     arguments = parser.parse_args(argv)
-    for level in arguments.levels:
+    for level in parse_levels(arguments.levels, "--levels"):
         pay = table([level], arguments.samples)
         print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
         print("|---|" + "---|" * len(Interleave.rewards))

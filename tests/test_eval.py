@@ -105,7 +105,14 @@ def longest(name):
     )
 
 
-CLIMB = ["--curriculum", "1,2", "--promote-every", "1", "--promote-problems", "3"]
+CLIMB = [
+    "--curriculum",
+    "1,2",
+    "--config",
+    "{promote_every: 1}",
+    "--config",
+    "{promote_problems: 3}",
+]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +166,7 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     prints as well.
     """
     settings = {"temperature": 0.7, "top_k": 7, "top_p": 0.9, "max_new_tokens": 9}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    flags = ["--config", json.dumps(settings)]
     options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
     assert run(*options, *flags) == 0
     said = capsys.readouterr().out
@@ -191,7 +198,9 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
 
 def test_top_k_and_top_p_hold_in_the_evaluations_of_a_run(run):
     """From the likeliest token alone every evaluation writes what greedy decoding writes."""
-    assert run("--task", "ponder.py:Ponder", "--top-k", "1", "--learning-rate", "1e-9") == 0
+    assert (
+        run("--task", "ponder.py:Ponder", "--config", "{top_k: 1}", "--learning-rate", "1e-9") == 0
+    )
     first, last = (read_jsonl_zst(Path(f"runs/a/rollouts/eval-00000{i}.jsonl.zst")) for i in (0, 2))
     assert [line["completions"][0]["logprobs"] for line in first] == [
         [0.0] * len(line["completions"][0]["tokens"]) for line in first

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import stat
 import subprocess
@@ -50,10 +51,10 @@ FLAGS = [
     "2",
     "--save-every",
     "9",
-    "--save-threshold",
-    "9",
-    "--best-margin",
-    "9",
+    "--config",
+    "{save_threshold: 9}",
+    "--config",
+    "{best_margin: 9}",
     "--device",
     "cpu",
 ]
@@ -161,7 +162,7 @@ CASES = [pytest.param(c, marks=[pytest.mark.slow] * (c == "no-error")) for c in 
 @pytest.mark.parametrize("case", CASES)
 def test_a_lost_console_does_not_lose_the_run(here, case):
     how, why = LOST[case]
-    done = shell(f"$TRAIN {' '.join(FLAGS)} --name {case} {how}")
+    done = shell(f"$TRAIN {shlex.join(FLAGS)} --name {case} {how}")
     assert done.returncode == 0, done.stderr
     assert_same_run(Path("runs/whole"), Path("runs") / case)
     lines = warnings_of(case)

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 import eval as evaluation
 import train
 from data.files import read_jsonl_zst, write_jsonl_zst
-from grpo.config import Config, parse
+from grpo.config import Config
+from grpo.flags import parse
 from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
 from grpo.run.start import start_from

@@ -54,18 +54,18 @@ FLAGS = [
     "resample",
     "--beta",
     "0.1",
-    "--importance-limit",
-    "2",
-    "--micro-tokens",
-    "300",
+    "--config",
+    "{importance_limit: 2}",
+    "--config",
+    "{micro_tokens: 300}",
     "--device",
     "cpu",
     "--dtype",
     "float32",
     # Batches of another size round otherwise, and a token of the far tail, of which there are
     # thousands, may then give way to the next one.
-    "--top-k",
-    "20",
+    "--config",
+    "{top_k: 20}",
 ]
 
 

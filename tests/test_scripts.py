@@ -28,7 +28,7 @@ def known():
 def flags_of(main):
     """Return the flags in a program's --help, those of the tasks among them."""
     with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
-        main(["--help"])
+        main(["--help-all" if main is train.main else "--help"])
     return set(FLAG.findall(said.getvalue()))
 
 

@@ -32,11 +32,11 @@ from tasks.dataset import write_problems
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "
     "cpu --no-ramp "
-    "--warmup 0 --max-new-tokens 16 --preflight off"
+    "--config {'warmup':0} --max-new-tokens 16 --preflight off"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {
-    "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2", "--lora-alpha", "4"],
+    "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2", "--config", "{lora_alpha: 4}"],
     "full": ["--words", "2", "--lora-rank", "0"],
 }
 SECOND = {"lora": [*TASK, "--level", "2"], "full": TASK}  # another level, and another task
@@ -135,7 +135,7 @@ def test_an_adapter_over_a_model_fine_tuned_in_full_has_a_learning_rate_of_its_o
     planned, _ = parse_plan(["--model", "runs/full", "--lora-rank", "4", "--words", "4"])
     assert planned.model == planned.start == "runs/full/checkpoints/step-000002"
     assert planned.lora_rank == 4
-    assert planned.learning_rate == 0  # automatic: it follows once the model is loaded
+    assert planned.learning_rate is None  # automatic: it follows once the model is loaded
 
 
 def test_the_policy_and_its_reference_are_those_of_the_start(here):
@@ -224,8 +224,8 @@ def test_fresh_problems_go_on_where_the_first_run_ended(here):
             "--lora-rank 8: the adapter of runs/lora/checkpoints/step-000002 has 2;",
         ),
         (["--lora-rank", "0"], "python -m grpo.export runs/lora/checkpoints/step-000002 FOLDER"),
-        (["--lora-alpha", "8"], "--lora-alpha 8.0: the adapter of"),
-        (["--lora-variant", "dora"], "--lora-variant dora: the adapter of"),
+        (["--config", "{lora_alpha: 8}"], "--config: lora_alpha 8: the adapter of"),
+        (["--config", "{lora_variant: dora}"], "--config: lora_variant dora: the adapter of"),
     ],
 )
 def test_another_adapter_is_refused(here, capsys, flags, said):

@@ -46,10 +46,10 @@ SMALL = [
     "2",
     "--eval-every",
     "3",
-    "--save-threshold",
-    "9",
-    "--best-margin",
-    "9",
+    "--config",
+    "{save_threshold: 9}",
+    "--config",
+    "{best_margin: 9}",
     "--device",
     "cpu",
 ]
@@ -158,25 +158,25 @@ CLIMBS = {
         "3,4,5,6",
         "--promote-at",
         "0.1",
-        "--promote-every",
-        "1",
-        "--promote-problems",
-        "3",
-        "--step-tokens",
-        "120",
+        "--config",
+        "{promote_every: 1}",
+        "--config",
+        "{promote_problems: 3}",
+        "--config",
+        "{step_tokens: 120}",
     ],
-    "budgets": ["--curriculum", "3,4,5", "--rung-tokens", "300", "--promote-at", "1"],
+    "budgets": ["--curriculum", "3,4,5", "--config", "{rung_tokens: 300}", "--promote-at", "1"],
 }
 
 
 ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
-DORA = [*ADAPTER, "--lora-variant", "dora"]
+DORA = [*ADAPTER, "--config", "{lora_variant: dora}"]
 
 
 @pytest.mark.parametrize(
     "tuning",
     [
-        [*CLIMBS["ladder"], "--credit", "alignment", "--epochs", "2"],
+        [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(ADAPTER, marks=pytest.mark.slow),
         pytest.param(DORA, marks=pytest.mark.slow),
@@ -265,13 +265,14 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
         "4,6",
         "--promote-at",
         "0.01",
-        "--promote-every",
-        "1",
-        "--promote-problems",
-        "5",
+        "--config",
+        "{promote_every: 1}",
+        "--config",
+        "{promote_problems: 5}",
         "--save-every",
         "9",
-        "--stop-when-climbed",
+        "--config",
+        "{stop_when_climbed: true}",
     ]
     assert train.main(arguments) == 0
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
@@ -316,7 +317,15 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
 
 
 def test_a_run_ends_with_the_budget_of_its_last_rung(tmp_path, capsys):
-    run("--name", "a", "--no-ramp", "--rung-minutes", "0.000001", "--step-tokens", "60")
+    run(
+        "--name",
+        "a",
+        "--no-ramp",
+        "--config",
+        "{rung_minutes: 0.000001}",
+        "--config",
+        "{step_tokens: 60}",
+    )
     said = capsys.readouterr().out
     assert (
         re.search(
@@ -403,7 +412,9 @@ def test_bad_command_lines(tmp_path, capsys):
     )
     assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
     assert "--curriculum auto: give rising numbers" in said("--curriculum", "auto")
-    assert "--promote-by luck: give one of running, heldout" in said("--promote-by", "luck")
+    assert "--config: promote_by luck: give one of running, heldout" in said(
+        "--config", "{promote_by: luck}"
+    )
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
     assert "--max-new-tokens 3: the right answer takes" in said(
         "--words", "6", "--max-new-tokens", "3"
@@ -669,8 +680,8 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tin
         "1",
         "--task",
         "trapped.py:Trapped",
-        "--on-alarm",
-        "stop",
+        "--config",
+        "{on_alarm: stop}",
     ]
     assert train.main([*options, "--name", "a"]) == 3
     reason = (
@@ -721,7 +732,7 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tin
         assert train.main(["--resume", "runs/cut", *trapped]) == 3
         assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {reason}")
     assert timeless(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == timeless(steps)
-    assert train.main(["--resume", "runs/cut", *trapped, "--on-alarm", "say"]) == 0
+    assert train.main(["--resume", "runs/cut", *trapped, "--config", "{on_alarm: say}"]) == 0
     lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
     assert (
         len(lines) == 9

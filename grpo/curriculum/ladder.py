@@ -10,15 +10,13 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Mapping
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
-from tasks.base import UserError
+from tasks.levels import LADDER
 
-LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 PROMOTE_AT = {
     "running": 0.9,
     "heldout": 0.97,
@@ -47,20 +45,6 @@ def ramp_to(level: int) -> list[int]:
     [10, 25, 40]
     """
     return [rung for rung in LADDER if rung < level] + [level]
-
-
-def parse_rungs(text: str) -> list[int]:
-    """Return the levels written as "10,25,50". Raises UserError unless they rise from 1 or more."""
-    try:
-        rungs = [int(part) for part in text.split(",")]
-    except ValueError:
-        rungs = []
-
-    if not rungs or rungs[0] < 1 or any(low >= high for low, high in pairwise(rungs)):
-        raise UserError(
-            f"--curriculum {text}: give rising numbers with commas between them, e.g. 10,25,50"
-        )
-    return rungs
 
 
 def level_draws(seed: int, step: int, drawn: int) -> random.Random:

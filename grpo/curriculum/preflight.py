@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from grpo.curriculum.ladder import LADDER
 from grpo.distributed import ALONE, Ranks
 from grpo.evaluate import TOO_MANY_TRUNCATED, Sampling, evaluate, select, truncated_share
 from grpo.learn.logprobs import token_logprobs
@@ -34,6 +33,7 @@ from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.variance import classify
 from tasks.base import Problem, Task, is_right, levels_of, range_of
+from tasks.levels import LADDER
 from tasks.supply import Supply, patience
 
 SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run

@@ -7,15 +7,14 @@ them all):
 
     kind     weight of a token        policy term, to be minimised         source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
-    bnpo     1 / (all tokens)         the same                             TRL's name for it
     dapo     1 / (all tokens)         the same                             arXiv:2503.14476
     dr_grpo  1 / (R * max_length)     the same                             arXiv:2503.20783
     gspo     1 / (R * its length)     the same, q that of the sequence     arXiv:2507.18071, s_i
     cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp       arXiv:2506.13585
 
-with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). So bnpo and dapo are one arithmetic: DAPO
-is the same mean with a larger clip_high (0.28 beside 0.2), which is for the caller to choose, as
-are GSPO's much narrower bounds (3e-4, 4e-4) and CISPO's open lower one (clip_low >= 1).
+with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). The bounds are the caller's: DAPO has a
+larger clip_high (0.28 instead of 0.2; with 0.2 it is what TRL calls bnpo), GSPO much narrower
+bounds (3e-4, 4e-4), and CISPO no lower one (clip_low >= 1).
 Departures: "all" means all rows of the step (TRL's bnpo: of a micro-batch), so that the gradient
 does not depend on how a step is cut; every kind may have the KL term, inside the same mean, where
 the k3 of a token is multiplied by its ratio (arXiv:2512.02556): at q = 1 that changes no value,
@@ -28,7 +27,8 @@ has no effect.
 import torch
 from torch import Tensor
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo")
+from grpo.choices import LOSSES
+
 SHAPING = 0.1  # gamma of the shaping of demonstrations, as in the paper
 
 

@@ -21,10 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.distributed import ALONE, Ranks
-from grpo.model.memory import STATE
 from tasks.base import needs
-
-OPTIMIZERS = tuple(STATE)
 
 
 def maker(

@@ -39,12 +39,12 @@ STRANGERS = {
     "trust_remote_code": False,
     "use_safetensors": True,
 }  # a model's files are data: none of them is executed or unpickled
-QUANTISED = {
+BITS_OPTIONS = {
     "none": None,
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }  # as bitsandbytes is asked for them
-LORA_VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+PEFT_OPTIONS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 NAMED = 3  # tensors that an error names of each kind
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
@@ -72,7 +72,7 @@ def load_policy(
     of it. `start` is the checkpoint of an earlier run that this one began with: `spec` itself, or
     one that holds an adapter on top of `spec`. `dtype` auto is float32 on a CPU, with gradients by
     bfloat16 products where it has AMX, and bfloat16 on a GPU under LoRA, and for a model that is
-    saved so. `lora_variant` is one of LORA_VARIANTS, `quantise` of QUANTISED (under LoRA). Raises
+    saved so. `lora_variant` is one of PEFT_OPTIONS, `quantise` of BITS_OPTIONS (under LoRA). Raises
     UserError when it cannot be loaded.
     """
     transformers_logging.set_verbosity_error()
@@ -162,7 +162,7 @@ def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
         lora_alpha=alpha,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
-        **LORA_VARIANTS[variant],
+        **PEFT_OPTIONS[variant],
     )
 
 
@@ -351,9 +351,8 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     with needs("bitsandbytes", "bits", f"--quantise {name}"):
         if not is_bitsandbytes_available():
             raise ImportError
-    return {
-        "quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **QUANTISED[name])
-    }
+    options = BITS_OPTIONS[name]
+    return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
 
 
 def load_shape(spec: str):

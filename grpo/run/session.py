@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,7 @@ import torch
 import transformers
 
 from data.files import read_json
-from grpo.config import ON_RESUME, Config, load_config, names_in
+from grpo.config import ON_RESUME, Config, load_config, names_in, spelled, translated
 from grpo.curriculum.ladder import PROMOTE_AT, is_shown
 from grpo.curriculum.preflight import (
     PROBLEMS,
@@ -85,7 +85,6 @@ from grpo.run.sources import (
     unknown,
 )
 from grpo.run.start import start_from
-from grpo.run.trackers import check_installed
 from grpo.text import shortened
 from grpo.trainer import Trainer, curriculum_of
 from grpo.verdict import Verdict, reach_verdict, values_by_problem
@@ -101,8 +100,6 @@ from tasks.base import (
 )
 
 EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
-LORA_RANK = 64  # of models that are not ours
-STEPS = 800  # of models that are not ours; a run that is solved ends sooner
 BUILTIN_RATE = 2e-4
 WARM_START_SEED = 3_000_017  # of the looks that end an imitation
 WARM_START_PROBLEMS = 32
@@ -156,7 +153,7 @@ def open_run(
     for name in changed:
         if name not in ON_RESUME:
             raise UserError(
-                f"--{name.replace('_', '-')} {shortened(str(changed[name]))}: the run in {folder} "
+                f"{spelled(name)} {shortened(str(changed[name]))}: the run in {folder} "
                 "has "
                 f"{shortened(str(saved[name])) or 'none'}; with "
                 f"--resume only {', '.join(ON_RESUME)} can be changed"
@@ -199,57 +196,16 @@ class Run:
                 self.locks.enter_context(locked(self.folder))
             yield
 
-    def settle(self, config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-        """Fill in what was left to defaults; `config.yaml` holds the result. `levels` are those of
-        the --dataset.
-
-        Raises UserError where the dataset lacks a level that is to be trained on.
-        """
-        check_installed(config.track)
-        builtin = config.model == "builtin"
-        rank = (0 if builtin else LORA_RANK) if config.lora_rank < 0 else config.lora_rank
-        level = config.level or (
-            config.rungs[-1]
-            if config.curriculum
-            else max(levels, default=getattr(task, "default_level", 1))
-        )
-        chosen = config.level or config.curriculum
-        mixed = config.mixed or (len(levels) > 1 and not chosen)
-        promote_by = config.promote_by or ("heldout" if config.curriculum else "running")
-        varied = (
-            8 * (promote_by == "heldout")
-            if config.dynamic_sampling < 0
-            else config.dynamic_sampling
-        )
-        self.config = dataclasses.replace(
-            config,
-            level=level,
-            mixed=mixed,
-            promote_by=promote_by,
-            promote_at=config.promote_at or PROMOTE_AT[promote_by],
-            dynamic_sampling=varied,
-            lora_rank=rank,
-            schedule=config.schedule or ("constant" if builtin else "cosine"),
-            reward=config.reward or getattr(task, "reward", None),
-            steps=config.steps
-            or (getattr(task, "default_steps", lambda level: 100)(level) if builtin else STEPS),
-            resume=None,
-            accept_changes=None,
-        )
-        if levels and not mixed:
-            _check_levels(self.config, levels)
-        return self.config
-
     def settle_rate(self, policy: Policy) -> Config:
         """Fill in the learning rate where none was asked for: it depends on the size of
         the model.
         """
         config = self.config
-        rate = config.learning_rate or (
-            BUILTIN_RATE
-            if config.model == "builtin" and not config.lora_rank
-            else default_rate(policy.causal.config.hidden_size, is_lora=policy.is_lora)
-        )
+        rate = config.learning_rate
+        if rate is None and config.model == "builtin" and not config.lora_rank:
+            rate = BUILTIN_RATE
+        elif rate is None:
+            rate = default_rate(policy.causal.config.hidden_size, is_lora=policy.is_lora)
         self.config = dataclasses.replace(config, learning_rate=rate)
         return self.config
 
@@ -273,7 +229,7 @@ class Run:
             return
 
         # A setting that an older version did not have has its default.
-        then = dataclasses.asdict(Config()) | (saved.get("config") or {})
+        then = dataclasses.asdict(Config()) | translated(saved.get("config") or {})
         free = {name: then[name] for name in ON_RESUME}
         settings = {name: then[name] for name in self.found if name not in free}
         found = {name: value for name, value in self.found.items() if name not in free}
@@ -688,7 +644,7 @@ class Run:
     def _sampling(self) -> Sampling:
         """How training and evaluations alike sample."""
         config = self.config
-        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens)
+        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens or 0)
 
     def evaluate(self, is_final: bool = False):
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
@@ -1004,22 +960,6 @@ def check_fit(trainer: Trainer, probes: int = 16):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
             trainer.budget(trainer.policy.encode(problem), problem)
-
-
-def _check_levels(config: Config, levels: Collection[int]):
-    """Raise UserError where the dataset, which has these `levels`, lacks one that is to be trained
-    on.
-    """
-    missing = [rung for rung in config.rungs if rung not in levels]
-    if missing:
-        name = "--words" if config.task == "interleave" else "--level"
-        flag = (
-            f"--curriculum {config.curriculum}" if config.curriculum else f"{name} {config.level}"
-        )
-        raise UserError(
-            f"{flag}: {config.dataset} has no problem of level {missing[0]}; it has those of "
-            f"{', '.join(map(str, sorted(levels)))}"
-        )
 
 
 def _free(home: Path, config: Config) -> Path:

@@ -24,7 +24,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from data.files import read_json
-from grpo.config import SOURCES
+from grpo.choices import SOURCES
 from grpo.model import load
 from grpo.model.gguf import is_gguf
 from grpo.text import shortened

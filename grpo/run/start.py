@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.config import Config, load_config
+from grpo.config import Config, load_config, spelled
 from grpo.run.checkpoint import find_resume
 from tasks.base import UserError
 
 ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")  # what an adapter's shape and scale hang on
 PROMPT = ("system", "shots", "chat_template_kwargs")
 TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)  # by the new run, unless a flag differs
-AUTOMATIC = {"lora_rank": -1, "learning_rate": 0.0}  # values by which a flag leaves it open
 
 
 def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
@@ -44,7 +43,7 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
     if checkpoint is None:
         return config, []
 
-    given = {name: value for name, value in given.items() if value != AUTOMATIC.get(name)}
+    given = {name: value for name, value in given.items() if value is not None}
     earlier = load_config(checkpoint.parent.parent / "config.yaml")
     has_adapter = (checkpoint / "adapter_config.json").exists()
     if has_adapter:
@@ -65,9 +64,8 @@ def _check_adapter(checkpoint: Path, earlier: Config, given: Mapping[str, Any]) 
     for name in ADAPTER:
         own = getattr(earlier, name)
         if name in given and given[name] != own:
-            flag = name.replace("_", "-")
             raise UserError(
-                f"--{flag} {given[name]}: the adapter of {checkpoint} has {own}; leave the flag "
-                "out, or merge "
-                f"the adapter (python -m grpo.export {checkpoint} FOLDER) and give --model FOLDER"
+                f"{spelled(name)} {given[name]}: the adapter of {checkpoint} has {own}; leave it "
+                f"out, or merge the adapter (python -m grpo.export {checkpoint} FOLDER) and give "
+                "--model FOLDER"
             )

@@ -137,7 +137,7 @@ def _batch(config: Config) -> str:
     return ", ".join(
         [
             f"{config.prompts} prompts × {config.group_size} completions",
-            *(text for text, limit in limits.items() if limit > 0),
+            *(text for text, limit in limits.items() if limit),
         ]
     )
 

@@ -21,15 +21,14 @@ import math
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
-from grpo.config import Config
-from grpo.config import parse as parse_training
+from grpo.config import Config, resolve_config
+from grpo.flags import parse as parse_training
 from grpo.model.encoding import prompt_tokens, target_length
 from grpo.model.llama import FAMILIES
 from grpo.model.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
@@ -37,7 +36,6 @@ from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, shape_of,
 from grpo.model.prompts import check_format
 from grpo.rollout.cuda_graph import bucket
 from grpo.rollout.generate import budget
-from grpo.run.session import Run
 from grpo.run.start import start_from
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
@@ -171,7 +169,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     targets = [target_length(tokenizer, problem.target) for problem in problems]
     declared = declared_budget(task, config.level)
     room = max(
-        budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
+        budget(target, prompt, model.context, config.max_new_tokens or 0, config.model, declared)
         for target, prompt in zip(targets, prompts)
     )
     return Work(
@@ -216,7 +214,7 @@ def forecast(
     largest, number = _micro_batches(
         work, mine, config.micro_tokens or update_tokens(shape, gpu.memory, held)
     )
-    activations = shape.activations * largest * (0.1 if config.forget_activations else 1.0)
+    activations = shape.activations * largest * (0.1 if config.gradient_checkpointing else 1.0)
     memory = {
         "weights": weights,
         "optimizer": optimizer - gradients,
@@ -321,7 +319,7 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
         raise UserError(
             f"--dataset {config.dataset}: give --words too, for a plan does not read the file"
         )
-    config = Run(Path()).settle(config, load_task(config.task, config.reward, config.task_options))
+    config = resolve_config(config, load_task(config.task, config.reward, config.task_options))
     if config.quantise != "none":
         raise UserError(f"--quantise {config.quantise}: there is no forecast for it; leave it out")
     return config, own
@@ -352,7 +350,7 @@ def start(argv: list[str]) -> int:
             + (
                 "give --optimizer adamw8bit, or several GPUs and --shard"
                 if not model.is_lora
-                else "give a smaller --micro-tokens or --group-size"
+                else "give a smaller micro_tokens (--config) or --group-size"
             )
         )
         return 1

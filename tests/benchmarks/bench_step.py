@@ -146,8 +146,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
 
 def config_of(arguments, folder: Path):
     """Return our configuration, defaults filled in."""
-    from grpo.config import Config
-    from grpo.run.session import Run
+    from grpo.config import Config, resolve_config
 
     task = RandomRewards()
     config = Config(
@@ -172,7 +171,7 @@ def config_of(arguments, folder: Path):
         shard=arguments.shard,
         quantise=arguments.quantise,
     )
-    return Run(folder).settle(config, task)
+    return resolve_config(config, task)
 
 
 def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from bench_step import memory_used, now, trained_by
 
-from grpo.config import CLIP, Config
+from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
 from grpo.learn.optimizer import maker
 from grpo.model.load import adapter_of, load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
 from grpo.rollout.generate import fitting
-from grpo.run.session import EVAL_SEED, Run
+from grpo.run.session import EVAL_SEED
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, load_task, scores_of
 from tasks.supply import Supply
@@ -96,7 +96,7 @@ class Job:
             prompts=self.prompts,
             group_size=self.group_size,
             temperature=1.0,
-            heat=1.0,
+            temperature_factor=1.0,
             max_new_tokens=self.budget,
             dynamic_sampling=0,
             warm_start="off",
@@ -115,7 +115,7 @@ class Job:
             steps=self.steps,
             seed=self.seed,
         )
-        return Run(Path()).settle(config, self.task())
+        return resolve_config(config, self.task())
 
     def task(self) -> Task:
         return load_task("interleave", self.reward)

@@ -76,6 +76,7 @@ def trainer_for(policy, task=None, **options):
                 "prompts": 2,
                 "group_size": 4,
                 "max_new_tokens": 8,
+                "learning_rate": 0.0,
             }
             | options
         ),
@@ -407,7 +408,7 @@ class Penalty:
 def test_a_run_on_numpys_numbers_and_a_scale_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OTHER_NUMBERS)
-    arguments = ["--task", "own.py:Penalty", "--name", "own", "--save-threshold", "0.01"]
+    arguments = ["--task", "own.py:Penalty", "--name", "own", "--config", "{save_threshold: 0.01}"]
     assert train.main([*SMALL, *arguments]) == 0
 
     run = load_run(tmp_path / "runs" / "own")

@@ -1,14 +1,23 @@
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from grpo.config import Config, load_config, parse
+from grpo import choices
+from grpo.config import Config, load_config, resolve_config, spelled
 from grpo.evaluate import summarise
+from grpo.flags import FILLED_IN, make_parser, parse
+from grpo.model.load import BITS_OPTIONS, PEFT_OPTIONS
+from grpo.model.memory import STATE
 from grpo.records import Group
-from grpo.run.session import Run
+from grpo.rollout.speculative import LENGTHS
 from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave
+
+HOUSE = Path(__file__).resolve().parents[2]
 
 
 def test_every_flag_is_documented():
@@ -63,7 +72,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(on_degenerate="ignore"),
         dict(beta=-1.0),
         dict(epochs=0),
-        dict(heat=0.5),
+        dict(temperature_factor=0.5),
         dict(level=-1),
         dict(draft="on"),
         dict(credit="word"),
@@ -81,7 +90,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
 )
 def test_bad_values_name_their_flag(bad):
     (name,) = bad
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
+    with pytest.raises(UserError, match=f"^{spelled(name)} {bad[name]}: give|a group of one"):
         Config(**bad)
 
 
@@ -92,8 +101,8 @@ def test_looks_that_cannot_promote_are_refused():
         Config(promote_by="heldout", promote_at=0.97, promote_problems=44)
     assert (
         str(error.value)
-        == "--promote-problems 44: give 45 or more: fewer cannot show --promote-at 0.97, even if "
-        "all are right"
+        == "--config: promote_problems 44: give 45 or more: fewer cannot show --promote-at 0.97, "
+        "even if all are right"
     )
 
 
@@ -125,7 +134,7 @@ def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
     ],
 )
 def test_what_is_left_to_defaults(tmp_path, given, settled):
-    config = Run(tmp_path).settle(Config(**given), Interleave())
+    config = resolve_config(Config(**given), Interleave())
     assert (
         config.promote_by,
         config.promote_at,
@@ -145,7 +154,7 @@ def test_what_is_left_to_defaults(tmp_path, given, settled):
     ],
 )
 def test_models_that_are_not_ours_anneal_their_learning_rate(tmp_path, given, schedule, steps):
-    config = Run(tmp_path).settle(Config(level=25, **given), Interleave())
+    config = resolve_config(Config(level=25, **given), Interleave())
     assert (config.schedule, config.steps) == (schedule, steps)
 
 
@@ -189,16 +198,116 @@ def test_a_dataset_and_a_fixed_supply_exclude_each_other():
         Config(problems="fixed:5", dataset="set.jsonl")
 
 
-def test_the_help_names_every_flag_with_its_default_and_the_tasks_flags(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
+def help_of(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([flag])
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_all_of_the_help_names_every_setting_with_its_default_and_the_tasks_flags(capsys):
+    said = help_of("--help-all", capsys)
     for field in dataclasses.fields(Config):
-        if field.name in ("task_options", "mixed", "start"):  # not given by name
-            assert f"--{field.name.replace('_', '-')}" not in said
-            continue
-        assert f"--{field.name.replace('_', '-')} " in said
-        if field.default is not None:
-            about = said.split("options:")[1].split(f"--{field.name.replace('_', '-')} ")[1]
-            assert f"default: {field.default})" in about[:400], field.name
+        name = field.name.replace("_", "-")
+        if field.name in FILLED_IN:
+            assert f"--{name}" not in said
+        elif not field.metadata.get("is_flag"):
+            assert f" {field.name} {field.metadata['help']}" in said
+        elif field.name == "ramp":
+            assert " --no-ramp " in said
+        else:
+            assert f" {spelled(field.name)} " in said or f" {spelled(field.name)}, " in said
+    assert "completions of each prompt (default: 16)" in said
     assert "of --task arithmetic: --family: chain or product" in said
+
+
+def test_the_help_lists_the_basic_flags_alone(capsys):
+    said = help_of("--help", capsys)
+    basic = {f.name for f in dataclasses.fields(Config) if f.metadata.get("is_basic")}
+    assert len(basic) == 14  # and --config
+    for field in dataclasses.fields(Config):
+        is_listed = spelled(field.name) in said.split("examples:")[0]
+        assert is_listed == (field.name in basic), field.name
+
+
+def test_there_are_at_most_45_flags():
+    actions = make_parser()._actions
+    asks_for_help = {"help", "help_all"}
+    assert len([action for action in actions if action.dest not in asks_for_help]) <= 45
+
+
+def test_help_does_not_load_torch():
+    code = "import sys, grpo.flags; grpo.flags.make_parser(True).format_help(); print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE
+    ).stdout.split()
+    assert "grpo.config" in said and not {"torch", "transformers"} & set(said)
+
+
+def test_the_choices_are_those_that_the_code_implements():
+    assert set(choices.LORA_VARIANTS) == set(PEFT_OPTIONS)
+    assert set(choices.QUANTISED) == set(BITS_OPTIONS)
+    assert set(choices.OPTIMIZERS) == set(STATE)
+    assert Config(draft=str(LENGTHS[-1])).draft  # the longest is allowed, and no longer one
+    with pytest.raises(UserError, match="up to 127"):
+        Config(draft=str(LENGTHS[-1] + 1))
+
+
+def test_flags_override_settings_and_later_settings_override_earlier_ones(tmp_path):
+    (tmp_path / "a.yaml").write_text("epochs: 2\nbeta: 0.1\nsteps: 7\n")
+    config, given = parse(
+        ["--steps", "9", "--config", str(tmp_path / "a.yaml"), "--config", "{beta: 0.2, top_k: 5}"]
+    )
+    assert given == {"epochs": 2, "beta": 0.2, "steps": 9, "top_k": 5}
+    assert config == Config(epochs=2, beta=0.2, steps=9, top_k=5)
+
+
+def test_a_runs_own_configuration_starts_the_same_training_again(tmp_path):
+    first = resolve_config(Config(level=7, name="first", epochs=2), Interleave())
+    first.save(tmp_path / "config.yaml", torch="2.13")
+    config, given = parse(["--config", str(tmp_path / "config.yaml"), "--seed", "3"])
+    assert config == dataclasses.replace(first, name=None, seed=3) and "name" not in given
+
+
+def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
+    Config(model="base", start="runs/a/checkpoints/step-000002").save(tmp_path / "config.yaml", x=1)
+    config, _ = parse(["--config", str(tmp_path / "config.yaml")])
+    assert (config.model, config.start) == ("runs/a/checkpoints/step-000002", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("{", "--config {: not YAML; give '{name: value, ...}'"),
+        ("{temprature: 1}", "--config: unknown key temprature; did you mean temperature?"),
+        ("{epochs: many}", "--config: epochs is 'many', and should be int"),
+        ("{epochs: 0}", "--config: epochs 0: give 1 or more"),
+        ("{start: x}", "--config: start is filled in by the run; leave it out"),
+        ("none.yaml", "none.yaml"),
+    ],
+)
+def test_bad_settings_are_named(source, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        parse(["--config", source])
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_setting_used_as_a_flag_is_explained():
+    with pytest.raises(UserError) as error:
+        parse(["--top-p", "0.9"])
+    assert "--top-p: this setting has no flag; give --config '{top_p: ...}'" in str(error.value)
+
+
+def test_settings_of_older_versions_have_todays_names(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "heat: 1.3\nheat_ceiling: 2.0\nforget_activations: true\nmax_new_tokens: 0\n"
+        "micro_tokens: 0\nloss: bnpo\n"
+    )
+    assert load_config(tmp_path / "config.yaml") == Config(
+        temperature_factor=1.3,
+        temperature_ceiling=2.0,
+        gradient_checkpointing=True,
+        loss="dapo",
+        clip_high=0.2,
+    )

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.curriculum.ladder import Curriculum, parse_rungs, ramp_to
+from grpo.curriculum.ladder import Curriculum, ramp_to
 from grpo.records import StepSummary
 from tasks.base import UserError
+from tasks.levels import parse_levels
 
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
 
@@ -33,7 +34,7 @@ def judge(curriculum, step, mean, low):
 def test_ramp_and_rungs():
     assert [ramp_to(level) for level in (6, 10, 25, 40)] == [[6], [10], [10, 25], [10, 25, 40]]
     assert ramp_to(500) == [10, 25, 50, 100, 200, 500]
-    assert parse_rungs("10,25, 50") == [10, 25, 50]
+    assert parse_levels("10,25, 50", "--curriculum", must_rise=True) == [10, 25, 50]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +52,8 @@ def test_ramp_and_rungs():
     ],
 )
 def test_bad_rungs(text):
-    with pytest.raises(UserError, match="--curriculum .*: give rising numbers"):
-        parse_rungs(text)
+    with pytest.raises(UserError, match="--curriculum .*: give rising whole numbers"):
+        parse_levels(text, "--curriculum", must_rise=True)
 
 
 def test_promotion_by_hand():

@@ -235,7 +235,8 @@ def test_a_model_of_nonsense_has_a_finite_perplexity(tiny_policy):
     assert math.isfinite(found.token) and not found.is_language
 
 
-FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2 --save-threshold 9 --best-margin 9"
+FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2"
+FLAGS += " --config {'save_threshold':9,'best_margin':9}"
 FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --patience 0"
 
 

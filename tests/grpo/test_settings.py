@@ -32,7 +32,7 @@ def test_what_is_trained_and_how(tiny_model):
     )
     assert full["update"] == "AdamW, micro-batches of 4,096 tokens (by the memory of the CPU)"
     assert "float32 on cpu" in full["model"] and "quantised" not in full["model"]
-    rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, forget_activations=True)
+    rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, gradient_checkpointing=True)
     assert (
         rough["update"]
         == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed "

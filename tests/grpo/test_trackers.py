@@ -6,7 +6,8 @@ import pytest
 from conftest import BY_PLACE
 
 import train
-from grpo.config import TRACKERS, Config
+from grpo.choices import TRACKERS
+from grpo.config import Config
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
 from grpo.run.trackers import CLASSES, Trackers, check_installed, scalars

@@ -115,7 +115,7 @@ def every_loss_is_lost_diversity(monkeypatch):
 
 
 def test_ties_are_drawn_again_at_the_base_temperature(tiny_policy):
-    trainer = trainer_for(tiny_policy, on_degenerate="resample", retries=1, heat=1.2)
+    trainer = trainer_for(tiny_policy, on_degenerate="resample", retries=1, temperature_factor=1.2)
     temperatures = {group.temperature for _ in range(2) for group in trainer.step().groups}
     assert temperatures == {1.0}
 
@@ -123,7 +123,9 @@ def test_ties_are_drawn_again_at_the_base_temperature(tiny_policy):
 def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
     tiny_policy, every_loss_is_lost_diversity
 ):
-    report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.2).step()
+    report = trainer_for(
+        tiny_policy, on_degenerate="resample", retries=2, temperature_factor=1.2
+    ).step()
     tries = sorted(
         (group.index, group.attempt, group.action, round(group.temperature, 6))
         for group in report.groups
@@ -142,7 +144,9 @@ def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
 
 
 def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
-    report = trainer_for(tiny_policy, on_degenerate="resample", retries=2, heat=1.0).step()
+    report = trainer_for(
+        tiny_policy, on_degenerate="resample", retries=2, temperature_factor=1.0
+    ).step()
     tries = {
         tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
     }
@@ -150,7 +154,9 @@ def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
 
 
 def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
-    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample", heat=1.2).step()
+    report = trainer_for(
+        tiny_policy, stuck=1, on_degenerate="resample", temperature_factor=1.2
+    ).step()
     tries = sorted(
         (group.index, group.attempt, group.action, group.temperature) for group in report.groups
     )
@@ -312,10 +318,10 @@ def test_the_largest_budget_counts(tiny_policy):
     budgets = [
         budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems
     ]
-    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=0)
+    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=None)
     assert sum(budgets) < 3 * budgets[1] - 1 and trainer.affordable(problems) == 2
     assert (
-        trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=0).affordable(
+        trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=None).affordable(
             problems
         )
         == 3

@@ -219,10 +219,10 @@ def test_all_problems_that_exist_are_found_once_in_stream_order():
     [
         (
             ["--levels", "10,x"],
-            "--levels 10,x: must be whole numbers above 0 with commas between, like 10,25",
+            "--levels 10,x: give whole numbers above 0 with commas between them, e.g. 10,25,50",
         ),
-        (["--levels", "0"], "--levels 0: must be whole numbers above 0"),
-        (["--levels", ""], "--levels : must be whole numbers above 0"),
+        (["--levels", "0"], "--levels 0: give whole numbers above 0"),
+        (["--levels", ""], "--levels : give whole numbers above 0"),
         (["--size", "0"], "--size 0: must be at least 1"),
         (["--oversize", "0.5"], "--oversize 0.5: must be a factor of at least 1"),
         (["--oversize", "nan"], "--oversize nan: must be a factor of at least 1"),

@@ -90,4 +90,4 @@ def test_the_command_refuses_what_cannot_be_made(capsys):
         "tasks.traps: --words 5000: the validation split of the corpus has 0 documents"
     )
     assert main(["--levels", "ten"]) == 2
-    assert "invalid levels value: 'ten'" in capsys.readouterr().err
+    assert "--levels ten: give whole numbers above 0" in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""The command line of `train.py`, made from `grpo.config.Config`.
+
+Settings come from three places, each overriding the one before: defaults, `--config`, flags.
+Nothing here imports torch, so that `--help` is quick.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import sys
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from data.files import read_config
+from grpo.config import Config, checked
+from grpo.model.prompts import system_text, wording_text
+from tasks.base import Parser, UserError, check_wording, flags_of_tasks, split_options
+
+EXAMPLES = """examples:
+  python train.py --task interleave --words 25
+  python train.py --model MODEL --task interleave --words 10
+  python train.py --curriculum 10,25,50 --name ladder
+  python train.py --resume runs/ladder --steps 400
+"""
+FILLED_IN = ("start", "mixed")  # by the run itself
+OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")  # not taken over by another
+
+
+def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
+    """Return the configuration of a command line, and the settings that it gave by name.
+
+    Raises UserError for an unknown flag (naming the nearest known one) and for a bad value; exits
+    with 0 after `--help`.
+    """
+    show_help(argv)
+    parser = make_parser()
+    values, unknown = parser.parse_known_args(argv)
+    given = _with_files(vars(values))
+    for source in reversed(given.pop("config", [])):
+        given = read_settings(source) | given
+
+    options, unknown = (
+        split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
+    )
+    if unknown:
+        raise UserError(_no_such_flag(unknown[0], parser))
+    if options:
+        given["task_options"] = given.get("task_options", {}) | options
+
+    return Config(**given), given
+
+
+def show_help(argv: Sequence[str]):
+    """Print the help that `argv` asks for, and exit; return if it asks for none."""
+    asked = {"-h", "--help", "--help-all"} & set(argv)
+    if asked:
+        make_parser(lists_all="--help-all" in asked).print_help()
+        sys.exit(0)
+
+
+def make_parser(lists_all: bool = False) -> Parser:
+    """Return the parser. Its help lists the basic flags, or all flags and settings."""
+    parser = Parser(
+        prog="python train.py",
+        usage="python train.py [flags]",
+        description="Train a language model by GRPO.",
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    basic = parser.add_argument_group("basic flags")
+    groups = {"Run": basic if not lists_all else parser.add_argument_group("Run")}
+    groups["Run"].add_argument(
+        "--config",
+        metavar="FILE",
+        action="append",
+        help="a YAML file of settings, a run's own config.yaml, or '{name: value, ...}'; may be "
+        "repeated, the last value counts; flags override it",
+    )
+    for spec in dataclasses.fields(Config):
+        if not spec.metadata.get("is_flag"):
+            continue
+        name = spec.metadata["group"]
+        if lists_all and name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        is_listed = lists_all or spec.metadata["is_basic"]
+        _add(groups[name] if lists_all else basic, spec, is_listed)
+
+    more = groups["Run"]
+    more.add_argument("--help", "-h", action="store_true", help="the basic flags")
+    more.add_argument("--help-all", action="store_true", help="all flags and settings")
+    if lists_all:
+        parser.epilog = f"{_settings_text()}\n{flags_of_tasks()}\n\n{EXAMPLES}"
+    return parser
+
+
+def _add(group: Any, spec: dataclasses.Field, is_listed: bool):
+    """Add the flag of one field to the argument group."""
+    info = spec.metadata
+    options = info["flags"] or (f"--{spec.name.replace('_', '-')}",)
+    text = _help_of(spec) if is_listed else SUPPRESS
+    kind = get_type_hints(Config)[spec.name]
+    kind = get_args(kind)[0] if get_args(kind) else kind
+
+    if kind is bool:
+        action = "store_false" if spec.default else "store_true"
+        options = [f"--no-{option[2:]}" if spec.default else option for option in options]
+        group.add_argument(*options, dest=spec.name, action=action, help=text)
+        return
+    extra = {name: info[name] for name in ("nargs", "const") if name in info}
+    metavar = info["metavar"] or "{" + ",".join(info["choices"]) + "}"
+    group.add_argument(*options, dest=spec.name, type=kind, metavar=metavar, help=text, **extra)
+
+
+def _help_of(spec: dataclasses.Field) -> str:
+    text = spec.metadata["help"]
+    has_default = not isinstance(spec.default, bool) and spec.default not in (None, "", "{}")
+    if has_default and spec.default is not dataclasses.MISSING and "default" not in text:
+        text += f" (default: {spec.default})"
+    return text.replace("%", "%%")
+
+
+def _settings_text() -> str:
+    """Return the list of settings without a flag, for the end of --help-all."""
+    lines = ["settings without a flag, given by --config FILE or --config '{top_p: 0.9}':"]
+    for spec in dataclasses.fields(Config):
+        if not spec.metadata.get("is_flag") and spec.name not in FILLED_IN:
+            lines.append(f"  {spec.name:<22}{_help_of(spec)}")
+    return "\n".join(lines).replace("%%", "%")
+
+
+def read_settings(source: str) -> dict[str, Any]:
+    """Return the settings of `--config`: a YAML file's, a run's, or those written in place.
+
+    Of a run's config.yaml all but the run's name is taken, so that the same training starts again.
+    Raises UserError for a file that is none, unknown names, and values of another kind.
+    """
+    where = f"--config {source}"
+    if not source.lstrip().startswith("{"):
+        values = read_config(Path(source))
+    else:
+        try:
+            values = yaml.safe_load(source)
+        except yaml.YAMLError as error:
+            raise UserError(f"{where}: not YAML; give '{{name: value, ...}}'") from error
+        where = "--config"
+    if "facts" not in values:  # not a run's own
+        for name in FILLED_IN:
+            if name in values:
+                raise UserError(f"{where}: {name} is filled in by the run; leave it out")
+        return _with_files(checked(values, where))
+
+    values = checked({k: v for k, v in values.items() if k not in OF_ONE_RUN}, where)
+    if start := values.pop("start", None):
+        values["model"] = start
+    return values
+
+
+def _with_files(given: dict[str, Any]) -> dict[str, Any]:
+    """Return `given` with the texts of the files that it names, so that the run keeps them whatever
+    becomes of the files.
+    """
+    given = dict(given)
+    if "system" in given:
+        given["system"] = system_text(given["system"])
+    if file := given.get("wording"):
+        given["wording"] = wording_text(file)
+        if "resume" not in given:  # else the task is the run's, which is not read yet
+            check_wording(given.get("task", Config.task), given["wording"], file)
+    return given
+
+
+def _no_such_flag(given: str, parser: Parser) -> str:
+    """Return what to say of a flag that is unknown: the nearest one, or how to set it."""
+    word = given.split("=")[0]
+    name = word.lstrip("-").replace("-", "_")
+    if name in Config.__dataclass_fields__ and name not in FILLED_IN:
+        return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
+    known = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(word, known, 1)
+    return f"{given}: no such flag; " + (
+        f"did you mean {near[0]}?" if near else "python train.py --help-all lists all"
+    )
