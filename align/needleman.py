@@ -136,7 +136,8 @@ def nw_align_batch(
             )
             for columns, k in _columns(pairs, keep=True)
         ]
-    batch, moves = _Batch(pairs, match, mismatch, gap, gap_open), []
+    batch = _Batch(pairs, match, mismatch, gap, gap_open)
+    moves: list[np.ndarray] = []
     scores = batch.fill(moves).tolist()
     return [Alignment(score, batch.trace(moves, column)) for column, score in enumerate(scores)]
 
@@ -298,7 +299,7 @@ class _Batch:
                 np.where(equal, self.match, self.mismatch),
             )
 
-    def _linear(self, moves) -> Iterator[np.ndarray]:
+    def _linear(self, moves: list[np.ndarray] | None) -> Iterator[np.ndarray]:
         """Yield the best scores (N + 1, B) of the diagonals 2, 3, ... with linear gaps. For moves
         see `_affine`.
         """
@@ -309,12 +310,12 @@ class _Batch:
             pair_scores,
         ) in self._diagonals():  # `best` comes in as the diagonal before `last`
             best[inner], kind = _best(best[above] + pair_scores, last[above], last[inner], moves)
-            if moves is not None:
+            if moves is not None and kind is not None:
                 moves.append(kind << 6 | 0b111111)
             yield best
             last, best = best, last
 
-    def _affine(self, moves) -> Iterator[np.ndarray]:
+    def _affine(self, moves: list[np.ndarray] | None) -> Iterator[np.ndarray]:
         """Yield the same with affine gaps. `ending[k]` are the best scores of alignments whose
         last operation is k.
 
@@ -342,9 +343,11 @@ class _Batch:
                 pair + opening, delete + opening, insert, moves
             )
             new[PAIR, inner] = best[above] + pair_scores
-            best[inner], kind = _best(*new[:, inner], moves)
+            pair, delete, insert = new[:, inner]
+            best[inner], kind = _best(pair, delete, insert, moves)
             best[0] = opening
             if moves is not None:
+                assert kind is not None and before_insert is not None and before_delete is not None
                 moves.append(kind << 6 | before_insert << 4 | before_delete << 2 | ANY)
             yield best
             last, best, ending, new = best, last, new, ending
@@ -356,7 +359,12 @@ def _pad(rows: list[list[int]], dtype: np.dtype) -> np.ndarray:
     return np.array(list(zip_longest(*rows, fillvalue=0)), dtype).reshape(length, len(rows))
 
 
-def _best(pair, delete, insert, moves) -> tuple[np.ndarray, np.ndarray | None]:
+def _best(
+    pair: np.ndarray,
+    delete: np.ndarray,
+    insert: np.ndarray,
+    moves: list[np.ndarray] | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the greatest of three, and, if moves are wanted, which: the first of PAIR, DELETE,
     INSERT that is it.
     """

@@ -77,9 +77,11 @@ class Trainer:
         self.truncate = truncation(config.top_k, config.top_p)
         if policy.device.type == "cpu":
             keep_freed_memory()
+        assert config.learning_rate is not None, "the configuration is resolved"
+        self.learning_rate = config.learning_rate
         self.optimizer = Optimizer(
             policy.parameters,
-            maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay),
+            maker(config.optimizer, rate=self.learning_rate, weight_decay=config.weight_decay),
             ranks=ranks,
             shard=config.shard,
         )
@@ -122,7 +124,8 @@ class Trainer:
         self.drafting.begin()
 
         # Sample until enough groups vary; `groups` has every try, discarded ones too.
-        problems, kept = [], []
+        problems: list[tuple[int, Problem]] = []
+        kept: list[Group] = []
         groups = self.current = []
         while more := self.problems(step, problems):
             problems += more
@@ -133,7 +136,8 @@ class Trainer:
             if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
                 break
 
-        for group, values in zip(kept, self.compute_advantages(kept), strict=True):
+        by_group: Sequence[Any] = self.compute_advantages(kept)
+        for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
         learned = self.update_policy(step, kept)
         clock.lap("update")
@@ -228,7 +232,7 @@ class Trainer:
 
     def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
-        asked, declared = self.config.max_new_tokens, declared_budget(self.task, problem.level)
+        asked, declared = self.config.max_new_tokens or 0, declared_budget(self.task, problem.level)
         return budget_for(self.policy, prompt, problem.target, asked, declared)
 
     def rollout(
@@ -300,7 +304,7 @@ class Trainer:
                 max_grad_norm=self.config.max_grad_norm,
             ),
             look,
-            most_updates(self.config.steps, self.config.prompts * self.config.group_size),
+            most_updates(self.config.steps or 0, self.config.prompts * self.config.group_size),
         )
         return answers
 
@@ -315,7 +319,7 @@ class Trainer:
         """Draw the next `size` problems of the training stream at the current level, with their
         right answers.
         """
-        groups = []
+        groups: list[Group] = []
         while len(groups) < size:
             index, problem = self.next_problem(self.drawn, self.curriculum.level)
             groups.append(right_answer(self.policy, self.task, index, problem))
@@ -387,7 +391,7 @@ class Trainer:
         trainer before the weights change. Without groups there is no update.
         """
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self.config.learning_rate * self.lr_factor(step)
+            parameters["lr"] = self.learning_rate * self.lr_factor(step)
         if not kept:
             return {}
 
@@ -467,6 +471,7 @@ class Trainer:
         if self.config.schedule != "cosine":
             return min(1.0, step / (warmup + 1))
 
+        assert steps is not None, "the configuration is resolved"
         warmup = min(warmup, steps - 1)
         if step <= warmup:
             return step / (warmup + 1)
@@ -586,7 +591,7 @@ def keep_freed_memory():
     have them zeroed anew: a tenth of an update.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):
+    if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 

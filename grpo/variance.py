@@ -73,7 +73,7 @@ def common_trap(scores: Sequence[Score]) -> str | None:
     """Return the trap that most of the scored completions are in, if half of them or more are."""
     traps = Counter(score.parts.get("trap") for score in scores)
     del traps[None]
-    name = max(traps, key=traps.get, default=None)
+    name = max(traps, key=traps.__getitem__, default=None)
     return name if 2 * traps[name] >= len(scores) else None
 
 
@@ -212,10 +212,10 @@ class VarianceMonitor:
             return [], []
 
         means = {name: fmean(step[name] for step in self.classes) for name in DEGENERATE}
-        cause = max(means, key=means.get)
+        cause = max(means, key=means.__getitem__)
         if shares[cause] <= self.release or not self._is_due(cause):  # it is over, or was said
             return [], []
-        ranked = sorted(means, key=means.get, reverse=True)
+        ranked = sorted(means, key=means.__getitem__, reverse=True)
         listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
         line = (
             f"ALARM: for {self.alarms[cause]} steps most groups carry no gradient "

@@ -117,7 +117,7 @@ def reach_verdict(
     differences = [after[key] - start[key] for key in shared]
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
-    figures = dict(
+    figures: dict[str, Any] = dict(
         level=level,
         n=len(shared),
         steps=len(metrics),
@@ -128,10 +128,11 @@ def reach_verdict(
         imitated=fmean(imitated[key] for key in shared) if imitated and shared else None,
     )
     if not shared:
-        nothing = dict.fromkeys(("before", "after", "difference", "low", "high"))
+        nothing: dict[str, Any] = dict.fromkeys(("before", "after", "difference", "low", "high"))
         return Verdict("not measured", **figures, **nothing)
 
     low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+    kind: Kind
     if low > 0:
         kind = "learned"
     elif was_solved and high >= 0:

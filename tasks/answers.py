@@ -186,9 +186,10 @@ def _answer(text: str) -> Answer:
     box = _last(_BOX, text)
     if box:
         start = box.end()
-        end = _closing_brace(text, start)
-        if end is None:
+        closing = _closing_brace(text, start)
+        if closing is None:
             return Answer(None, text[box.start() :], "open box")
+        end = closing
         if box["sign"]:
             return Answer(None, text[box.start() : end + 1], "unclear sign")
         before = text[max(0, box.start() - 60) : box.start()]

@@ -42,7 +42,8 @@ def chain(
     no other).
     """
     value = rng.choice(operands)
-    text, last, values, canonical = str(value), "", [], ""
+    text, last, canonical = str(value), "", ""
+    values: list[int] = []
     for _ in range(steps):
         divisors = [n for n in FACTORS if value % n == 0]
         operator = rng.choice(operators if divisors else operators.replace("/", "") or "+")
@@ -206,6 +207,7 @@ def _score(answer: Answer, target: int) -> Score:
         len(wanted) - len(written)
     )
     error, size = abs(value - target), max(1, abs(target))
+    relative_error = error / size if error < 1000 * size else 1000.0
     places = sign * sum(from_right) / max(len(written), len(wanted))
     parts = {
         "answer": str(value),
@@ -214,7 +216,7 @@ def _score(answer: Answer, target: int) -> Score:
         "length": len(written) == len(wanted),
         "digits_right": "".join("01"[hit] for hit in reversed(from_right)),
         "digits_left": "".join("01"[hit] for hit in from_left),
-        "relative_error": error / size if error < 1000 * size else 1000.0,
+        "relative_error": relative_error,
     }
-    reward = 1.0 if exact else 0.3 * places + 0.2 * max(0.0, 1 - parts["relative_error"])
+    reward = 1.0 if exact else 0.3 * places + 0.2 * max(0.0, 1 - relative_error)
     return Score(reward, parts, value=float(exact), exact=exact)

@@ -107,6 +107,7 @@ class Score:
     value: float = None  # type: ignore[assignment]
     exact: bool = False
     credits: tuple[tuple[int, float], ...] | None = None
+    gives_value: bool = field(init=False, repr=False, compare=False, default=True)
 
     def __post_init__(self):
         object.__setattr__(self, "gives_value", self.value is not None)
@@ -252,7 +253,9 @@ def _fields_of(wording: str) -> list[str]:
     fields = []
     for _, name, form, conversion in string.Formatter().parse(wording):
         if name is not None:
-            fields.append(name + (f"!{conversion}" if conversion else "") + (form and f":{form}"))
+            fields.append(
+                name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            )
     return fields
 
 
@@ -330,7 +333,7 @@ def credits_of(
         raise UserError(
             f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
             "one of "
-            f"{', '.join(credited)}, or --credit outcome"
+            f"{', '.join(map(str, credited))}, or --credit outcome"
         )
     return credits
 
@@ -382,13 +385,13 @@ def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], 
     others = {name for other in REGISTRY for name in options_of(other)} - set(known)
     words = iter(arguments)
     for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
+        name, equals, written = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in others:
             raise UserError(_no_such_flag(name, spec))
         if not word.startswith("--") or name not in known:
             rest.append(word)
             continue
-        value = value if equals else next(words, None)
+        value = written if equals else next(words, None)
         if value is None:
             raise UserError(f"--{name}: expected one argument: {known[name]}")
         options[name] = value
@@ -413,6 +416,7 @@ def _load_class(spec: str):
     if not path.is_file():
         raise UserError(f"--task {spec}: no file {path}")
     module_spec = importlib.util.spec_from_file_location(f"users_task_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None  # a .py file has both
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where dataclasses resolve postponed annotations
     module_spec.loader.exec_module(module)
@@ -457,7 +461,7 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     Foreign are kinds of text (tables, code, other alphabets) that nothing is trained on. Raises
     UserError where there are none.
     """
-    found = getattr(task, "foreign", lambda level: {})(level)
+    found: Mapping[str, Task] = getattr(task, "foreign", lambda level: {})(level)
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
     return found
@@ -489,14 +493,15 @@ def range_of(task: Task) -> Range | None:
     declared = getattr(task, "reward_range", (0.0, 1.0))
     if declared is None:
         return None
-    ends = tuple(map(_number, declared)) if isinstance(declared, Sequence) else ()
-    if len(ends) != 2 or None in ends or ends[0] >= ends[1]:
+    given = [_number(end) for end in declared] if isinstance(declared, Sequence) else []
+    ends = [end for end in given if end is not None]
+    if len(given) != 2 or len(ends) != 2 or ends[0] >= ends[1]:
         raise UserError(
             f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
             "reward, e.g. (-1.0, 0.0), "
             "or None where they are not known"
         )
-    return ends
+    return ends[0], ends[1]
 
 
 def rescaled(reward: float, reward_range: Range) -> float:

@@ -95,7 +95,7 @@ class _Walk:
         )
         if self.moves == (TAKES_TURNS,) * 4:
             return [word for pair in zip(mine, other) for word in pair]
-        return other if self.moves == (KEEPS_ON,) * 4 else []
+        return list(other) if self.moves == (KEEPS_ON,) * 4 else []
 
     def advance(self, number: int):
         """Write that many of the words that are `ahead`, at one stroke."""

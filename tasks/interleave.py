@@ -50,7 +50,7 @@ class Interleave:
     """
 
     name = "interleave"
-    rewards = ("prefix", "balanced", "clipped", "affine", "similarity")
+    rewards: tuple[str, ...] = ("prefix", "balanced", "clipped", "affine", "similarity")
     credited = ("prefix", "clipped", "similarity")  # the others are no sums along the alignment
     default_level = 25
     metric = "similarity"
@@ -238,7 +238,7 @@ class Interleave:
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
-        owner = np.array([word == 1 for word in interleaved([0] * len(a), [1] * len(b))])
+        owner = np.array([side == "b" for side in interleaved(["a"] * len(a), ["b"] * len(b))])
         distinct = list(
             dict.fromkeys(completions)
         )  # a policy that knows its task writes the same text many times
@@ -283,6 +283,7 @@ class Interleave:
         """
         target = split_words(problem.target)
         written = [split_words(text) for text in completions]
+        values: list[list[int]] | list[list[float]]
         if self.reward == "prefix":
             values = [
                 [min(i, right) for i in range(len(words) + 1)]

@@ -95,9 +95,11 @@ class TrapNames:
                 sum(j >= 0.75 * wanted for _, j in matches) > 0.125 * wanted
             )  # half of its last quarter
             return "stops half way" if len(words) < 0.8 * wanted and not reached else None
+        if not isinstance(found, int):
+            return found
         if found in (ALONG_A, ALONG_B) and 1.5 * len(once) <= len(known):
             return ALONE[found].replace("copies", "doubles")
-        return ALONE.get(found, found)
+        return ALONE[found]
 
     def _strategy(self, words: Sequence[str]) -> int | str | None:
         """Return the kind of most steps, else the name of the change that explains most of them,
@@ -124,7 +126,7 @@ class TrapNames:
                 and explained - max(total[first], total[then]) >= more
             ):
                 gains[name] = explained
-        best = max(gains, key=gains.get, default=None)
+        best = max(gains, key=gains.__getitem__, default=None)
         if best and gains[best] - total[alone] >= more:
             return best
         return alone if total[alone] >= MOST * len(steps) else None

@@ -410,7 +410,7 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--credit alignment: gspo weighs whole sequences" in said(
         "--credit", "alignment", "--loss", "gspo"
     )
-    assert "--curriculum 25,10: give rising numbers" in said("--curriculum", "25,10")
+    assert "--curriculum 25,10: give rising whole numbers" in said("--curriculum", "25,10")
     assert "--curriculum auto: give rising numbers" in said("--curriculum", "auto")
     assert "--config: promote_by luck: give one of running, heldout" in said(
         "--config", "{promote_by: luck}"
@@ -550,7 +550,7 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
 
 def test_bad_evaluations(capsys):
     said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731
-    assert "--words 10,x: give positive whole numbers" in said("--words", "10,x")
+    assert "--words 10,x: give whole numbers above 0" in said("--words", "10,x")
     assert "--problems 0: give 1 or more" in said("--problems", "0")
     assert "--samples 0: give 1 or more" in said("--samples", "0")
     assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")

@@ -183,7 +183,7 @@ def draw(
             policy,
             supply.sample(level, SEED),
             PROBLEMS,
-            (),
+            frozenset(),
             sampling,
             fruitless=patience(PROBLEMS, family),
             family=family,

@@ -64,7 +64,8 @@ def warm_start(
     `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards
     them, `look` returns the policy's held-out score; at most `limit` updates are made.
     """
-    made, learned = WarmStart(looks=[[0, look()]]), []
+    made = WarmStart(looks=[[0, look()]])
+    learned: list[Group] = []
     while made.score < ENOUGH and made.updates < limit:
         groups = draw(ANSWERS)
         learned += groups

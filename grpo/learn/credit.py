@@ -60,7 +60,7 @@ def token_advantages(
             token_states(
                 completion.text,
                 token_ends(completion.tokens, completion.text, decode, decode_one),
-                score.credits,
+                score.credits or (),
             )
             for completion, score in zip(group.completions, group.scores, strict=True)
         ]

@@ -114,9 +114,8 @@ class _LinearLogprobs(torch.autograd.Function):
                 )
             else:
                 logits_nV = logits_nV.to(like).div_(temperature_n[:, None])
-                probability_nV = torch.softmax(
-                    logits_nV, -1, out=probability_NV[part] if is_kept else None
-                )
+                kept_nV = None if probability_NV is None else probability_NV[part]
+                probability_nV = torch.softmax(logits_nV, -1, out=kept_nV)
                 all_nV = logits_nV.log_softmax(-1)
                 logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
                 entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
@@ -180,11 +179,11 @@ class _LinearLogprobs(torch.autograd.Function):
                     .to(hidden_nH.dtype)
                 )
             with products(d_logits_nV):
-                if for_hidden:
+                if d_hidden_NH is not None:
                     torch.mm(d_logits_nV, weight_VH, out=d_hidden_NH[part])
-                if for_weight:
+                if d_weight_VH is not None:
                     d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)
-            if for_bias:
+            if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
         return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None, None
 

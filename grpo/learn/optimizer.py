@@ -30,7 +30,7 @@ def maker(
     """Return what makes the optimizer that is called `kind`. Raises UserError where its package is
     missing.
     """
-    settings = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
+    settings: dict[str, Any] = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
         return partial(torch.optim.AdamW, fused=True, **settings)
     with needs("bitsandbytes", "bits", f"--optimizer {kind}"):
@@ -99,7 +99,10 @@ class Optimizer:
             if total is None and self.ranks.size > 1:
                 total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
             weight.grad = None
-            master.grad = self.ranks.add_to_parts(total) if self.is_shared else total
+            if self.is_shared:
+                assert total is not None
+                total = self.ranks.add_to_parts(total)
+            master.grad = total
         gradients = [master.grad for master in self.masters if master.grad is not None]
         if not self.is_shared:
             self.ranks.add(gradients)
@@ -121,7 +124,9 @@ class Optimizer:
         """Return what the steps change, by the number of the weight and "weight" or the name of
         its moment.
         """
-        found = {(number, "weight"): weight for number, weight in enumerate(self.weights)}
+        found: dict[tuple[int, str], Tensor] = {
+            (number, "weight"): weight for number, weight in enumerate(self.weights)
+        }
         for number, master in enumerate(self.masters):
             for name, value in self.inner.state.get(master, {}).items():
                 if isinstance(value, Tensor):
@@ -185,6 +190,7 @@ class Optimizer:
         """Add a gradient that a backward pass has left to the sum, and give its memory back at
         once.
         """
+        assert weight.grad is not None
         if number in self.sums:
             self.sums[number].add_(weight.grad)
         else:

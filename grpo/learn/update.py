@@ -125,6 +125,7 @@ def update(
         # The first pass's log-probabilities take the sampler's place in the ratio.
         old_RT, importance_RT = batch.old_RT, None
         if settings.importance_limit:
+            assert before is not None
             old_RT = _remembered(before, batch, logp_RT.detach())
             importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
 
@@ -196,7 +197,9 @@ def _figures(
     """Return the loss, the sums over tokens, the largest difference between sampler and trainer,
     and the worst tokens of all micro-batches.
     """
-    total, sums, parity, worst = 0.0, defaultdict(float), 0.0, []
+    total, parity = 0.0, 0.0
+    sums: defaultdict[str, float] = defaultdict(float)
+    worst: list[Any] = []
     for batch, loss, parts, logp_RT in seen:
         total += loss.item()
         for name, value in parts.items():

@@ -61,7 +61,7 @@ SUMS = {
 }
 SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
 
-LISTS: dict[str, tuple[str, Callable]] = {
+LISTS: dict[str, tuple[str, Callable | None]] = {
     "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
     "b only": ("Copy text B and leave out A.\nA: {a}\nB: {b}", lambda a, b: b),
     "a then b": ("Copy A, then B.\nA: {a}\nB: {b}", lambda a, b: [*a, *b]),
@@ -118,7 +118,7 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
             turn = 1 - turn
         word = texts[turn][place[turn]]
         place[turn] += 1
-        slip = rng.random() < slips and rng.choices(list(KINDS), KINDS.values())[0]
+        slip = rng.random() < slips and rng.choices(list(KINDS), list(KINDS.values()))[0]
         if slip != "skip":
             written.append(word)
         if slip == "stutter":
@@ -312,7 +312,9 @@ def example(skill: str, size: int, words: Words) -> Example:
     else:
         if kind not in TWO_TEXTS:
             b = b[: log_uniform(2, max(9, n // 2), rng) if kind == "garland" else 1]
-        x, answer = " ".join(b), LISTS[kind][1](a, b)
+        answer_of = LISTS[kind][1]
+        assert answer_of is not None
+        x, answer = " ".join(b), answer_of(a, b)
     prompt = LISTS[kind][0].format(a=" ".join(a), b=" ".join(b), x=x)
     return Example(kind, prompt, " ".join(answer))
 
@@ -355,7 +357,7 @@ def arithmetic(rng: random.Random) -> Example:
     and products of three by two digits are new ground. A share `HASTY` is answered by somebody who
     stops a step early, or forgets a ten.
     """
-    family, level = rng.choices(list(SUMS), SUMS.values())[0]
+    family, level = rng.choices(list(SUMS), list(SUMS.values()))[0]
     problem = SUM_TASKS[family].make(level, "train", rng)
     values = problem.data["values"]
     if rng.random() < HASTY:

@@ -13,6 +13,7 @@ import random
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,9 @@ class Batches:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, batch_tokens: int):
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.cache: dict[str, list[int]] = {}
-        pieces = [tokenizer.decode([i]).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))]
+        pieces = [
+            str(tokenizer.decode([i])).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))
+        ]
         self.rng = random.Random(seed)
         self.words = diet.Words(self.rng, [piece for piece in pieces if piece.isalpha()])
 
@@ -191,7 +194,7 @@ def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> 
     """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up
     to 320 tokens.
     """
-    hits = defaultdict(lambda: [0, 0])
+    hits: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for length in (SHORTEST, 160, 320):
         for _ in range(rows // 64):
             lessons = [batches.lesson(length) for _ in range(64)]
@@ -345,12 +348,9 @@ def train(arguments):
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(arguments.vocabulary)
     state = Path(arguments.state) if arguments.state else None
-    goes_on = state is not None and state.exists()
-    counts = (
-        json.loads(state.with_suffix(".json").read_text())
-        if goes_on
-        else dict(step=0, tokens=0, seconds=0.0)
-    )
+    counts: dict[str, Any] = dict(step=0, tokens=0, seconds=0.0)
+    if state is not None and state.exists():
+        counts = json.loads(state.with_suffix(".json").read_text())
     fork = multiprocessing.get_context(
         "fork"
     )  # the workers must exist before torch computes anything
@@ -363,7 +363,7 @@ def train(arguments):
         )
         fork.Process(target=serve, args=(batches, queue), daemon=True).start()
     checks = Batches(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
-    model = build(arguments, tokenizer).to(device)
+    model = build(arguments, tokenizer).to(torch.device(device))
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True
@@ -372,7 +372,7 @@ def train(arguments):
     begun = time.time()
     take.prepare(arguments.batch_tokens)
     print(f"prepared in {time.time() - begun:.0f} s", flush=True)
-    if counts["step"]:
+    if state is not None and counts["step"]:
         take.load(load_file(state))
     before, start = counts["seconds"], time.time()
     while True:

@@ -46,7 +46,7 @@ class HostMemory:
         there is no room.
         """
         tensors = dict(_tensors(tree))
-        firsts: dict[Hashable, Hashable] = {}
+        firsts: dict[Hashable, tuple[Any, ...]] = {}
         first_of = {path: firsts.setdefault(_place(each), path) for path, each in tensors.items()}
 
         originals = {path: tensors[path] for path in firsts.values()}
@@ -58,7 +58,7 @@ class HostMemory:
 
         return _replaced(tree, {path: self._copies[first] for path, first in first_of.items()})
 
-    def _make_room(self, originals: Mapping[Hashable, Tensor]):
+    def _make_room(self, originals: Mapping[tuple[Any, ...], Tensor]):
         """Allocate a copy for each tensor that has none of its shape yet."""
         new = {
             path: original

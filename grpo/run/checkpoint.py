@@ -237,7 +237,8 @@ class CheckpointRules:
     ):
         self.every, self.threshold, self.margin = every, threshold, best_margin
         self.spacing = spacing
-        self.best, self.passed = None, False
+        self.best: float | None = None
+        self.passed = False
         self.last: int | None = None  # the step from which the spacing counts
 
     def reasons(self, step: int, reward: float) -> list[str]:
@@ -289,7 +290,8 @@ def save_optimizer(folder: Path, state: dict[str, Any]):
     """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1
     and so on: a file passes through the host's memory whole), and all the rest to optimizer.json.
     """
-    tensors, rest = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    rest: dict[str, Any] = {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
             target = tensors if isinstance(value, torch.Tensor) else rest
@@ -304,12 +306,11 @@ def save_optimizer(folder: Path, state: dict[str, Any]):
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors as safetensors takes them: contiguous, none in another's memory."""
     seen: set[int] = set()
-    return {
-        name: value.clone()
-        if (place := value.data_ptr()) in seen or seen.add(place)
-        else value.contiguous()
-        for name, value in tensors.items()
-    }
+    apart = {}
+    for name, value in tensors.items():
+        apart[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
+        seen.add(value.data_ptr())
+    return apart
 
 
 def _parts(
@@ -355,7 +356,8 @@ def load_optimizer(folder: Path, optimizer):
 
 def rng_state() -> dict[str, Any]:
     """Return the state of the random generators of Python, NumPy and torch, as rng.json has it."""
-    kind, keys, *numbers = np.random.get_state()
+    kind, keys, *numbers = np.random.get_state(legacy=True)
+    assert isinstance(keys, np.ndarray)
     cuda = (
         [state.tolist() for state in torch.cuda.get_rng_state_all()]
         if torch.cuda.is_available()
@@ -384,7 +386,9 @@ def load_rng(folder: Path):
 
 
 def step_of(path: Path) -> int:
-    return int(_NAME.fullmatch(path.name)[1])
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, f"{path} is no checkpoint"
+    return int(match[1])
 
 
 def _sha256(path: Path) -> str:

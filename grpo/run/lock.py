@@ -10,7 +10,7 @@ from tasks.base import UserError
 try:
     import fcntl
 except ImportError:  # not on Windows: there nobody is refused
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # the standard way to mark a missing module
 
 
 @contextmanager

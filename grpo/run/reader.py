@@ -82,7 +82,7 @@ class RunData:
         """What `grpo.run.rollouts.summaries` says of each group of all steps; from the rollouts
         where an older run has no groups.jsonl.
         """
-        lines = self._log("groups.jsonl") or [
+        lines: Any = self._log("groups.jsonl") or [
             {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
         ]
         return Records(

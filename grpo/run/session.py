@@ -170,7 +170,7 @@ class Run:
         self,
         folder: Path,
         checkpoint: Path | None = None,
-        warnings: list[str] = (),
+        warnings: Sequence[str] = (),
         ranks: Ranks = ALONE,
     ):
         self.folder, self.checkpoint, self.warnings, self.ranks = (
@@ -179,6 +179,7 @@ class Run:
             warnings,
             ranks,
         )
+        self.config = Config()  # until the resolved one is known
         self.found: dict[str, Any] = {}  # the settings in config.yaml, of a run that goes on
         self.accept: list[str] = []  # kinds of sources that may have changed since its checkpoint
         self.losses: list[str] = []  # what became of standard output and error, not yet noted
@@ -195,6 +196,12 @@ class Run:
             if self.checkpoint and self.ranks.is_first:
                 self.locks.enter_context(locked(self.folder))
             yield
+
+    @property
+    def level(self) -> int:
+        """The level that was asked for, once the configuration is resolved."""
+        assert self.config.level is not None
+        return self.config.level
 
     def settle_rate(self, policy: Policy) -> Config:
         """Fill in the learning rate where none was asked for: it depends on the size of
@@ -261,7 +268,7 @@ class Run:
         self.step_times: list[float] = []  # in seconds, until the spacing of saves is chosen
         self.chosen_spacing: int | None = None  # by the last save, on the first rank
         self.warned: set[str] = set()
-        self.files = NoFiles()
+        self.files: RunFiles | NoFiles = NoFiles()
         if self.sources.get("base") is None:
             self.check_sources(trainer.task)
         if not self.ranks.is_first:
@@ -653,7 +660,7 @@ class Run:
         current one, too; at the end also the first one, which was evaluated before training.
         """
         config, curriculum = self.config, self.trainer.curriculum
-        levels = {config.level}
+        levels = {self.level}
         if config.promote_by == "heldout":
             levels |= {curriculum.level, curriculum.rungs[0]} if is_final else {curriculum.level}
 
@@ -697,13 +704,12 @@ class Run:
 
         answers = trainer.imitate(look)
         made = trainer.started
+        assert made is not None
         self.files.imitated(answers)
         decision = Decision(0, level, level, "imitation", made.why, made.to_json())
         self.files.decided([decision])
         self.console.say(decision.line)
-        _, groups = self._evaluate(
-            self.config.level, EVAL_SEED, self.config.eval_problems, "imitation"
-        )
+        _, groups = self._evaluate(self.level, EVAL_SEED, self.config.eval_problems, "imitation")
         self.files.keep("imitated", 0, groups)
         self._save(["after imitation"])
 
@@ -870,13 +876,14 @@ class Run:
         verdicts = {
             level: reach_verdict(
                 level,
-                *(values_by_problem(each, level) for each in groups),
+                values_by_problem(groups[0], level),
+                values_by_problem(groups[1], level),
                 run.metrics,
                 was_solved=level in before and _is_solved(before[level]),
                 stopped=trainer.stopped,
                 imitated=values_by_problem(imitated, level) or None,
             )
-            for level in sorted({*before, self.config.level}, reverse=True)
+            for level in sorted({*before, self.level}, reverse=True)
         }
         learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
         asked = verdicts[self.config.level]
@@ -940,7 +947,7 @@ class Run:
         seen = len(self.trainer.seen) - before
         drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
         imitated = self.trainer.started.answers if self.trainer.started else 0
-        size = self.trainer.supply.family_size(self.config.level)
+        size = self.trainer.supply.family_size(self.level)
         share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
         earlier = f", besides {before:,} in earlier runs" if before else ""
         more = f" and {imitated:,} imitated answers" if imitated else ""
@@ -956,7 +963,8 @@ def check_fit(trainer: Trainer, probes: int = 16):
     """Raise UserError before anything is trained where a level does not fit the context or the
     completion budget.
     """
-    for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
+    levels = {*trainer.curriculum.rungs, trainer.config.level or 1}
+    for level in sorted(levels):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
             trainer.budget(trainer.policy.encode(problem), problem)

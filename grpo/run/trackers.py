@@ -38,6 +38,8 @@ class _TensorBoard:
 class _Run:
     """What has runs with `log` and `finish`: Weights & Biases, and trackio, which is like it."""
 
+    run: Any
+
     def log(self, figures: Mapping[str, float], step: int):
         self.run.log(dict(figures), step=step)
 
@@ -114,7 +116,8 @@ class Trackers:
         done: int,
         say: Callable[[str], None],
     ):
-        self.say, self.live = say, {}
+        self.say = say
+        self.live: dict[str, Any] = {}
         for name in names_in(text):
             self._try(name, partial(self._begin, name, folder, config, done))
 

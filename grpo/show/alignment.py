@@ -90,8 +90,8 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
     unless `whole`.
     """
     pieces: list[Text] = []
-    for right, run in groupby(columns, lambda column: column.kind == "match"):
-        run = list(run)
+    for right, same in groupby(columns, lambda column: column.kind == "match"):
+        run = list(same)
         hidden = len(run) - 2 * CONTEXT
         if right and not whole and hidden > CONTEXT:
             pieces += [_word(column) for column in run[:CONTEXT]]
@@ -105,7 +105,7 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
 def _word(column: Column) -> Text:
     kind, wanted, written = column
     if kind == "match":
-        return Text(escape_control(written), STYLES[kind])
+        return Text(escape_control(written or ""), STYLES[kind])
     missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
     added = f"{{+{escape_control(written)}+}}" if written is not None else ""
     return Text(missing + added, STYLES[kind])

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import Group as Stack
+from rich.console import RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -225,7 +226,7 @@ def panel(
     groups, and a completion, another one each step, held against what was wanted.
     """
     left = "" if seconds_left is None else f"left {clock_time(seconds_left)}"
-    rows = [
+    rows: list[RenderableType] = [
         _columns(
             ProgressBar(total_steps, report.step, complete_style="cyan", finished_style="cyan"),
             f"{report.step / total_steps:.0%}",

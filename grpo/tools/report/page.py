@@ -131,7 +131,7 @@ def harmless_json(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def described(run: RunData, kept: Record) -> dict[str, Any]:
+def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
     """Return what the page says of a run, but its texts: curves, evaluations, timeline,
     configuration. `kept` are the steps whose texts there are.
     """
@@ -238,7 +238,8 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
     """Return where something began that needs a look: half of a step's groups collapsed, half of
     its completions in a trap, an alarm.
     """
-    found, before = [], set()
+    found = []
+    before: set[str] = set()
     for line in lines:
         now = {
             f"half of the completions or more: {escape_control(name[6:])}"

@@ -48,13 +48,13 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
                 "divergence": first_divergence(group.problem.target, answer),
                 "parts": _parts(score.parts),
             }
-            if numbers[key]:
+            if word_numbers := numbers[key]:
                 texts[key]["logprobs"] = [
                     round(100 * sum(values))
-                    for values in by_word(completion.logprobs, numbers[key], completion.text)
+                    for values in by_word(completion.logprobs, word_numbers, completion.text)
                 ]
         advantage = group.advantages[sample] if group.advantages else None
-        by_token = isinstance(advantage, list)
+        mean_advantage = fmean(advantage) if isinstance(advantage, list) else advantage
         row = {
             "text": list(texts).index(key),
             "reward": short(score.reward),
@@ -62,12 +62,13 @@ def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str,
             "exact": int(score.exact),
             "finish": completion.finish,
             "tokens": len(completion.tokens),
-            "advantage": short(fmean(advantage) if by_token else advantage),
+            "advantage": short(mean_advantage),
         }
-        if by_token and numbers[key]:
+        word_numbers = numbers[key]
+        if isinstance(advantage, list) and word_numbers:
             row["credits"] = [
                 short(fmean(values or [0.0]))
-                for values in by_word(advantage, numbers[key], completion.text)
+                for values in by_word(advantage, word_numbers, completion.text)
             ]
         for name, value in row.items():
             rows[name].append(value)
