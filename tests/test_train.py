@@ -411,7 +411,7 @@ def test_bad_command_lines(tmp_path, capsys):
         "--credit", "alignment", "--loss", "gspo"
     )
     assert "--curriculum 25,10: give rising whole numbers" in said("--curriculum", "25,10")
-    assert "--curriculum auto: give rising numbers" in said("--curriculum", "auto")
+    assert "--curriculum auto: give rising whole numbers" in said("--curriculum", "auto")
     assert "--config: promote_by luck: give one of running, heldout" in said(
         "--config", "{promote_by: luck}"
     )

@@ -3,6 +3,7 @@
 Shapes: R rows (completions), T tokens, M tokens of all of them.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,7 @@ def update(
 
     # Losses and log-probabilities stay on the device, so that the host queues every micro-batch
     # before it waits for the first.
-    seen = []
-    for batch in micro_batches(
+    batches = micro_batches(
         groups,
         settings.kind,
         micro_tokens=micro_tokens,
@@ -112,57 +112,16 @@ def update(
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,
-    ):
-        packing = policy.pack(batch.prompts, batch.completions)
+    )
+    seen = [_backward(policy, batch, settings, before) for batch in batches]
 
-        reference_RT = None
-        if settings.beta:
-            with policy.reference() as reference:
-                reference_RT, _ = completion_logprobs(reference, batch, settings.truncate, packing)
-
-        logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
-
-        # The first pass's log-probabilities take the sampler's place in the ratio.
-        old_RT, importance_RT = batch.old_RT, None
-        if settings.importance_limit:
-            assert before is not None
-            old_RT = _remembered(before, batch, logp_RT.detach())
-            importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
-
-        loss, parts = step_loss(
-            settings.kind,
-            logp_RT,
-            old_RT,
-            batch.advantages,
-            batch.mask_RT,
-            batch.weights_R,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            beta=settings.beta,
-            ref_RT=reference_RT,
-            entropy_RT=entropy_RT,
-            importance_RT=importance_RT,
-            demonstrated_R=batch.demonstrated_R,
-        )
-        with rough_gradients(policy.has_rough_gradients):
-            loss.backward()
-        seen.append((batch, loss.detach(), parts, logp_RT.detach()))
-
-    total, sums, parity, worst = _figures(seen)
+    figures = _figures(seen)
     if ranks.size > 1:
-        total, sums, parity, worst = _of_all(ranks, total, sums, parity, worst)
+        figures = _of_all(ranks, *figures)
+    total, sums, parity, worst = figures
     grad_norm = optimizer.collect(settings.max_grad_norm)
 
-    # Refuse a bad step before it changes a weight.
-    for name, value in (("loss", total), ("gradient norm", grad_norm)):
-        if not torch.isfinite(torch.tensor(value)):
-            raise FloatingPointError(f"the {name} is {value}")
-    if settings.parity_limit and parity > settings.parity_limit:
-        raise FloatingPointError(
-            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and "
-            f"--parity-limit is {settings.parity_limit:g}"
-        )
-
+    _refuse_bad_step(settings, total, grad_norm, parity, worst)
     optimizer.step()
     check_step(named_tensors(policy, optimizer), ranks)
 
@@ -180,6 +139,66 @@ def update(
     return metrics | ({"kl": mean["kl"]} if settings.beta else {})
 
 
+Seen = tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]  # batch, loss, its parts, logp_RT
+
+
+def _backward(
+    policy: Policy,
+    batch: MicroBatch,
+    settings: UpdateSettings,
+    before: dict[tuple[int, int], Tensor] | None,
+) -> Seen:
+    """Add the gradient of one micro-batch to that of the step; return what its figures need."""
+    packing = policy.pack(batch.prompts, batch.completions)
+
+    reference_RT = None
+    if settings.beta:
+        with policy.reference() as reference:
+            reference_RT, _ = completion_logprobs(reference, batch, settings.truncate, packing)
+
+    logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
+
+    # The first pass's log-probabilities take the sampler's place in the ratio.
+    old_RT, importance_RT = batch.old_RT, None
+    if settings.importance_limit:
+        assert before is not None
+        old_RT = _remembered(before, batch, logp_RT.detach())
+        importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
+
+    loss, parts = step_loss(
+        settings.kind,
+        logp_RT,
+        old_RT,
+        batch.advantages,
+        batch.mask_RT,
+        batch.weights_R,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        beta=settings.beta,
+        ref_RT=reference_RT,
+        entropy_RT=entropy_RT,
+        importance_RT=importance_RT,
+        demonstrated_R=batch.demonstrated_R,
+    )
+    with rough_gradients(policy.has_rough_gradients):
+        loss.backward()
+    return batch, loss.detach(), parts, logp_RT.detach()
+
+
+def _refuse_bad_step(
+    settings: UpdateSettings, total: float, grad_norm: float, parity: float, worst: list
+):
+    """Raise FloatingPointError, before a weight changes, where the step must not be taken."""
+    for name, value in (("loss", total), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the {name} is {value}")
+    if settings.parity_limit and parity > settings.parity_limit:
+        raise FloatingPointError(
+            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and "
+            f"parity_limit is {settings.parity_limit:g}"
+        )
+
+
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return what an update changes by name: each trained weight as the model calls it, and its
     moments.
@@ -191,9 +210,7 @@ def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _figures(
-    seen: Sequence[tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]],
-) -> tuple[float, dict[str, float], float, list]:
+def _figures(seen: Sequence[Seen]) -> tuple[float, dict[str, float], float, list]:
     """Return the loss, the sums over tokens, the largest difference between sampler and trainer,
     and the worst tokens of all micro-batches.
     """

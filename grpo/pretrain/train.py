@@ -363,7 +363,8 @@ def train(arguments):
         )
         fork.Process(target=serve, args=(batches, queue), daemon=True).start()
     checks = Batches(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
-    model = build(arguments, tokenizer).to(torch.device(device))
+    model = build(arguments, tokenizer)
+    model.to(torch.device(device))  # type: ignore[arg-type]  # wrapped without its types
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True

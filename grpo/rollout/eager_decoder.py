@@ -87,6 +87,7 @@ class EagerDecoder:
         """Let finished completions go, part those that went apart; return which stay, by their
         present places, in order.
         """
+        assert self.last is not None  # `step` comes first
         stay = (~torch.isin(self.last, self.stops) & (self.written < self.budget)).nonzero()[:, 0]
         if not len(stay):
             return stay
@@ -109,6 +110,7 @@ class EagerDecoder:
         The first part of a row stays where it is, while that is below the new number of rows; the
         others fill the gaps.
         """
+        assert self.last is not None
         parts, part_C = torch.stack([self.row, self.written, self.last]).unique(
             dim=1, return_inverse=True
         )

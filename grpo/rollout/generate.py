@@ -11,8 +11,10 @@ Shapes: P prompts, G completions each, R = P * G completions.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from grpo.model.policy import Policy
 from grpo.records import Completion
@@ -131,72 +133,149 @@ def generate(
 
 @torch.no_grad()
 def _generate(
-    policy: Policy, prompts, keys, temperatures, budgets, truncate, guesses, drafting
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    keys: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    budgets: Sequence[int],
+    truncate: Callable | None,
+    guesses: Sequence[Guess] | None,
+    drafting: AcceptanceModel | None,
 ) -> list[list[Completion]]:
+    """Answer prompts that fit in memory together; see `generate`."""
     P, G, room = len(prompts), len(keys[0]), max(budgets)
-    captured = cuda_step(policy)
-    kind, source = (CudaDecoder, captured) if captured else (EagerDecoder, policy)
     is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
     width = room + longest + 1  # drafts may reach beyond the budget; there they never count
-    decoder = kind(
-        source,
-        prompts,
-        torch.tensor([key for row in keys for key in row]),
-        torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G),
-        torch.tensor(budgets).repeat_interleave(G),
-        truncate,
-        width,
-    )
-    plans = (
-        DraftPlans(policy, [guess for guess in guesses for _ in range(G)], width)
-        if is_drafted
-        else None
-    )
+
+    decoder = _decoder_for(policy, prompts, keys, temperatures, budgets, truncate, width)
+    drafter = None
+    if is_drafted and guesses is not None and drafting is not None:
+        plans = DraftPlans(policy, [guess for guess in guesses for _ in range(G)], width)
+        drafter = _Drafter(plans, drafting, longest, distinct=P * G)
+
     tokens = torch.zeros(P * G, width, dtype=torch.long)
-    logprobs, lengths = torch.zeros(tokens.shape), torch.zeros(P * G, dtype=torch.long)
+    logprobs = torch.zeros(tokens.shape)
+    lengths = torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # which completion each row of the decoder is writing
-    drafts, distinct = torch.empty(P * G, 0, dtype=torch.long), P * G
+    drafts = torch.empty(P * G, 0, dtype=torch.long)
     while len(rows):
+        # One forward pass: the drafts are verified, and one more token is drawn.
         start = time.perf_counter()
         chosen, chosen_logprobs, count = decoder.step(drafts)
         written = lengths[rows]
-        if plans is not None:
-            matched, slipped = plans.observe(rows, written, chosen, count)
-            drafting.observe(
-                drafts.shape[1],
-                distinct,
-                decoder.flat,
-                matched,
-                slipped,
-                count,
-                time.perf_counter() - start,
-            )
+        if drafter is not None:
+            drafter.observe(decoder, rows, written, drafts, chosen, count, start)
+
+        # What was drawn after a rejected draft is overwritten later, or cut off at the end.
         places = written[:, None] + torch.arange(chosen.shape[1])
-        tokens[rows[:, None], places] = (
-            chosen  # what does not count is overwritten, or cut off below
-        )
+        tokens[rows[:, None], places] = chosen
         logprobs[rows[:, None], places] = chosen_logprobs
         lengths[rows] = written + count
+
         rows = rows[decoder.retire()]
         drafts = torch.empty(len(rows), 0, dtype=torch.long)
-        if plans is not None and len(rows):
-            live = decoder.live
-            distinct = int(live.sum())
-            k = drafting.length(
-                distinct,
-                decoder.flat,
-                decoder.aim,
-                [k for k in decoder.lengths if k <= longest],
-                plans.matched[rows[live]].sum().item(),
-                plans.slipped[rows[live]].sum().item(),
-            )
-            drafts = plans.offer(rows, live, tokens, lengths[rows], k)
+        if drafter is not None and len(rows):
+            drafts = drafter.propose(decoder, rows, tokens, lengths)
+
     flat = [
         _completion(policy, ids[:n].tolist(), lp[:n].tolist())
         for ids, lp, n in zip(tokens, logprobs, lengths)
     ]
     return [flat[p * G : (p + 1) * G] for p in range(P)]
+
+
+class Decoder(Protocol):
+    """Runs the forward passes of one rollout: `EagerDecoder`, or on a GPU `CudaDecoder`.
+
+    `flat` and `aim` describe the cost of a pass, see `AcceptanceModel.length`.
+    """
+
+    flat: int
+    aim: int
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The lengths of drafts that it can verify, in tokens."""
+
+    @property
+    def live(self) -> Tensor:
+        """Which completions (C,) a draft is wanted for: one of those that have read the same."""
+
+    def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Verify the drafts and draw one token more: tokens and log-probabilities (C, T), and how
+        many of them count (C,).
+        """
+
+    def retire(self) -> Tensor:
+        """Drop finished completions; return which rows stay, in order."""
+
+
+def _decoder_for(
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    keys: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    budgets: Sequence[int],
+    truncate: Callable | None,
+    width: int,
+) -> Decoder:
+    """Return a decoder that has read the prompts: the GPU's own, where model and device allow."""
+    G = len(keys[0])
+    keys_C = torch.tensor([key for row in keys for key in row])
+    temperature_C = torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G)
+    budget_C = torch.tensor(budgets).repeat_interleave(G)
+
+    step = cuda_step(policy)
+    if step:
+        return CudaDecoder(step, prompts, keys_C, temperature_C, budget_C, truncate, width)
+    return EagerDecoder(policy, prompts, keys_C, temperature_C, budget_C, truncate, width)
+
+
+class _Drafter:
+    """Speculative decoding within one rollout: what to draft, and how well it went."""
+
+    def __init__(
+        self, plans: DraftPlans, drafting: AcceptanceModel, longest: int, *, distinct: int
+    ):
+        self.plans, self.drafting, self.longest = plans, drafting, longest
+        self.distinct = distinct  # rows that differ, which is what a pass costs
+
+    def observe(
+        self,
+        decoder: Decoder,
+        rows: Tensor,
+        written: Tensor,
+        drafts: Tensor,
+        chosen: Tensor,
+        count: Tensor,
+        start: float,
+    ):
+        """Learn from a pass that began at `start` which drafts were accepted, and what it cost."""
+        matched, slipped = self.plans.observe(rows, written, chosen, count)
+        self.drafting.observe(
+            drafts.shape[1],
+            self.distinct,
+            decoder.flat,
+            matched,
+            slipped,
+            count,
+            time.perf_counter() - start,
+        )
+
+    def propose(self, decoder: Decoder, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the next drafts (C, k), of the length that is expected to pay most."""
+        live = decoder.live
+        self.distinct = int(live.sum())
+        k = self.drafting.length(
+            self.distinct,
+            decoder.flat,
+            decoder.aim,
+            [k for k in decoder.lengths if k <= self.longest],
+            self.plans.matched[rows[live]].sum().item(),
+            self.plans.slipped[rows[live]].sum().item(),
+        )
+        return self.plans.offer(rows, live, tokens, lengths[rows], k)
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:

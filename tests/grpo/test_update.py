@@ -384,7 +384,7 @@ def test_parity_beyond_its_limit_stops_before_anything_changes(tiny_policy, grou
     optimizer = sgd(tiny_policy, 1.0)
     with pytest.raises(
         FloatingPointError,
-        match="sampler and trainer differ by 0.5 in a log-probability .*--parity-limit is 0.1",
+        match="sampler and trainer differ by 0.5 in a log-probability .*parity_limit is 0.1",
     ):
         update(
             tiny_policy,
