@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+if __name__ == "__main__":  # before torch is loaded, which takes seconds
+    from grpo.flags import show_help
+
+    show_help(sys.argv[1:])
+
 from data.streams import reason_of
 from grpo.config import Config, resolve_config
 from grpo.distributed import RANK, Ranks, meeting

@@ -11,7 +11,8 @@ yet:
   along. On scores of 0 and 1 it equals Clopper-Pearson; the less scores vary, the narrower it is.
   Its coverage is conjectured for every distribution and was never seen to fail.
 
-`python tests/statistics_tables.py coverage` prints the coverage and the width of these intervals.
+`python tests/tools/statistics_tables.py coverage` prints the coverage and the width of these
+intervals.
 """
 
 import math

@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1; shift
 model=$folder/llama run=runs/rehearsal
-[ -d "$model" ] || python tests/llama.py "$model" --layers "${LAYERS:-28}"
+[ -d "$model" ] || python tests/tools/make_llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
 python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep \
     --learning-rate 3e-3 --config "{warmup: 0}" --schedule constant --name rehearsal "$@" &

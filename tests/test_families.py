@@ -3,7 +3,7 @@ trainer, or is refused in one line.
 """
 
 import pytest
-from architectures import ARCHITECTURES, Architecture, step_summary
+from tiny_architectures import ARCHITECTURES, Architecture, step_summary
 from transformers.utils import logging as transformers_logging
 
 TOLERANCE = 1e-4  # nats

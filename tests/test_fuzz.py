@@ -11,7 +11,7 @@ import yaml
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wholes import GROUP, MANIFEST, PROBLEM
+from sample_records import GROUP, MANIFEST, PROBLEM
 
 from data.corpus import load_corpus
 from data.errors import UserError

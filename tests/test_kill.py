@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from compare_runs import assert_same_run
 from conftest import BY_PLACE, whole_run
-from same import assert_same_run
 
 import train
 from grpo.evaluate import summarise
@@ -39,7 +39,7 @@ SMALL = [
     "--device",
     "cpu",
 ]
-KILL = Path(__file__).with_name("kill.py")
+KILL = Path(__file__).parent / "tools" / "kill.py"
 
 
 def killed(*flags):

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
+from compare_runs import assert_same_run
 from conftest import make_tiny_model
-from same import assert_same_run
 
 import eval as evaluation
 import train

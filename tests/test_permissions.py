@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from compare_runs import assert_same_run
 from conftest import BY_PLACE, whole_run
-from same import assert_same_run
 
 import train
 from grpo.trainer import Trainer

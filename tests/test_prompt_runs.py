@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from same import assert_same_run
+from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
 import eval as evaluation

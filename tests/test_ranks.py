@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare_runs import unhurried
 from conftest import BY_PLACE
 from safetensors.torch import load_file
-from same import unhurried
 
 import train
 from data.files import read_jsonl_zst

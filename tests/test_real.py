@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare_runs import assert_same_run
 from peft import PeftModel
-from same import assert_same_run
 from transformers import AutoModelForCausalLM
 
 import train

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from compare_runs import assert_same_run
 from conftest import OWN
-from same import assert_same_run
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from compare_runs import assert_same_run, timeless
 from conftest import BY_PLACE, make_tiny_model
-from same import assert_same_run, timeless
 
 import eval as evaluation
 import train
@@ -234,7 +234,7 @@ def _after(then):
     return both
 
 
-@pytest.mark.slow  # tests/kill.py kills real processes by default
+@pytest.mark.slow  # tests/tools/kill.py kills real processes by default
 def test_sigkill_and_resume_of_a_real_process(tmp_path):
     run("--name", "whole")
     process = subprocess.Popen(

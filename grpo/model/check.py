@@ -44,7 +44,7 @@ ROUGH = 0.07
 # Rounding grows with depth and width in a model of random weights. So a difference larger than
 # ROUGH is held against the model's own: that between two of its attention implementations, which
 # compute the same. A difference of MISSING is never taken for rounding: mechanisms that are
-# missing come to 0.142 and more (tests/architectures.py, in bfloat16).
+# missing come to 0.142 and more (tests/support/tiny_architectures.py, in bfloat16).
 OWN_ROUNDINGS = 2.0
 MISSING = 0.14
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from conftest import make_tiny_model
-from families import FAMILIES, VOCABULARY, rollout
+from tiny_models import FAMILIES, VOCABULARY, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 from conftest import make_tiny_model
-from families import FAMILIES, PROMPTS, SHAPE, VOCABULARY, rollout
+from tiny_models import FAMILIES, PROMPTS, SHAPE, VOCABULARY, rollout
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from families import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, rollout
+from tiny_models import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy

@@ -5,7 +5,7 @@ the modules' own.
 import pytest
 import torch
 from conftest import make_tiny_model
-from families import FAMILIES, SHAPE
+from tiny_models import FAMILIES, SHAPE
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 

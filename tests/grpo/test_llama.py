@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from llama import write_llama
+from make_llama import write_llama
 from safetensors import safe_open
 from safetensors.torch import load_file
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, write
 from conftest import make_tiny_model
-from families import SHAPE, VOCABULARY, rollout
+from tiny_architectures import ARCHITECTURES, write
+from tiny_models import SHAPE, VOCABULARY, rollout
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from llama import CONFIG
+from make_llama import CONFIG
 from transformers import AutoTokenizer, GPT2Config
 
 from grpo.model.load import BUILTIN

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from same import assert_same_run, differing, written
+from compare_runs import assert_same_run, differing, written
 from transformers import AutoModelForCausalLM
 
 import train

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from families import PROMPTS, assert_same_samples, rounded_masses
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tiny_models import PROMPTS, assert_same_samples, rounded_masses
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,

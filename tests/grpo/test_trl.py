@@ -2,8 +2,7 @@
 Needs the extra `bench`; skipped without.
 
 What differs by intent: TRL's `epsilon_high` of cispo is the bound itself, ours the distance from
-1; TRL's bnpo is a mean over a micro-batch, ours over the step (here there is one); the KL of a
-token has its own ratio here, in TRL's gspo that of the sequence.
+1; the KL of a token has its own ratio here, in TRL's gspo that of the sequence.
 """
 
 import pytest

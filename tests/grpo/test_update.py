@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from families import VOCABULARY
+from tiny_models import VOCABULARY
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 

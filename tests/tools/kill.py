@@ -1,4 +1,4 @@
-"""Kill it anywhere: `python tests/kill.py --kills 200` starts real runs, sends them SIGKILL,
+"""Kill it anywhere: `python tests/tools/kill.py --kills 200` starts real runs, sends them SIGKILL,
 resumes them, and compares the ends.
 
 Each run is a process of its own (forked, so that nothing is imported again) and is killed several
@@ -23,9 +23,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+HOUSE = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
 import torch  # noqa: E402
-from same import differing, written  # noqa: E402
+from compare_runs import differing, written  # noqa: E402
 
 import train  # noqa: E402
 from grpo.run.checkpoint import checkpoints  # noqa: E402

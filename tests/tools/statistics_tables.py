@@ -1,5 +1,5 @@
 """The tables behind intervals, promotions and curricula, in Markdown: `python
-tests/statistics_tables.py coverage`.
+tests/tools/statistics_tables.py coverage`.
 
 coverage   how often the 95 % intervals hold the true value, and how wide they are
 heldout    how likely a held-out look promotes, by true mean and number of problems
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grpo.curriculum.ladder import PROMOTE_AT, Curriculum, is_shown
 from grpo.records import StepSummary

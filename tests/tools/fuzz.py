@@ -1,5 +1,5 @@
-"""A coverage-guided fuzzer at the readers: `python tests/fuzz.py --seconds 180` (needs the extra
-`fuzz`: atheris).
+"""A coverage-guided fuzzer at the readers: `python tests/tools/fuzz.py --seconds 180`
+(needs the extra `fuzz`: atheris).
 
 What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it
 reaches further into the code: read, or refused by UserError. Ends with exit status 0 after so many
@@ -13,9 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+HOUSE = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
 import atheris  # noqa: E402
-from wholes import GROUP, MANIFEST, PROBLEM  # noqa: E402
+from sample_records import GROUP, MANIFEST, PROBLEM  # noqa: E402
 
 with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     import yaml

@@ -1,5 +1,5 @@
 """Tiny random models of many architectures, and what becomes of each: `python
-tests/architectures.py` prints the table of docs/guarantees.md.
+tests/support/tiny_architectures.py` prints the table of docs/guarantees.md.
 
 The test (`test_families.py`) and the table are made from one list, ARCHITECTURES.
 """
@@ -19,7 +19,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from grpo.learn.batch import micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402

@@ -1,5 +1,5 @@
 """A directory like meta-llama/Llama-3.2-3B-Instruct, where no hub can be reached: `python
-tests/llama.py FOLDER [--layers 28]`.
+tests/tools/make_llama.py FOLDER [--layers 28]`.
 
 Its configuration is exact (28 layers; fewer for tests), the weights are random, but common words
 are likely, and the tokenizer has the format: byte-level BPE of 128,000 tokens (trained on this
@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
+TEXTS = Path(__file__).resolve().parents[2] / "data" / "texts"
 ENDS = [128_001, 128_008, 128_009]
 CONFIG = dict(
     vocab_size=128_256,

@@ -1,5 +1,5 @@
-"""A long run: `python tests/long.py --steps 5000` trains a tiny random model and looks at itself
-on the way; nothing may grow but the logs.
+"""A long run: `python tests/tools/soak.py --steps 5000` trains a tiny random model and looks at
+itself on the way; nothing may grow but the logs.
 
 Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open
 files, and the median seconds of processor time of a step.
@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+HOUSE = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
 from conftest import make_tiny_model  # noqa: E402
 
 import train  # noqa: E402

@@ -1,8 +1,8 @@
 """Break the core on purpose, one change at a time, and run the tests that should notice.
 
-`tests/mutation.sh` starts it. A mutant is killed when a test fails (pytest's exit status 1) and
-survives when all pass. Any other outcome is "broken": a mutant that cannot be imported, or whose
-tests do not end, says nothing about the tests. All work happens in copies of the tree.
+`tests/tools/mutation.sh` starts it. A mutant is killed when a test fails (pytest's exit status 1)
+and survives when all pass. Any other outcome is "broken": a mutant that cannot be imported, or
+whose tests do not end, says nothing about the tests. All work happens in copies of the tree.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-HOUSE = Path(__file__).resolve().parents[1]
+HOUSE = Path(__file__).resolve().parents[2]
 LIMIT = 600  # seconds that the tests of one mutant may take
 PYTEST = [
     sys.executable,
@@ -196,25 +196,25 @@ TABLE = {
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
         (
             "the host waits for each micro-batch",
-            "update",
+            "_backward",
             "loss.detach()",
             "torch.tensor(loss.item())",
         ),
         (
             "reference is the policy",
-            "update",
+            "_backward",
             "completion_logprobs(reference, batch, settings.truncate, packing)",
             "completion_logprobs(policy, batch, settings.truncate, packing)",
         ),
         (
             "first pass remembered with its gradient",
-            "update",
+            "_backward",
             "_remembered(before, batch, logp_RT.detach())",
             "_remembered(before, batch, logp_RT)",
         ),
         (
             "importance not truncated",
-            "update",
+            "_backward",
             "(old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)",
             "(old_RT - batch.old_RT).exp()",
         ),
@@ -442,7 +442,12 @@ TABLE = {
             "self.budget - self.written",
             "self.budget - self.written + 1",
         ),
-        ("rows with other tokens not parted", "EagerDecoder._part", "self.last", "self.written"),
+        (
+            "rows with other tokens not parted",
+            "EagerDecoder._part",
+            "torch.stack([self.row, self.written, self.last])",
+            "torch.stack([self.row, self.written, self.written])",
+        ),
     ],
     (
         "grpo/model/prefix_cache.py",

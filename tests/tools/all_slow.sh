@@ -3,8 +3,8 @@
 # among them), a long run, the fuzzer, the mutants. Needs the environment's python in PATH and the
 # extras `test` and `fuzz`.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python -m pytest -m slow
-OMP_NUM_THREADS=1 python tests/long.py
-python tests/fuzz.py --seconds 180
-bash tests/mutation.sh
+OMP_NUM_THREADS=1 python tests/tools/soak.py
+python tests/tools/fuzz.py --seconds 180
+bash tests/tools/mutation.sh
