@@ -7,4 +7,4 @@ cd "$(dirname "$0")/../.."
 python -m pytest -m slow
 OMP_NUM_THREADS=1 python tests/tools/soak.py
 python tests/tools/fuzz.py --seconds 180
-bash tests/tools/mutation.sh
+python tests/tools/run_mutants.py

@@ -1,9 +1,8 @@
-"""The list of mutants has not rotted: each can still be made, and its program tells a failing test
-from one that cannot run.
-"""
+"""Every mutant can still be made, and a test that fails is told from one that cannot run."""
 
 import pytest
-from mutation import HOUSE, MUTANTS, mutated, outcome
+from mutants import MUTANTS
+from run_mutants import HOUSE, mutated, outcome
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
