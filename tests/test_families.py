@@ -1,4 +1,4 @@
-"""Every architecture of `architectures.py` runs as the unmodified model does, for sampler and
+"""Every architecture of `tiny_architectures.py` runs as the unmodified model does, for sampler and
 trainer, or is refused in one line.
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from conftest import make_tiny_model
+from tiny_models import make_tiny_model
 
 import eval as evaluation
 import train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from conftest import BY_PLACE, whole_run
+from small_runs import BY_PLACE, whole_run
 
 import train
 from grpo.trainer import Trainer

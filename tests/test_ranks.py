@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from compare_runs import unhurried
-from conftest import BY_PLACE
 from safetensors.torch import load_file
+from small_runs import BY_PLACE
 
 import train
 from data.files import read_jsonl_zst

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import OWN, make_tiny_model
+from small_runs import OWN
+from tiny_models import make_tiny_model
 
 import data.corpus
 import eval as evaluation

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import make_tiny_model
+from tiny_models import make_tiny_model
 
 import eval as evaluation
 import train

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from compare_runs import assert_same_run
-from conftest import OWN
+from small_runs import OWN
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 from compare_runs import assert_same_run, timeless
-from conftest import BY_PLACE, make_tiny_model
+from small_runs import BY_PLACE
+from tiny_models import make_tiny_model
 
 import eval as evaluation
 import train

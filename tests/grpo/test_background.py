@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import OWN
+from small_runs import OWN
 
 import train
 from grpo.model.load import load_policy

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BY_PLACE, make_tiny_model
 from safetensors.torch import load_file, save_file
+from small_runs import BY_PLACE
+from tiny_models import make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import train

@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import make_tiny_model
-from tiny_models import FAMILIES, VOCABULARY, rollout
+from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy

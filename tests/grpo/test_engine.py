@@ -4,8 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import make_tiny_model
-from tiny_models import FAMILIES, PROMPTS, SHAPE, VOCABULARY, rollout
+from tiny_models import FAMILIES, PROMPTS, SHAPE, VOCABULARY, make_tiny_model, rollout
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

@@ -4,8 +4,7 @@ the modules' own.
 
 import pytest
 import torch
-from conftest import make_tiny_model
-from tiny_models import FAMILIES, SHAPE
+from tiny_models import FAMILIES, SHAPE, make_tiny_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 

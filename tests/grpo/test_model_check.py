@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_tiny_model
 from tiny_architectures import ARCHITECTURES, write
-from tiny_models import SHAPE, VOCABULARY, rollout
+from tiny_models import SHAPE, VOCABULARY, make_tiny_model, rollout
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,

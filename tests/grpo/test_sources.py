@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from conftest import make_tiny_model
 from safetensors.torch import save_file
+from tiny_models import make_tiny_model
 
 from grpo.run import sources
 from grpo.run.sources import (

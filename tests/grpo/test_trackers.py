@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from conftest import BY_PLACE
+from small_runs import BY_PLACE
 
 import train
 from grpo.choices import TRACKERS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_tiny_model
 from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation

@@ -3,10 +3,12 @@
 import torch
 from transformers import (
     AutoConfig,
+    AutoTokenizer,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
@@ -23,6 +25,32 @@ PROMPTS = [
     "Copy A, then B.\nA: one two three four five six\nB: seven",
     "A",
 ]
+
+
+def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
+    """Write a random Llama with 64 hidden units and the embedded tokenizer into `folder`.
+
+    Its weights are large, so that its distributions are peaked and its texts vary.
+    """
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=0,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=scale,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **settings):

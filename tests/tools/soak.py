@@ -16,7 +16,7 @@ from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
-from conftest import make_tiny_model  # noqa: E402
+from tiny_models import make_tiny_model  # noqa: E402
 
 import train  # noqa: E402
 from grpo.trainer import Trainer  # noqa: E402

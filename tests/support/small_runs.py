@@ -1,0 +1,35 @@
+"""Flags, a task and a complete run for tests in which the texts do not matter."""
+
+from pathlib import Path
+
+import pytest
+
+import train
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+# `train.py --resume` needs these flags again.
+BY_PLACE = ["--task", f"{EXAMPLES / 'by_place.py'}:ByPlace"]
+
+# The source of a user's task. Its groups vary whatever the policy writes.
+OWN = """
+from tasks.base import Problem, Score, key_of
+
+class Own:
+    name, rewards, default_level = "own", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i) for i in range(len(completions))]
+"""
+
+
+def whole_run(flags, home):
+    """Train a run named "whole" in the folder `home` and return the run's directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert train.main([*flags, "--name", "whole"]) == 0
+    return home / "runs" / "whole"
