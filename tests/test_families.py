@@ -3,7 +3,7 @@ trainer, or is refused in one line.
 """
 
 import pytest
-from tiny_architectures import ARCHITECTURES, Architecture, step_summary
+from tiny_architectures import ARCHITECTURES, Architecture, compare
 from transformers.utils import logging as transformers_logging
 
 TOLERANCE = 1e-4  # nats
@@ -26,7 +26,7 @@ def quiet():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("architecture", _cases())
 def test_it_runs_as_the_unmodified_model_or_is_refused(tmp_path, architecture: Architecture):
-    outcome = step_summary(architecture, tmp_path)
+    outcome = compare(architecture, tmp_path)
 
     if architecture.outcome in PATHS:
         assert outcome.path == architecture.outcome

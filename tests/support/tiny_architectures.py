@@ -1,7 +1,7 @@
-"""Tiny random models of many architectures, and what becomes of each: `python
-tests/support/tiny_architectures.py` prints the table of docs/guarantees.md.
+"""Tiny random models of many architectures, each compared with the unmodified model.
 
-The test (`test_families.py`) and the table are made from one list, ARCHITECTURES.
+`python tests/support/tiny_architectures.py` prints the table of docs/architectures.md. The table
+and the test (`test_families.py`) share one list, ARCHITECTURES.
 """
 
 import argparse
@@ -198,18 +198,17 @@ def write(architecture: Architecture, folder: Path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(architecture))
     for parameter in model.parameters():
-        if (
-            parameter.ndim == 1
-        ):  # norms, biases, sinks: 0 or 1 in a new model, which would hide them
+        # Norms, biases and sinks are 0 or 1 in a new model, which would hide them.
+        if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
 
 
 @dataclass(frozen=True)
-class StepSummary:
-    """How an architecture runs ("fast", "shared", "plain") and the largest differences to the
-    model itself, in nats; or why it is refused.
+class Comparison:
+    """How an architecture runs ("fast", "shared" or "plain") and the largest differences from the
+    unmodified model, in nats; or "refused", and why.
     """
 
     path: str
@@ -218,15 +217,15 @@ class StepSummary:
     reason: str = ""
 
 
-def step_summary(architecture: Architecture, folder: Path) -> StepSummary:
-    """Load it as a user does, sample, and compare with a freshly loaded, unmodified model, each
-    sequence alone.
+def compare(architecture: Architecture, folder: Path) -> Comparison:
+    """Load the architecture as a user does, sample, and compare with the unmodified model, freshly
+    loaded, which runs each sequence alone.
     """
     write(architecture, folder)
     try:
         policy = load_policy(str(folder), device="cpu", dtype="float32")
     except UserError as error:
-        return StepSummary("refused", reason=str(error))
+        return Comparison("refused", reason=str(error))
     policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places
 
     generator = torch.Generator().manual_seed(1)
@@ -247,7 +246,7 @@ def step_summary(architecture: Architecture, folder: Path) -> StepSummary:
                 sampler, (torch.tensor(completion.logprobs) - expected).abs().max().item()
             )
             trainer = max(trainer, (row[: len(expected)] - expected).abs().max().item())
-    return StepSummary(policy.path, sampler, trainer)
+    return Comparison(policy.path, sampler, trainer)
 
 
 @torch.no_grad()
@@ -290,7 +289,7 @@ def main() -> int:
         if names and architecture.kind not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            outcome = step_summary(architecture, Path(folder))
+            outcome = compare(architecture, Path(folder))
         if outcome.reason:
             reason = outcome.reason.split(" is not supported: ")[-1].split("; give")[0]
             print(f"| {architecture.name} | refused | | | {reason} |", flush=True)
