@@ -310,7 +310,8 @@ class _Batch:
             pair_scores,
         ) in self._diagonals():  # `best` comes in as the diagonal before `last`
             best[inner], kind = _best(best[above] + pair_scores, last[above], last[inner], moves)
-            if moves is not None and kind is not None:
+            if moves is not None:
+                assert kind is not None
                 moves.append(kind << 6 | 0b111111)
             yield best
             last, best = best, last

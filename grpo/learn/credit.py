@@ -56,14 +56,12 @@ def token_advantages(
     for group, earned, divisor in zip(
         groups, paid, divisors(paid, scale=scale, eps=eps), strict=True
     ):
-        states = [
-            token_states(
-                completion.text,
-                token_ends(completion.tokens, completion.text, decode, decode_one),
-                score.credits or (),
-            )
-            for completion, score in zip(group.completions, group.scores, strict=True)
-        ]
+        states = []
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            assert score.credits is not None, "the task was asked for them"
+            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
+            states.append(token_states(completion.text, ends, score.credits))
+
         rewards = defaultdict(list)  # of the completions that were in a state
         for reward, row in zip(earned, states):
             for state in dict.fromkeys(row):

@@ -30,7 +30,7 @@ PASSED_OVER = 16  # problems in a row that may be too long for the context, befo
 
 
 def fitting(
-    policy: Policy, problems: Iterable[Problem], passed: list[Problem], asked: int = 0
+    policy: Policy, problems: Iterable[Problem], passed: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:
     """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
 
@@ -55,7 +55,7 @@ def budget_for(
     policy: Policy,
     prompt: tuple[int, ...],
     target: str,
-    asked: int = 0,
+    asked: int | None = None,
     declared: int = 0,
 ) -> int:
     """Return the most new tokens a completion may take; at most what the context leaves.
@@ -68,7 +68,9 @@ def budget_for(
     return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
 
-def budget(needed: int, prompt: int, context: int, asked: int, name: str, declared: int = 0) -> int:
+def budget(
+    needed: int, prompt: int, context: int, asked: int | None, name: str, declared: int = 0
+) -> int:
     """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model
     called `name` has such a `context`.
     """
@@ -148,7 +150,13 @@ def _generate(
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
     width = room + longest + 1  # drafts may reach beyond the budget; there they never count
 
-    decoder = _decoder_for(policy, prompts, keys, temperatures, budgets, truncate, width)
+    keys_C = torch.tensor([key for row in keys for key in row])
+    temperature_C = torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G)
+    budget_C = torch.tensor(budgets).repeat_interleave(G)
+    request = (prompts, keys_C, temperature_C, budget_C, truncate, width)
+    step = cuda_step(policy)
+    decoder: Decoder = CudaDecoder(step, *request) if step else EagerDecoder(policy, *request)
+
     drafter = None
     if is_drafted and guesses is not None and drafting is not None:
         plans = DraftPlans(policy, [guess for guess in guesses for _ in range(G)], width)
@@ -209,27 +217,6 @@ class Decoder(Protocol):
 
     def retire(self) -> Tensor:
         """Drop finished completions; return which rows stay, in order."""
-
-
-def _decoder_for(
-    policy: Policy,
-    prompts: Sequence[tuple[int, ...]],
-    keys: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    budgets: Sequence[int],
-    truncate: Callable | None,
-    width: int,
-) -> Decoder:
-    """Return a decoder that has read the prompts: the GPU's own, where model and device allow."""
-    G = len(keys[0])
-    keys_C = torch.tensor([key for row in keys for key in row])
-    temperature_C = torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G)
-    budget_C = torch.tensor(budgets).repeat_interleave(G)
-
-    step = cuda_step(policy)
-    if step:
-        return CudaDecoder(step, prompts, keys_C, temperature_C, budget_C, truncate, width)
-    return EagerDecoder(policy, prompts, keys_C, temperature_C, budget_C, truncate, width)
 
 
 class _Drafter:

@@ -179,7 +179,7 @@ class Run:
             warnings,
             ranks,
         )
-        self.config = Config()  # until the resolved one is known
+        self.config: Config  # the resolved one, which train.py sets
         self.found: dict[str, Any] = {}  # the settings in config.yaml, of a run that goes on
         self.accept: list[str] = []  # kinds of sources that may have changed since its checkpoint
         self.losses: list[str] = []  # what became of standard output and error, not yet noted
@@ -963,8 +963,8 @@ def check_fit(trainer: Trainer, probes: int = 16):
     """Raise UserError before anything is trained where a level does not fit the context or the
     completion budget.
     """
-    levels = {*trainer.curriculum.rungs, trainer.config.level or 1}
-    for level in sorted(levels):
+    assert trainer.config.level is not None, "the configuration is resolved"
+    for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
             trainer.budget(trainer.policy.encode(problem), problem)

@@ -113,7 +113,8 @@ def _budget(config: Config, trainer: Trainer) -> str:
     if config.max_new_tokens:
         return f"up to {config.max_new_tokens} new tokens (--max-new-tokens)"
     quarter = "a quarter more new tokens than the target takes"
-    declared = declared_budget(trainer.task, config.level or 1)
+    assert config.level is not None, "the configuration is resolved"
+    declared = declared_budget(trainer.task, config.level)
     return f"up to {declared} new tokens (the task's own), or {quarter}" if declared else quarter
 
 
