@@ -1,4 +1,4 @@
-"""The values that some settings may take, by name.
+"""The values that some settings may take.
 
 They stand apart from the code that implements them, because `--help` must not wait for torch.
 """
@@ -14,3 +14,9 @@ SCHEDULES = ("constant", "cosine")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
 WAYS = ("auto", "off", "imitation", "demonstrations")
+MOST_DRAFTED = 127  # tokens
+
+
+def is_draft_mode(mode: str) -> bool:
+    """Return whether `mode` is a value of the setting `draft`: auto, off, or a number of tokens."""
+    return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MOST_DRAFTED)

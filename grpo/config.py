@@ -1,7 +1,8 @@
 """The configuration of a run: every setting with its default, its meaning and its check.
 
 `grpo.flags` makes the command line of `train.py` from this dataclass. Nothing here imports torch,
-so that `--help` is quick.
+so that `--help` is quick. The file is long because it holds all settings in one table, each with
+its help text.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from grpo.choices import (
     CONTROLS,
     LORA_VARIANTS,
     LOSSES,
+    MOST_DRAFTED,
     OPTIMIZERS,
     PREFLIGHTS,
     PROMOTIONS,
@@ -28,6 +30,7 @@ from grpo.choices import (
     SOURCES,
     TRACKERS,
     WAYS,
+    is_draft_mode,
 )
 from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
@@ -42,7 +45,6 @@ CLIP = {  # low and high, from each loss's paper; 0.2 and 0.2 for the others
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
-MOST_DRAFTED = 127  # tokens
 LORA_RANK = 64  # of models other than the builtin one
 STEPS = 800  # likewise; a run that is solved ends sooner
 LEAST_VARIED = 8  # groups of a step, when levels are climbed by held-out problems
@@ -575,10 +577,8 @@ class Config:
         yield "learning_rate", rate is None or 0 <= rate < 1, "give a number from 0 up to 1"
         mark = self.promote_at
         yield "promote_at", mark is None or 0 <= mark <= 1, "give a score from 0 to 1"
-        is_draft = self.draft in ("auto", "off") or (
-            self.draft.isdecimal() and int(self.draft) <= MOST_DRAFTED
-        )
-        yield "draft", is_draft, f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
+        fix = f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
+        yield "draft", is_draft_mode(self.draft), fix
 
     def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:
         is_plain = self.name is None or (
@@ -610,6 +610,13 @@ class Config:
     def clips(self) -> tuple[float, float]:
         low, high = CLIP.get(self.loss, (0.2, 0.2))
         return self.clip_low or low, self.clip_high or high
+
+    @property
+    def promotion(self) -> tuple[str, float]:
+        """By what levels are climbed, and at which mean score."""
+        promote_by = self.promote_by or ("heldout" if self.curriculum else "running")
+        promote_at = PROMOTE_AT[promote_by] if self.promote_at is None else self.promote_at
+        return promote_by, promote_at
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -725,8 +732,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     if steps is None and is_builtin:
         steps = getattr(task, "default_steps", lambda level: 100)(level)
 
-    promote_by = config.promote_by or ("heldout" if config.curriculum else "running")
-    promote_at = PROMOTE_AT[promote_by] if config.promote_at is None else config.promote_at
+    promote_by, promote_at = config.promotion
     varied = config.dynamic_sampling
     if varied is None:
         varied = LEAST_VARIED if promote_by == "heldout" else 0
@@ -794,7 +800,7 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in values.items():
         if name not in kinds:
             near = difflib.get_close_matches(str(name), kinds, 1)
-            hint = f"did you mean {near[0]}?" if near else "it was made by another version"
+            hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 
         whole = kinds[name]

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from data.files import read_config
-from grpo.config import Config, checked
+from grpo.config import RUN, Config, checked
 from grpo.model.prompts import system_text, wording_text
 from tasks.base import Parser, UserError, check_wording, flags_of_tasks, split_options
 
@@ -39,9 +39,12 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     show_help(argv)
     parser = make_parser()
     values, unknown = parser.parse_known_args(argv)
-    given = _with_files(vars(values))
-    for source in reversed(given.pop("config", [])):
-        given = read_settings(source) | given
+    flags = vars(values)
+    sources = [read_settings(source) for source in flags.pop("config", [])]
+    wording_file = flags.get("wording", "--config")
+    given: dict[str, Any] = {}
+    for settings in (*sources, _with_texts(flags)):
+        given |= settings
 
     options, unknown = (
         split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
@@ -51,6 +54,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     if options:
         given["task_options"] = given.get("task_options", {}) | options
 
+    if given.get("wording") and "resume" not in given:  # else the task is the run's, not read yet
+        check_wording(given.get("task", Config.task), given["wording"], wording_file)
     return Config(**given), given
 
 
@@ -74,9 +79,15 @@ def make_parser(lists_all: bool = False) -> Parser:
         argument_default=SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    basic = parser.add_argument_group("basic flags")
-    groups = {"Run": basic if not lists_all else parser.add_argument_group("Run")}
-    groups["Run"].add_argument(
+    groups: dict[str, Any] = {}
+
+    def group_of(name: str) -> Any:
+        title = name if lists_all else "basic flags"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        return groups[title]
+
+    group_of(RUN).add_argument(
         "--config",
         metavar="FILE",
         action="append",
@@ -86,15 +97,11 @@ def make_parser(lists_all: bool = False) -> Parser:
     for spec in dataclasses.fields(Config):
         if not spec.metadata.get("is_flag"):
             continue
-        name = spec.metadata["group"]
-        if lists_all and name not in groups:
-            groups[name] = parser.add_argument_group(name)
         is_listed = lists_all or spec.metadata["is_basic"]
-        _add(groups[name] if lists_all else basic, spec, is_listed)
+        _add(group_of(spec.metadata["group"]), spec, is_listed)
 
-    more = groups["Run"]
-    more.add_argument("--help", "-h", action="store_true", help="the basic flags")
-    more.add_argument("--help-all", action="store_true", help="all flags and settings")
+    group_of(RUN).add_argument("--help", "-h", action="store_true", help="the basic flags")
+    group_of(RUN).add_argument("--help-all", action="store_true", help="all flags and settings")
     if lists_all:
         parser.epilog = f"{_settings_text()}\n{flags_of_tasks()}\n\n{EXAMPLES}"
     return parser
@@ -154,7 +161,7 @@ def read_settings(source: str) -> dict[str, Any]:
         for name in FILLED_IN:
             if name in values:
                 raise UserError(f"{where}: {name} is filled in by the run; leave it out")
-        return _with_files(checked(values, where))
+        return _with_texts(checked(values, where))
 
     values = checked({k: v for k, v in values.items() if k not in OF_ONE_RUN}, where)
     if start := values.pop("start", None):
@@ -162,7 +169,7 @@ def read_settings(source: str) -> dict[str, Any]:
     return values
 
 
-def _with_files(given: dict[str, Any]) -> dict[str, Any]:
+def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
     """Return `given` with the texts of the files that it names, so that the run keeps them whatever
     becomes of the files.
     """
@@ -171,8 +178,6 @@ def _with_files(given: dict[str, Any]) -> dict[str, Any]:
         given["system"] = system_text(given["system"])
     if file := given.get("wording"):
         given["wording"] = wording_text(file)
-        if "resume" not in given:  # else the task is the run's, which is not read yet
-            check_wording(given.get("task", Config.task), given["wording"], file)
     return given
 
 
@@ -180,7 +185,8 @@ def _no_such_flag(given: str, parser: Parser) -> str:
     """Return what to say of a flag that is unknown: the nearest one, or how to set it."""
     word = given.split("=")[0]
     name = word.lstrip("-").replace("-", "_")
-    if name in Config.__dataclass_fields__ and name not in FILLED_IN:
+    spec = Config.__dataclass_fields__.get(name)
+    if spec is not None and not spec.metadata.get("is_flag") and name not in FILLED_IN:
         return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
     known = [option for action in parser._actions for option in action.option_strings]
     near = difflib.get_close_matches(word, known, 1)

@@ -26,7 +26,7 @@ import torch
 
 from grpo.config import Config
 from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
-from grpo.curriculum.ladder import PROMOTE_AT, Curriculum
+from grpo.curriculum.ladder import Curriculum
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.distributed import ALONE, Ranks
 from grpo.learn.advantages import advantages
@@ -166,7 +166,7 @@ class Trainer:
     def stopped(self) -> str:
         """Why training failed and stops after this step; "" if it continues.
 
-        Either a collapse was alarmed under --on-alarm stop, or no group taught anything for
+        Either a collapse was alarmed under `on_alarm: stop`, or no group taught anything for
         --patience steps.
         """
         collapse = self.monitor.collapse if self.config.on_alarm == "stop" else []
@@ -214,7 +214,7 @@ class Trainer:
         """
         passed: list[Problem] = []
         stream = (self.supply.at(i, level) for i in count(index))
-        problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens or 0))
+        problem = next(fitting(self.policy, stream, passed, self.config.max_new_tokens))
         return index + len(passed), problem
 
     def affordable(self, problems: Sequence[Problem]) -> int:
@@ -232,7 +232,7 @@ class Trainer:
 
     def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
-        asked, declared = self.config.max_new_tokens or 0, declared_budget(self.task, problem.level)
+        asked, declared = self.config.max_new_tokens, declared_budget(self.task, problem.level)
         return budget_for(self.policy, prompt, problem.target, asked, declared)
 
     def rollout(
@@ -396,7 +396,7 @@ class Trainer:
             return {}
 
         settings = self.update_settings(kept)
-        first_pass: dict = {}  # log-probabilities of the first epoch, for --importance-limit
+        first_pass: dict = {}  # log-probabilities of the first epoch, for importance_limit
         run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)
         history = [self.update_with_oom_retry(run) for _ in range(self.config.epochs)]
 
@@ -571,8 +571,7 @@ def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum:
     are given.
     """
     rungs = list(rungs) or config.rungs
-    promote_by = config.promote_by or "running"
-    promote_at = config.promote_at or PROMOTE_AT[promote_by]
+    promote_by, promote_at = config.promotion
     return Curriculum(
         rungs,
         promote_by=promote_by,

@@ -146,7 +146,7 @@ class VarianceMonitor:
         self.traps: deque[dict[str, list[float]]] = deque(maxlen=alarm_steps)
         self.truncated: deque[float] = deque(maxlen=alarm_steps)
         self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
-        self.collapse: list[str] = []  # alarms of the last step that --on-alarm stop obeys
+        self.collapse: list[str] = []  # alarms of the last step that `on_alarm: stop` obeys
 
     def decide(self, verdict: str, attempt: int) -> str:
         """Return "keep", "skip" or "resample" for a group of class `verdict`, drawn for the time

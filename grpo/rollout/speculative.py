@@ -19,10 +19,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from grpo.choices import MOST_DRAFTED, is_draft_mode
 from grpo.model.encoding import plain_tokens
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)  # of drafts, in tokens
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)  # of drafts, in tokens
 # tokens: longer drafts are only for completions that may be so long, and a row is aimed for no
 # shorter one
 SHORT = 31
@@ -134,12 +135,10 @@ def parse_mode(mode: str) -> int | None:
     """Return the fixed length of a mode ("off" is 0), None for "auto". Raises UserError for what
     is none.
     """
+    if not is_draft_mode(mode):
+        raise UserError(f"draft {mode}: give auto, off, or a number of tokens up to {MOST_DRAFTED}")
     if mode in ("auto", "off"):
         return None if mode == "auto" else 0
-    if not mode.isdecimal() or not 0 <= int(mode) <= LENGTHS[-1]:
-        raise UserError(
-            f"--draft {mode}: give auto, off, or a number of tokens up to {LENGTHS[-1]}"
-        )
     return int(mode)
 
 

@@ -170,7 +170,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     targets = [target_length(tokenizer, problem.target) for problem in problems]
     declared = declared_budget(task, config.level)
     room = max(
-        budget(target, prompt, model.context, config.max_new_tokens or 0, config.model, declared)
+        budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
         for target, prompt in zip(targets, prompts)
     )
     return Work(

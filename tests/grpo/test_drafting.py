@@ -387,7 +387,7 @@ def test_a_fixed_length_off_and_nonsense():
     )  # as far as there is room
     for mode in ("on", "-1", "128", "1.5"):
         with pytest.raises(
-            UserError, match=f"--draft {mode}: give auto, off, or a number of tokens up to 127"
+            UserError, match=f"^draft {mode}: give auto, off, or a number of tokens up to 127"
         ):
             AcceptanceModel(mode)
 
