@@ -1,50 +1,52 @@
-"""Compare our forward passes with the unmodified model's, when a model is loaded, and choose the
-fastest that agrees.
+"""Compare our forward passes with the unmodified model's, and choose the fastest that agrees.
 
-A `transformers` model can be run in three ways, fastest first: by the *fast* forward pass
-(`model.llama`), with prompts *shared* between completions (`model.prefix_cache`,
-`model.packed_attention`), and *plain*, every token again (`model.fallback`). Which of them is
-right cannot be read from an architecture's name: some layers keep a state beside keys and values,
-some attention functions take arguments that change the result. So each way is tried on a few short
-sequences, as the rollout runs the model and as the update does, and its log-probabilities are
-compared with those of the model's own forward pass: its own attention, one sequence at a time, no
-padding. A model for which no way is right is refused.
+A `transformers` model can run in three ways, called paths here; the fastest comes first:
 
-Shapes: P prompts, C completions, R rows of the rollout, T tokens, N tokens compared, H hidden
-size, V vocabulary.
+- *fast*: our own forward pass (`model.llama`);
+- *shared*: the model's, with prompts shared between completions (`model.prefix_cache` in the
+  rollout, `model.packed_attention` in the update);
+- *plain*: the model's, with every token run again at each step (`model.fallback`).
+
+An architecture's name does not tell which of them are right: some layers keep a state beside keys
+and values, and some attention functions take arguments that change the result. So when a model is
+loaded, each path runs a few short sequences, both as the rollout runs the model and as the update
+does. Its log-probabilities are compared with those of the model's own forward pass: its own
+attention, one sequence at a time, no padding. A model for which no path is right is refused.
 """
 
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from grpo.model.llama import FastLlama, fast_llama
-from grpo.model.prefix_cache import NAME
+from grpo.model.interfaces import Model, RolloutCache
+from grpo.model.llama import FastLlama, build_fast_llama
+from grpo.model.packed_attention import Packing, PaddedBatch
+from grpo.model.prefix_cache import ATTENTION_NAME
+from grpo.model.probe import ROLLOUT, Probe, probe_of
 from tasks.base import UserError
 
-Path = Literal["fast", "shared", "plain"]
-PATHS: tuple[Path, ...] = ("fast", "shared", "plain")
+ForwardPath = Literal["fast", "shared", "plain"]
+PATHS: tuple[ForwardPath, ...] = ("fast", "shared", "plain")
 
-# By how many nats the log-probabilities of a token's place may differ in float32, in the mean over
-# the vocabulary. Rounding comes to 1e-5 at most in a model of 30 layers, a mechanism that is
-# missing to 1e-3 and more (runs/LOG.md, 2026-11-23).
+# float32: the largest allowed difference of the log-probabilities in nats, as the mean over the
+# vocabulary at the worst token. Rounding comes to 1e-5 at most in a model of 30 layers, a missing
+# mechanism to 1e-3 and more (runs/LOG.md, 2026-11-23).
 EXACT = 1e-4
 
-# The same for bfloat16, float16 and quantised models: the mean deviation of the differences as a
-# share of that of the log-probabilities, within the vocabulary, at the median of the places.
-# Rounding comes to 0.04 in models of 30 layers, trained (SmolLM2: 0.03) or random (Llama-3.2-3B's
-# shape: 0.04). Single places may differ by much: where rounding makes a router take another expert.
+# bfloat16, float16 and quantised models: the largest allowed mean deviation of the differences
+# within the vocabulary, as a share of that of the log-probabilities, at the median token. Rounding
+# comes to 0.04 in models of 30 layers, trained (SmolLM2: 0.03) or random (Llama-3.2-3B's shape:
+# 0.04). Single tokens may differ by much: where rounding makes a router choose another expert.
 ROUGH = 0.07
 
 # Rounding grows with depth and width in a model of random weights. So a difference larger than
-# ROUGH is held against the model's own: that between two of its attention implementations, which
-# compute the same. A difference of MISSING is never taken for rounding: mechanisms that are
-# missing come to 0.142 and more (tests/support/tiny_architectures.py, in bfloat16).
+# ROUGH is compared with the model's own: that between two of its attention implementations, which
+# compute the same. A difference of MISSING is never taken for rounding: missing mechanisms come to
+# 0.142 and more (tests/support/tiny_architectures.py, in bfloat16).
 OWN_ROUNDINGS = 2.0
 MISSING = 0.14
 
@@ -54,184 +56,156 @@ CAPPED = (
 
 
 class Runner(Protocol):
-    """What runs a model: a `grpo.model.policy.Policy`, whose `path`, `fast_model` and
-    `logit_scale` are found here.
+    """What runs a model: a `grpo.model.policy.Policy`.
+
+    `choose_path` sets its `path`, `fast_model` and `logit_scale`.
     """
 
     name: str
-    path: Path
+    path: ForwardPath
     fast_model: FastLlama | None
     logit_scale: float
 
     @property
-    def causal(self) -> nn.Module: ...
+    def causal(self) -> Model: ...
     @property
-    def inner(self) -> nn.Module: ...
+    def inner(self) -> Model: ...
     @property
     def head(self) -> nn.Module: ...
     @property
     def device(self) -> torch.device: ...
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Any]: ...
-    def extend(self, tokens_RT: Tensor, shared: Any) -> Tensor: ...
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]: ...
+    def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor: ...
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Any: ...
-    def predict(self, packing: Any) -> Tensor: ...
+    ) -> Packing | PaddedBatch: ...
+    def predict(self, packing: Packing | PaddedBatch) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Token ids: two prompts of different length, and two completions of each that begin with the
-    same token.
-    """
-
-    prompts: tuple[tuple[int, ...], ...]
-    completions: tuple[tuple[int, ...], ...]
-
-    def sequence(self, c: int) -> tuple[int, ...]:
-        return self.prompts[c // 2] + self.completions[c]
-
-
-@dataclass(frozen=True)
-class RolloutStep:
-    """One pass of the rollout over completions `rows`, of which `filled` tokens have been read:
-    `length` tokens of each, the first `accepted` of which are right; the others are rejected
-    drafts.
-    """
-
-    rows: tuple[int, ...]
-    filled: tuple[int, ...]
-    length: int
-    accepted: tuple[int, ...]
-
-
-# One row a prompt at first; then the completions diverge; drafts are accepted in part; completion
-# 2 ends, and a row is dropped.
-ROLLOUT = (
-    RolloutStep(rows=(0, 2), filled=(0, 0), length=1, accepted=(1, 1)),
-    RolloutStep(rows=(0, 1, 2, 3), filled=(1, 1, 1, 1), length=3, accepted=(3, 2, 1, 3)),
-    RolloutStep(rows=(0, 1, 2, 3), filled=(4, 3, 2, 4), length=2, accepted=(2, 2, 2, 1)),
-    RolloutStep(rows=(0, 3, 1), filled=(6, 5, 5), length=1, accepted=(1, 1, 1)),
-)
-# Which row of the step before each row was:
-SOURCES = ((0, 1), (0, 0, 1, 1), (0, 1, 2, 3), (0, 3, 1))
-
-
-def probe_of(vocabulary: int) -> Probe:
-    """Return the probe for a vocabulary of that size; the same at each call."""
-    generator = torch.Generator().manual_seed(25)
-
-    def some(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(vocabulary, (count,), generator=generator).tolist())
-
-    prompts = (some(11), some(6))
-    completions = []
-    for lengths in ((8, 6), (4, 7)):
-        first = some(1)
-        completions += [first + some(length - 1) for length in lengths]
-    return Probe(prompts, tuple(completions))
-
-
 @torch.no_grad()
-def choose_path(policy: Runner):
-    """Let `policy` run its model the fastest way that agrees with the model itself.
+def choose_path(policy: Runner) -> None:
+    """Make `policy` run its model the fastest way that agrees with the model itself.
 
-    Raises UserError where none does, and names what the model has that is not supported.
+    Raises UserError if none does. The message names what the model has that is not supported.
     """
     model = policy.causal
-    own = model.config._attn_implementation
-    if own == NAME:
-        own = "eager"
-        model.set_attn_implementation(own)
+    own_attention = model.config._attn_implementation
+    if own_attention == ATTENTION_NAME:
+        own_attention = "eager"
+        model.set_attn_implementation(own_attention)
     probe = probe_of(model.get_input_embeddings().weight.shape[0])
     expected = _own_logprobs(policy, probe)
 
     problem = ""
     for path in PATHS:
         try:
-            if not _take(policy, path, own):
+            if not _set_path(policy, path, own_attention):
                 continue
             difference = _difference(policy, probe, expected)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever an architecture may object to; the next path is tried
-            problem = f"it cannot be run so ({_cause(error)})"
+        except Exception as error:  # whatever an architecture objects to: try the next path
+            problem = f"it cannot be run this way ({_cause(error)})"
         else:
-            if difference <= tolerance(model):
+            if _is_rounding(policy, path, difference, probe, expected, own_attention):
                 return
-            if difference < MISSING and _is_rough(model):
-                rounding = _own_rounding(policy, probe, expected, own)
-                _take(policy, path, own)
-                if difference <= OWN_ROUNDINGS * rounding:
-                    return
             problem = f"its log-probabilities differ from ours by {difference:.1g}"
+
         if path == "fast":
             warnings.warn(
                 f"the fast forward pass disagrees with the model and is not used: {problem}",
                 stacklevel=3,
             )
-    raise _refusal(policy, _mechanism(policy, probe) or problem)
+    raise _refusal(policy, _unsupported_mechanism(policy, probe) or problem)
 
 
-def tolerance(model) -> float:
-    """Return by how much two ways to run `model` may differ by rounding alone, see `_between`."""
+def _is_rounding(
+    policy: Runner,
+    path: ForwardPath,
+    difference: float,
+    probe: Probe,
+    expected: list[Tensor],
+    own_attention: str,
+) -> bool:
+    """Return whether rounding explains the `difference` that the policy's path makes."""
+    model = policy.causal
+    if difference <= tolerance(model):
+        return True
+    if not (difference < MISSING and _is_rough(model)):
+        return False
+
+    rounding = _own_rounding(policy, probe, expected, own_attention)
+    _set_path(policy, path, own_attention)  # which the comparison has changed
+    return difference <= OWN_ROUNDINGS * rounding
+
+
+def tolerance(model: Model) -> float:
+    """Return by how much two ways to run `model` may differ by rounding, see `_distance`."""
     return ROUGH if _is_rough(model) else EXACT
 
 
-def _own_rounding(policy: Runner, probe: Probe, expected: list[Tensor], own: str) -> float:
+def _own_rounding(
+    policy: Runner, probe: Probe, expected: list[Tensor], own_attention: str
+) -> float:
     """Return by how much another attention implementation of the model differs; 0 if it has none.
 
-    `expected` are the log-probabilities by its `own` implementation. Leaves the model at the other.
+    `expected` are the log-probabilities by its `own_attention`. Leaves the model at the other one.
     """
     scale = policy.logit_scale
     try:
-        policy.causal.set_attn_implementation("sdpa" if own == "eager" else "eager")
+        policy.causal.set_attn_implementation("sdpa" if own_attention == "eager" else "eager")
         other = _own_logprobs(policy, probe)
     except (ValueError, UserError):
         return 0.0
     finally:
         policy.logit_scale = scale
-    return _between(torch.cat(other), torch.cat(expected), is_rough=True)
+    return _distance(torch.cat(other), torch.cat(expected), is_rough=True)
 
 
-def _is_rough(model) -> bool:
-    return model.dtype not in (torch.float32, torch.float64) or bool(
-        getattr(model, "is_quantized", False)
-    )
+def _is_rough(model: Model) -> bool:
+    """Return whether the model's rounding is larger than that of float32."""
+    is_quantised = bool(getattr(model, "is_quantized", False))
+    return model.dtype not in (torch.float32, torch.float64) or is_quantised
 
 
-def _take(policy: Runner, path: Path, own: str) -> bool:
-    """Set `policy` to this path; return whether the model has it. `own` is the model's own
-    attention.
+def _set_path(policy: Runner, path: ForwardPath, own_attention: str) -> bool:
+    """Set `policy` to this path; return whether the model has it.
+
+    `own_attention` is the name of the model's own attention implementation.
     """
     model = policy.causal
-    policy.path, policy.fast_model = path, None
+    policy.path = path
+    policy.fast_model = None
     if path == "plain":
-        with suppress(ValueError):  # of a part of the model that never had another attention
-            model.set_attn_implementation(own)
+        with suppress(ValueError):  # a part of the model may support no other attention
+            model.set_attn_implementation(own_attention)
         return True
-    model.set_attn_implementation(NAME)
+
+    model.set_attn_implementation(ATTENTION_NAME)
     if path == "fast":
-        policy.fast_model = fast_llama(model)
+        policy.fast_model = build_fast_llama(model)
         return policy.fast_model is not None
-    return model.config._attn_implementation == NAME
+    return model.config._attn_implementation == ATTENTION_NAME
 
 
 def _own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
-    """Return the log-probabilities of the unmodified model for each completion: of its first token
-    ... of what follows its last, (T + 1, V). Sets the policy's `logit_scale`.
+    """Return the unmodified model's log-probabilities for each completion (T + 1, V).
 
-    Raises UserError where it cannot be run on token ids, its numbers are not finite, or its logits
-    are capped.
+    The first row predicts the completion's first token, and the last one what follows its end.
+    Sets the policy's `logit_scale`. Raises UserError if the model cannot be run on token ids, if
+    its logits are not finite, or if they are capped.
     """
-    model, seen, logprobs = policy.causal, {}, []
+    model = policy.causal
+    seen: dict[str, Any] = {}
+    logprobs = []
 
-    def see_hidden(module, inputs, output):
+    def see_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
         seen["hidden"] = getattr(output, "last_hidden_state", None)
 
-    def see_head(module, inputs, output):
-        seen["input"], seen["output"] = inputs[0], output
+    def see_head(module: nn.Module, inputs: Any, output: Any) -> None:
+        seen["input"] = inputs[0]
+        seen["output"] = output
 
     hooks = []
     try:
@@ -254,27 +228,30 @@ def _own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
             f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
             "those of an earlier checkpoint, or a fresh copy"
         )
+
+    # Some models scale the hidden state before the head, or the logits after it.
     if seen.get("hidden") is not None and "input" in seen:
         before = _factor(seen["input"], seen["hidden"], _is_rough(model))
         after = _factor(logits, seen["output"], _is_rough(model))
         if before is None or after is None:
-            raise _refusal(policy, _mechanism(policy, probe) or CAPPED)
+            raise _refusal(policy, _unsupported_mechanism(policy, probe) or CAPPED)
         policy.logit_scale = before * after
     return logprobs
 
 
 def _logprobs(logits: Tensor) -> Tensor:
+    """Return log-probabilities in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def _factor(whole: Tensor, part: Tensor, is_rough: bool) -> float | None:
-    """Return the constant by which `part` was multiplied to give `whole`, or None where no
-    constant explains it.
-    """
+    """Return the constant c with whole = c * part, or None if there is none."""
     if whole is part:
         return 1.0
     if whole.shape != part.shape:
         return None
+
+    # Least squares.
     whole, part = whole.double(), part.double()
     factor = ((whole * part).sum() / part.square().sum()).item()
     residual = (whole - factor * part).norm() / whole.norm()
@@ -284,72 +261,86 @@ def _factor(whole: Tensor, part: Tensor, is_rough: bool) -> float | None:
 
 
 def _difference(policy: Runner, probe: Probe, expected: list[Tensor]) -> float:
-    """Return by how much the log-probabilities differ from `expected`, those of the rollout or
-    those of the update, whichever differ more.
+    """Return by how much the policy's log-probabilities differ from the `expected` ones.
+
+    Of the rollout's and the update's, those that differ more count.
     """
-    pairs = (_rolled_out(policy, probe, expected), _updated(policy, probe, expected))
-    differences = [_between(*pair, _is_rough(policy.causal)) for pair in pairs]
-    return torch.tensor(differences).max().item()  # NaN if one is
+    is_rough = _is_rough(policy.causal)
+    in_rollout = _distance(*_rollout_logprobs(policy, probe, expected), is_rough)
+    in_update = _distance(*_update_logprobs(policy, probe, expected), is_rough)
+    return torch.tensor([in_rollout, in_update]).max().item()  # NaN if either is
 
 
-def _between(found_NV: Tensor, expected_NV: Tensor, is_rough: bool) -> float:
-    """Return the mean absolute difference over the vocabulary, in nats, at the worst place.
+def _distance(found_NV: Tensor, expected_NV: Tensor, is_rough: bool) -> float:
+    """Return how far apart two sets of log-probabilities are.
 
-    Where rounding is not small, return the mean deviation of the differences within the vocabulary,
-    as a share of that of the expected ones, at the median of the places.
+    In float32: the mean absolute difference over the vocabulary, in nats, at the worst token. If
+    `is_rough`: the mean deviation of the differences within the vocabulary, as a share of that of
+    the expected ones, at the median token.
     """
-    apart_NV = found_NV - expected_NV
-    never_NV = expected_NV.isinf()  # a token that can never come has -inf on both sides
-    compared_NV = ~(never_NV & (found_NV == expected_NV))
+    difference_NV = found_NV - expected_NV
+    is_impossible_NV = expected_NV.isinf()  # a token that can never come has -inf on both sides
+    counts_NV = ~(is_impossible_NV & (found_NV == expected_NV))
     if not is_rough:
-        return apart_NV.where(compared_NV, 0.0).abs().mean(-1).max().item()
+        return difference_NV.where(counts_NV, 0.0).abs().mean(-1).max().item()
 
-    # Rounding of the likeliest logit (of 16 and more bfloat16 keeps multiples of 1/8) moves the
+    # Rounding of the likeliest logit (bfloat16 keeps multiples of 1/8 from 16 on) moves the
     # normaliser, and with it all log-probabilities alike: that part says nothing about the model.
-    apart_N = _deviation(apart_NV, compared_NV)
-    return (apart_N / _deviation(expected_NV, ~never_NV).mean()).median().item()
+    deviation_N = _deviation(difference_NV, counts_NV)
+    return (deviation_N / _deviation(expected_NV, ~is_impossible_NV).mean()).median().item()
 
 
-def _deviation(x_NV: Tensor, counted_NV: Tensor) -> Tensor:
-    """Return the mean absolute deviation (N,) of those values that count from their mean."""
-    count_N1 = counted_NV.sum(-1, keepdim=True)
-    mean_N1 = x_NV.where(counted_NV, 0.0).sum(-1, keepdim=True) / count_N1
-    return ((x_NV - mean_N1).where(counted_NV, 0.0).abs().sum(-1, keepdim=True) / count_N1)[:, 0]
+def _deviation(x_NV: Tensor, counts_NV: Tensor) -> Tensor:
+    """Return the mean absolute deviation (N,) from their mean of those values that count."""
+    count_N1 = counts_NV.sum(-1, keepdim=True)
+    mean_N1 = x_NV.where(counts_NV, 0.0).sum(-1, keepdim=True) / count_N1
+    return ((x_NV - mean_N1).where(counts_NV, 0.0).abs().sum(-1, keepdim=True) / count_N1)[:, 0]
 
 
-def _rolled_out(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (N, V) as the sampler runs the model, see ROLLOUT, and the expected
-    ones.
+def _rollout_logprobs(
+    policy: Runner, probe: Probe, expected: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities (N, V) as the rollout runs the model, and the expected ones.
+
+    The steps are those of ROLLOUT.
     """
-    hidden_PH, cache = policy.prefill(probe.prompts)
+    hidden_PE, cache = policy.prefill(probe.prompts)
     cache.allocate(len(probe.prompts), max(map(len, probe.completions)) + 2)
-    found, wanted = [hidden_PH], [expected[0][0], expected[2][0]]
+    found = [hidden_PE]
+    wanted = [expected[0][0], expected[2][0]]
 
-    for step, sources in zip(ROLLOUT, SOURCES, strict=True):
+    for step in ROLLOUT:
         if step is not ROLLOUT[0]:
-            cache.keep(*(torch.tensor(x, device=policy.device) for x in (sources, step.filled)))
+            cache.reorder(
+                torch.tensor(step.sources, device=policy.device),
+                torch.tensor(step.filled, device=policy.device),
+            )
+
         tokens_RT = torch.zeros(len(step.rows), step.length, dtype=torch.long)
         for row, (c, filled, accepted) in enumerate(zip(step.rows, step.filled, step.accepted)):
             right = probe.completions[c][filled : filled + accepted]
             tokens_RT[row, :accepted] = torch.tensor(right)
             wanted += expected[c][filled + 1 : filled + 1 + accepted]
-        hidden_RTH = policy.extend(tokens_RT.to(policy.device), cache)
-        found += [hidden_RTH[row, :accepted] for row, accepted in enumerate(step.accepted)]
+
+        hidden_RTE = policy.extend(tokens_RT.to(policy.device), cache)
+        found += [hidden_RTE[row, :accepted] for row, accepted in enumerate(step.accepted)]
 
     return _logprobs(policy.logits(torch.cat(found))), torch.stack(wanted)
 
 
-def _updated(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (N, V) as the update runs the model, all sequences packed, and the
-    expected ones.
+def _update_logprobs(policy: Runner, probe: Probe, expected: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities (N, V) as the update runs the model, and the expected ones.
+
+    All sequences are packed into one micro-batch.
     """
-    hidden_NH = policy.predict(policy.pack(probe.prompts, probe.completions))
-    return _logprobs(policy.head(hidden_NH)), torch.cat([each[:-1] for each in expected])
+    hidden_NE = policy.predict(policy.pack(probe.prompts, probe.completions))
+    return _logprobs(policy.head(hidden_NE)), torch.cat([each[:-1] for each in expected])
 
 
-def _mechanism(policy: Runner, probe: Probe) -> str:
-    """Return what it is about the model that no path has, found by running it by itself; "" where
-    none of the known reasons holds.
+def _unsupported_mechanism(policy: Runner, probe: Probe) -> str:
+    """Return what the model has that no path supports, found by running it by itself.
+
+    Returns "" if it is none of the known mechanisms.
     """
     model = policy.causal
     if getattr(model.config, "is_encoder_decoder", False):
@@ -360,7 +351,7 @@ def _mechanism(policy: Runner, probe: Probe) -> str:
 
     def differs(logits: Tensor) -> bool:
         found, wanted = _logprobs(logits)[0], alone[0, : logits.shape[1]]
-        return not _between(found, wanted, _is_rough(model)) <= tolerance(model)
+        return not _distance(found, wanted, _is_rough(model)) <= tolerance(model)
 
     try:
         alone = _logprobs(model(input_ids=one, use_cache=False).logits)
@@ -372,7 +363,7 @@ def _mechanism(policy: Runner, probe: Probe) -> str:
         if differs(policy.head(policy.logit_scale * hidden)):
             return CAPPED
     except Exception:
-        pass  # the paths' own problem is named instead
+        pass  # the message names the problem of the last path instead
     return ""
 
 
@@ -384,5 +375,6 @@ def _refusal(policy: Runner, reason: str) -> UserError:
 
 
 def _cause(error: Exception) -> str:
+    """Return the type and the first line of an error, in 300 characters at most."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300]

@@ -1,38 +1,42 @@
-"""From texts to tokens: prompts by the chat template, targets and drafts.
+"""From text to tokens: prompts by the chat template, targets and drafts.
 
 Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat
-template alone. What stands in a turn is text, "<|end|>" too: it is encoded as the characters that
+template alone. What stands in a turn is text, even "<|end|>". It is encoded as the characters that
 it consists of, as the policy would have to write it.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.base import UserError
 
+if TYPE_CHECKING:  # the flags need this module, and --help should not wait for `transformers`
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
-TemplateArguments = Mapping[
-    str, Any
-]  # the chat template's own variables, e.g. {"enable_thinking": False}
+TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
+
 ANCHORS = ("", "\n", "a", ".")  # what a run may stand behind, see `_plain_run`
-MARKS = tuple(map(chr, range(0xE000, 0xE010)))  # of private use, so in no text that means anything
+
+# Characters of private use, so in no text that means anything.
+MARKS = tuple(map(chr, range(0xE000, 0xE010)))
 
 
 class Controls(NamedTuple):
-    """The control tokens of a tokenizer: what finds their texts (None: there are none), and their
-    ids.
-    """
+    """The control tokens of a tokenizer: a pattern of their texts (None: no tokens), and their ids."""
 
     pattern: re.Pattern[str] | None
     ids: frozenset[int]
 
 
 @lru_cache(maxsize=8)
-def controls_of(tokenizer) -> Controls:
+def controls_of(tokenizer: Tokenizer) -> Controls:
     """Return the control tokens of `tokenizer`."""
     special = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     texts = sorted({token.content for token in special.values()}, key=len, reverse=True)
@@ -40,46 +44,39 @@ def controls_of(tokenizer) -> Controls:
     return Controls(pattern, frozenset(special))
 
 
-def plain_tokens(tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each of the `texts`, none of them a control token."""
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
 
 
-def target_length(tokenizer, target: str) -> int:
+def target_length(tokenizer: Tokenizer, target: str) -> int:
     """Return how many tokens the answer `target` takes, its end token included."""
     return len(plain_tokens(tokenizer, [target])[0]) + 1
 
 
 def prompt_tokens(
-    tokenizer,
+    tokenizer: Tokenizer,
     turns: Sequence[Turn],
     template: str | None,
     arguments: TemplateArguments = MappingProxyType({}),
 ) -> tuple[int, ...]:
-    """Return the token ids of `turns` by the chat `template`, called with its `arguments`, up to
-    where the answer begins.
+    """Return the token ids of `turns` by the chat `template`, up to where the answer begins.
 
-    Without a template each turn is a line of text. Raises UserError where a turn holds the text of
-    a control token, and the tokenizer cannot tell where its tokens stand.
+    The template is called with its `arguments`. Without a template each turn is a line of text.
+    Raises UserError if a turn holds the text of a control token and the tokenizer cannot tell
+    where its tokens stand.
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
         return tuple(tokenizer(text, split_special_tokens=True).input_ids)
 
-    controls = controls_of(tokenizer)
     texts = [said for _, said in turns] + _strings_in(arguments)
-    found = (
-        {one for said in texts for one in controls.pattern.findall(said)}
-        if controls.pattern
-        else set()
-    )
+    pattern = controls_of(tokenizer).pattern
+    found = {name for said in texts for name in pattern.findall(said)} if pattern else set()
     if not found:
         text = render(tokenizer, turns, template, arguments)
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
-    # The template sees a stand-in for each text of a control token, so that the control tokens of
-    # the rendered text are the template's own. Between them lie runs of plain text, and those with
-    # stand-ins are encoded once more, without.
     if not tokenizer.is_fast:
         raise UserError(
             f"the prompt holds {sorted(found)[0]!r}, a control token of this model, whose "
@@ -87,10 +84,30 @@ def prompt_tokens(
         )
     mark = next(mark for mark in MARKS if not any(mark in said for said in texts))
     stand_ins = {text: f"{mark}{i}{mark}" for i, text in enumerate(sorted(found))}
-    meant = {stand_in: text for text, stand_in in stand_ins.items()}
+    return tuple(_escaped_tokens(tokenizer, turns, template, arguments, stand_ins))
+
+
+def _escaped_tokens(
+    tokenizer: Tokenizer,
+    turns: Sequence[Turn],
+    template: str,
+    arguments: TemplateArguments,
+    stand_ins: Mapping[str, str],
+) -> list[int]:
+    """Return the token ids of turns that hold the texts of control tokens.
+
+    The template sees a stand-in for each of these texts: a number between two marks. So the control
+    tokens of the rendered text are the template's own. Between them lie runs of plain text. Those
+    with stand-ins are encoded once more, with the texts themselves.
+    """
+    controls = controls_of(tokenizer)
+    assert controls.pattern is not None
+    pattern = controls.pattern
+    originals = {stand_in: text for text, stand_in in stand_ins.items()}
+    mark = next(iter(originals))[0]
 
     def escaped(said: str) -> str:
-        return controls.pattern.sub(lambda match: stand_ins[match[0]], said)
+        return pattern.sub(lambda match: stand_ins[match[0]], said)
 
     text = render(
         tokenizer,
@@ -102,14 +119,16 @@ def prompt_tokens(
     tokens: list[int] = []
     for ids, run in _runs(tokenizer, text, controls.ids):
         if mark in run:
-            whole = re.sub(f"{mark}[0-9]+{mark}", lambda match: meant[match[0]], run)
+            whole = re.sub(f"{mark}[0-9]+{mark}", lambda match: originals[match[0]], run)
             ids = _plain_run(tokenizer, whole, run, ids)
         tokens += ids
-    return tuple(tokens)
+    return tokens
 
 
-def render(tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments) -> str:
-    """Return what the chat `template` makes of `turns`, up to where the answer begins."""
+def render(
+    tokenizer: Tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments
+) -> str:
+    """Return the text that the chat `template` makes of `turns`, up to where the answer begins."""
     return tokenizer.apply_chat_template(
         [{"role": role, "content": said} for role, said in turns],
         chat_template=template,
@@ -121,13 +140,17 @@ def render(tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateA
 
 def _strings_in(value: Any) -> list[str]:
     """Return the strings of a JSON value, those inside lists and objects too."""
-    found: list[str] = []
-    _with_strings(value, lambda text: found.append(text) or text)
-    return found
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for inner in value.values() for text in _strings_in(inner)]
+    if isinstance(value, list):
+        return [text for inner in value for text in _strings_in(inner)]
+    return []
 
 
 def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with each of its strings changed; the names in objects stay."""
+    """Return a JSON value with each of its strings changed, but not the names in objects."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -137,37 +160,42 @@ def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _runs(tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int], str]]:
-    """Return the token ids of `text` in runs of control tokens and of others, each with its part
-    of the text ("" for control tokens).
+def _runs(tokenizer: Tokenizer, text: str, controls: frozenset[int]) -> list[tuple[list[int], str]]:
+    """Return the token ids of `text` in runs of control tokens and of other tokens.
+
+    Each run comes with its part of the text, "" for control tokens.
     """
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    places = zip(encoding.input_ids, encoding.offset_mapping, strict=True)
+    tokens = zip(encoding.input_ids, encoding.offset_mapping, strict=True)
     groups = [
-        (is_control, list(run)) for is_control, run in groupby(places, lambda at: at[0] in controls)
+        (is_control, list(group))
+        for is_control, group in groupby(tokens, lambda token: token[0] in controls)
     ]
 
-    runs, start = [], 0
-    for number, (is_control, run) in enumerate(groups):
-        ids = [token for token, _ in run]
+    runs = []
+    start = 0
+    for number, (is_control, group) in enumerate(groups):
+        ids = [token for token, _ in group]
         if is_control:
-            start = run[-1][1][1]
+            _, (_, start) = group[-1]
             runs.append((ids, ""))
-        else:
-            # Up to the next control token, because some tokenizers leave blanks out of the places
-            # of their tokens.
-            is_last = number + 1 == len(groups)
-            end = len(text) if is_last else groups[number + 1][1][0][1][0]
-            runs.append((ids, text[start:end]))
+            continue
+
+        # A run goes up to the next control token, because some tokenizers leave blanks out of the
+        # offsets of their tokens.
+        end = len(text)
+        if number + 1 < len(groups):
+            _, following = groups[number + 1]
+            _, (end, _) = following[0]
+        runs.append((ids, text[start:end]))
     return runs
 
 
-def _plain_run(tokenizer, run: str, like: str, like_ids: list[int]) -> list[int]:
-    """Return the tokens of `run`, encoded as `like` was, which has the tokens `like_ids` where it
-    stands.
+def _plain_run(tokenizer: Tokenizer, run: str, like: str, like_ids: list[int]) -> list[int]:
+    """Return the tokens of `run`, encoded the way `like` was when it got the tokens `like_ids`.
 
     Some tokenizers put a space before a text, but not before what follows a control token. So the
-    run is encoded behind the first anchor that gives `like` the tokens that it has.
+    run is encoded behind the first anchor that gives `like` these tokens.
     """
     for anchor in ANCHORS:
         before, same, wanted = plain_tokens(tokenizer, [anchor, anchor + like, anchor + run])

@@ -1,20 +1,21 @@
 """Which token ends an answer.
 
-A model's files name its end tokens, and its chat template shows one: the control token that it
-writes after an assistant's turn. The two may differ. Base models with a chat template name the end
-of a document, and the GGUF reader of `transformers` takes the first token of a turn for the last
-one. The template is right: the model was trained on it.
+A model's files declare its end tokens, and its chat template shows one: the control token that it
+writes after an assistant's turn. The two may differ. Base models with a chat template declare the
+end of a document, and the GGUF reader of `transformers` takes the first token of a turn for the
+last one. The template is right: the model was trained on it.
 """
 
 from jinja2.exceptions import TemplateError
 
 from grpo.model.encoding import controls_of
+from grpo.model.interfaces import Tokenizer
 
 QUESTION = "Which?"
 ANSWER = "This"  # one plain word, which no template changes
 
 
-def end_of_turn(tokenizer) -> int | None:
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
     """Return the control token that the chat template writes after an assistant's answer.
 
     None where there is no template, where it takes no assistant's turn, or where plain text
@@ -35,6 +36,6 @@ def end_of_turn(tokenizer) -> int | None:
     return tokenizer.convert_tokens_to_ids(found[0]) if found else None
 
 
-def name_of(tokenizer, token: int | None) -> str:
-    """Return a token as messages show it: "<|im_end|>"."""
+def name_of(tokenizer: Tokenizer, token: int | None) -> str:
+    """Return a token as messages show it, e.g. "<|im_end|>"."""
     return "no token" if token is None else str(tokenizer.convert_ids_to_tokens(token))

@@ -1,11 +1,10 @@
-"""Whether weights and the optimizer's moments are finite, which is asked after every step and
-every load.
+"""Checks of weights: complete and finite when they are loaded, finite after every step.
 
-An optimizer can turn a finite gradient into a weight that is NaN, or square it to an infinite
-second moment that freezes the weight for good. Neither shows in the loss of that step.
+An optimizer can turn a finite gradient into a weight that is NaN. It can also square it to an
+infinite second moment, which freezes the weight for good. Neither shows in the loss of that step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,13 +12,15 @@ from torch import Tensor
 from grpo.distributed import ALONE, Ranks
 from tasks.base import UserError
 
+NAMED_TENSORS = 3  # how many tensors of each kind an error names
+
 
 def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
-    """Raise FloatingPointError, on all ranks alike, where one of the named `tensors` is not finite
-    on some rank.
+    """Raise FloatingPointError on all ranks if a tensor is not finite on any of them.
 
-    The screen is one fused norm: a NaN or an infinity anywhere makes it NaN or infinite. So do
-    finite numbers above 1e19, whose squares overflow; then each tensor is looked at by itself.
+    One fused norm is computed first: it is not finite if any number is NaN or infinite. Nor is it
+    if finite numbers exceed 1e19, whose squares overflow. So only if it is not finite is each
+    tensor checked by itself.
     """
     norm = _norm(tensors)
     ranks.add([norm])
@@ -28,35 +29,56 @@ def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
 
     faults = [fault for found in ranks.gather([_faults(tensors)]) for fault in found]
     if faults:
-        raise FloatingPointError(
-            f"after the optimizer's step {_first_of(list(dict.fromkeys(faults)))}"
-        )
+        unique = list(dict.fromkeys(faults))
+        raise FloatingPointError(f"after the optimizer's step {_summary(unique)}")
 
 
-def check_loaded(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError where one of the named `tensors`, which were read from `where`, is not
-    finite.
-    """
+def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise UserError if one of the tensors read from `source` is not finite."""
     if bool(_norm(tensors).isfinite()):
         return
 
     if faults := _faults(tensors):
         raise UserError(
-            f"{where}: {_first_of(faults)}; the file is damaged: give another model, or an earlier "
+            f"{source}: {_summary(faults)}; the file is damaged: give another model, or an earlier "
             "checkpoint"
         )
 
 
-def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the norm of all numbers of the floating-point `tensors`, a float32 tensor without
-    dimensions.
+def check_names(
+    source: str,
+    what: str,
+    *,
+    missing: Iterable[str],
+    unexpected: Iterable[str],
+    mismatched: Iterable[str] = (),
+) -> None:
+    """Raise UserError unless the tensors read from `source` are exactly those of `what`.
+
+    The arguments name the tensors that differ; `mismatched` ones have another shape.
     """
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": mismatched}
+    problems = []
+    for kind, names in kinds.items():
+        names = sorted(names)
+        if names:
+            others = ", ..." if len(names) > NAMED_TENSORS else ""
+            problems.append(f"{len(names)} {kind} ({', '.join(names[:NAMED_TENSORS])}{others})")
+    if problems:
+        raise UserError(
+            f"--model {source}: the tensors there are not those of {what}: {'; '.join(problems)}; "
+            "give a folder whose weights and configuration were saved together"
+        )
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the norm of all numbers of the floating-point tensors, a float32 scalar tensor."""
     floating = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
     return torch.nn.utils.get_total_norm(floating).float()
 
 
 def _faults(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return what is wrong with each tensor that is not finite, in words."""
+    """Return a description of each tensor that is not finite."""
     faults = []
     for name, tensor in tensors.items():
         bad = int((~tensor.detach().isfinite()).sum()) if tensor.is_floating_point() else 0
@@ -65,8 +87,9 @@ def _faults(tensors: Mapping[str, Tensor]) -> list[str]:
     return faults
 
 
-def _first_of(faults: list[str]) -> str:
+def _summary(faults: list[str]) -> str:
+    """Return the first fault in words, and the number of the others."""
     others = len(faults) - 1
-    return faults[0] + (
-        f", and {others} other tensor{'s' * (others > 1)} likewise" if others else ""
-    )
+    if not others:
+        return faults[0]
+    return f"{faults[0]}, and {others} other tensor{'s' * (others > 1)} likewise"

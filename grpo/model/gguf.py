@@ -1,9 +1,8 @@
-"""Models in one GGUF file: what `from_pretrained` is told of them, and what is put right in what
-it returns.
+"""Models in one GGUF file: the arguments of `from_pretrained`, and corrections of what it returns.
 
 `transformers` reads the file (extra `gguf`). The weights are dequantised while they are loaded, so
-that the result is an ordinary model: it can be trained, saved in Hugging Face layout, and loaded
-again without the file.
+the result is an ordinary model: it can be trained, saved in Hugging Face layout, and loaded again
+without the file.
 """
 
 import io
@@ -15,6 +14,7 @@ from typing import Any
 import transformers
 
 from grpo.model.endings import end_of_turn, name_of
+from grpo.model.interfaces import Model, Tokenizer
 from tasks.base import UserError, needs
 
 SUFFIX = ".gguf"
@@ -26,7 +26,7 @@ def is_gguf(source: str) -> bool:
 
 
 def check_file(source: str) -> None:
-    """Raise UserError where there is no such file, or nothing to read it with."""
+    """Raise UserError if there is no such file, or if the reader is not installed."""
     if not Path(source).is_file():
         raise UserError(
             f"--model {source}: no such file; give the path of a GGUF file on disk, "
@@ -37,9 +37,7 @@ def check_file(source: str) -> None:
 
 
 def place_of(source: str) -> tuple[str, dict[str, str]]:
-    """Return what `from_pretrained` is given: a directory or hub id, and of a GGUF file its name
-    there.
-    """
+    """Return the directory or hub id for `from_pretrained`, and the keyword for a GGUF file."""
     if not is_gguf(source):
         return source, {}
     path = Path(source)
@@ -48,10 +46,9 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Within this context a GGUF file is read: without a bar of progress, which no setting turns
-    off.
+    """Within this context, a GGUF file is read without a progress bar, which no setting turns off.
 
-    Raises ValueError for whatever else its readers, in Python and Rust, raise on a damaged file.
+    Raises ValueError for whatever its readers, in Python and Rust, raise on a damaged file.
     """
     try:
         with redirect_stderr(io.StringIO()):
@@ -62,38 +59,39 @@ def reading() -> Iterator[None]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def unpacking() -> dict[str, Any]:
-    """Return the keywords that have the weights dequantised, on a GPU too, where they would stay
-    in their blocks.
+def dequantised() -> dict[str, Any]:
+    """Return the keywords with which `from_pretrained` dequantises the weights.
+
+    Without them they would stay in their blocks on a GPU.
     """
     return {"quantization_config": transformers.GgufConfig(dequantize=True)}
 
 
-def name_model(model, source: str) -> None:
-    """Let `model` be named after its file: an adapter's `base_model_name_or_path` is taken from
-    there.
-    """
+def name_model(model: Model, source: str) -> None:
+    """Name `model` after its file, from where an adapter takes `base_model_name_or_path`."""
     model.name_or_path = model.config.name_or_path = source
-    vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a place
+    vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
 
 
-def correct_end(tokenizer, source: str) -> str:
-    """Give the tokenizer of a GGUF file the end token of its chat template, else the file's own.
+def correct_end(tokenizer: Tokenizer, source: str) -> str:
+    """Correct the end token of a GGUF file's tokenizer.
 
-    Returns a warning that names both, or "" where the reader was right. The reader of
-    `transformers` 5 names the first token of a turn for models such as SmolLM2.
+    The right one is that of its chat template, else the file's own; the reader of `transformers` 5
+    takes the first token of a turn for models such as SmolLM2. Returns a warning that names both,
+    or "" if the reader was right.
     """
-    read, end, why = tokenizer.eos_token_id, end_of_turn(tokenizer), "its chat template"
+    read = tokenizer.eos_token_id
+    end = end_of_turn(tokenizer)
+    where = "its chat template"
     if end is None:
         folder, options = place_of(source)
         end = transformers.AutoConfig.from_pretrained(folder, **options).eos_token_id
-        why = "the file"
+        where = "the file"
     if end is None or end == read:
         return ""
 
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     return (
-        f"--model {source}: its end token is read as {name_of(tokenizer, read)}; {why} ends an "
-        "answer with "
-        f"{name_of(tokenizer, end)}, which is used"
+        f"--model {source}: its end token is read as {name_of(tokenizer, read)}; {where} ends an "
+        f"answer with {name_of(tokenizer, end)}, which is used"
     )

@@ -1,207 +1,224 @@
-"""The forward pass of a Llama-like model in few operations, each with its gradient by hand; for
-any device, rollout and update alike.
+"""The forward pass of a Llama-like model in few operations, each with its gradient by hand.
 
-The arithmetic is that of the `transformers` model, whose weights it uses, up to the order of
-rounding; of other models nothing is changed. `peft` computes an adapter in float32 beside a
-bfloat16 layer, with a copy of the input and four passes over the output; here its products are in
-the layer's precision.
+It runs on any device, in rollout and update alike, with the weights of the `transformers` model
+and the same arithmetic up to the order of rounding. Models of other families stay as they are.
+
+Departure from `peft`: `peft` computes an adapter in float32 beside a bfloat16 layer, which takes a
+copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
 import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from grpo.model.interfaces import Model, SharedAttention
 from grpo.model.merged_linear import MergedLinear, is_plain_lora, refresh
-from grpo.model.ops import add_norm, product, rotate
+from grpo.model.ops import add_norm, apply_rotary, linear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Block:
-    """One layer: its norms, its attention's module (for its norms of queries and keys, where it
-    has any), its joined products.
+    """One decoder layer: its norms, and its linear layers, merged.
+
+    `attention` is the layer's own attention module. Only its norms of queries and keys are used,
+    if `has_qk_norm`.
     """
 
-    def __init__(self, layer: nn.Module):
-        self.attention, mlp = layer.self_attn, layer.mlp
-        self.norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
+    def __init__(self, layer: Model):
+        mlp = layer.mlp
+        self.attention = layer.self_attn
+        self.input_norm = layer.input_layernorm
+        self.post_attention_norm = layer.post_attention_layernorm
+        self.has_qk_norm = hasattr(self.attention, "q_norm")
+
         self.qkv = MergedLinear(
             [self.attention.q_proj, self.attention.k_proj, self.attention.v_proj]
         )
         self.out = MergedLinear([self.attention.o_proj])
-        self.gate_up, self.down = (
-            MergedLinear([mlp.gate_proj, mlp.up_proj]),
-            MergedLinear([mlp.down_proj]),
-        )
-        self.is_normed = hasattr(self.attention, "q_norm")
+        self.gate_up = MergedLinear([mlp.gate_proj, mlp.up_proj])
+        self.down = MergedLinear([mlp.down_proj])
 
     @property
-    def products(self) -> tuple[MergedLinear, ...]:
+    def linears(self) -> tuple[MergedLinear, ...]:
+        """All linear layers."""
         return self.qkv, self.out, self.gate_up, self.down
 
 
+class _Inputs(NamedTuple):
+    """What every layer reads: the angles of each token, and how attention is computed."""
+
+    cos_Nd: Tensor
+    sin_Nd: Tensor
+    shared: SharedAttention
+    batch: int  # sequences B
+
+
 class FastLlama:
-    """The inner model (without head) of a causal language model. B sequences of T tokens, M = B *
-    T, N hidden size, D head size.
+    """The decoder layers of a causal language model, without its output layer.
+
+    `use_lora` switches the adapters on and off. With `gradient_checkpointing` the activations of a
+    layer are computed again in the backward pass (arXiv:1604.06174).
     """
 
-    def __init__(self, causal: nn.Module):
-        inner = causal.base_model
-        self.embedding, self.final_norm, self.rotary = (
-            inner.embed_tokens,
-            inner.norm,
-            inner.rotary_emb,
-        )
-        self.blocks = [Block(layer) for layer in inner.layers]
+    def __init__(self, causal: Model):
+        decoder = causal.base_model
+        self.embedding = decoder.embed_tokens
+        self.final_norm = decoder.norm
+        self.rotary = decoder.rotary_emb
+        self.blocks = [Block(layer) for layer in decoder.layers]
+
         attention = self.blocks[0].attention
-        self.D, self.scale = attention.head_dim, attention.scaling
-        self.H, self.K = (
-            getattr(layer, "base_layer", layer).out_features // self.D
-            for layer in (attention.q_proj, attention.k_proj)
-        )
-        self.is_forgetful, self.is_adapted = False, True  # with or without the adapters
+        self.D: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.H = _outputs(attention.q_proj) // self.D
+        self.K = _outputs(attention.k_proj) // self.D
 
-    def refresh(self):
-        """Take over what has changed in weights that are copied, see `joined.refresh`; before each
-        use.
-        """
-        refresh([joined for block in self.blocks for joined in block.products])
+        self.gradient_checkpointing = False
+        self.use_lora = True
 
-    def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared) -> Tensor:
-        """Return the last hidden states (B, T, N); `shared` does the attention (see
-        `model.prefix_cache`).
+    def refresh(self) -> None:
+        """Copy what has changed in adapters and biases (see `merged_linear.refresh`).
+
+        Call it before each use.
         """
+        refresh([layer for block in self.blocks for layer in block.linears])
+
+    def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared: SharedAttention) -> Tensor:
+        """Return the last hidden states (B, T, E); `shared` computes the attention."""
         B, T = tokens_BT.shape
-        cos_Md, sin_Md = (
+        # `transformers` repeats the angles for both halves of a head.
+        cos_Nd, sin_Nd = (
             x.reshape(B * T, self.D)[:, : self.D // 2].contiguous()
             for x in self.rotary(self.embedding.weight, position_ids.expand(B, T))
         )
-        x_MN, last_MN = F.embedding(tokens_BT.flatten(), self.embedding.weight), None
+        inputs = _Inputs(cos_Nd, sin_Nd, shared, B)
+
+        x_NE = functional.embedding(tokens_BT.flatten(), self.embedding.weight)
+        y_NE = None  # the output of the layer before, which the next norm adds to x
         for i, block in enumerate(self.blocks):
-            if self.is_forgetful and torch.is_grad_enabled():
-                x_MN, last_MN = checkpoint(
-                    self._block,
-                    i,
-                    block,
-                    x_MN,
-                    last_MN,
-                    cos_Md,
-                    sin_Md,
-                    shared,
-                    B,
-                    use_reentrant=False,
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x_NE, y_NE = checkpoint(
+                    self._block, i, block, x_NE, y_NE, inputs, use_reentrant=False
                 )
             else:
-                x_MN, last_MN = self._block(i, block, x_MN, last_MN, cos_Md, sin_Md, shared, B)
-        _, hidden_MN = add_norm(
-            x_MN, last_MN, self.final_norm.weight, self.final_norm.variance_epsilon
-        )
-        return hidden_MN.view(B, T, -1)
+                x_NE, y_NE = self._block(i, block, x_NE, y_NE, inputs)
+
+        _, hidden_NE = _norm(self.final_norm, x_NE, y_NE)
+        return hidden_NE.view(B, T, -1)
 
     def _block(
-        self, i: int, block: Block, x_MN, last_MN, cos_Md, sin_Md, shared, B: int
+        self, i: int, block: Block, x_NE: Tensor, y_NE: Tensor | None, inputs: _Inputs
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states within the layer, and what is to be added to them,
-        (M, N) each.
+        """Return the hidden states after attention, and the output of the MLP, (N, E) each.
+
+        Their sum is the output of the layer.
         """
-        H, K, D, is_adapted, second_norm = (
-            self.H,
-            self.K,
-            self.D,
-            self.is_adapted,
-            block.second_norm,
-        )
-        x_MN, normed_MN = add_norm(x_MN, last_MN, block.norm.weight, block.norm.variance_epsilon)
-        heads = product(normed_MN, block.qkv, is_adapted)
-        if block.is_normed:
-            q, k, v = heads.unflatten(1, (-1, D)).split([H, K, K], 1)
-            norms = block.attention.q_norm, block.attention.k_norm
-            q, k = (
-                F.rms_norm(x, (D,), norm.weight, norm.variance_epsilon)
-                for x, norm in zip((q, k), norms)
-            )
-            heads = torch.cat([q, k, v], 1).flatten(1)
+        x_NE, normed_NE = _norm(block.input_norm, x_NE, y_NE)
+        heads_NO = linear(normed_NE, block.qkv, self.use_lora)
+        if block.has_qk_norm:
+            heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
-            x.view(B, -1, x.shape[1], D).transpose(1, 2)
-            for x in rotate(heads, cos_Md, sin_Md, H, K)
+            x.view(inputs.batch, -1, x.shape[1], self.D).transpose(1, 2)
+            for x in apply_rotary(heads_NO, inputs.cos_Nd, inputs.sin_Nd, self.H, self.K)
         )
-        attended = shared.attend(i, q, k, v, self.scale).reshape(-1, H * D)
-        x_MN, normed_MN = add_norm(
-            x_MN,
-            product(attended, block.out, is_adapted),
-            second_norm.weight,
-            second_norm.variance_epsilon,
+
+        attended = inputs.shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)
+        y_NE = linear(attended, block.out, self.use_lora)
+
+        x_NE, normed_NE = _norm(block.post_attention_norm, x_NE, y_NE)
+        gate_up = linear(normed_NE, block.gate_up, self.use_lora)
+        return x_NE, linear(gate_up, block.down, self.use_lora, has_swiglu=True)
+
+    def _norm_heads(self, block: Block, heads_NO: Tensor) -> Tensor:
+        """Return queries, keys and values side by side, the former two normed head by head."""
+        q, k, v = heads_NO.unflatten(1, (-1, self.D)).split([self.H, self.K, self.K], 1)
+        norms = block.attention.q_norm, block.attention.k_norm
+        q, k = (
+            functional.rms_norm(x, (self.D,), norm.weight, norm.variance_epsilon)
+            for x, norm in zip((q, k), norms)
         )
-        both = product(normed_MN, block.gate_up, is_adapted)
-        return x_MN, product(both, block.down, is_adapted, is_gated=True)
+        return torch.cat([q, k, v], 1).flatten(1)
 
 
-def fast_llama(causal: nn.Module) -> FastLlama | None:
-    """Return the fast forward pass of a model, its weights joined in place; None where there is
-    none for it.
+def _norm(norm: Model, x_NE: Tensor, y_NE: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x + y and its norm by the weights of an RMSNorm module."""
+    return add_norm(x_NE, y_NE, norm.weight, norm.variance_epsilon)
+
+
+def _outputs(module: Model) -> int:
+    """Return the number of outputs of a linear layer, with or without an adapter."""
+    return getattr(module, "base_layer", module).out_features
+
+
+def build_fast_llama(causal: Model) -> FastLlama | None:
+    """Return the fast forward pass of a model, or None if the model has none.
+
+    The model's linear layers are merged in place. Not supported are sliding windows, activations
+    other than SiLU, and adapters that are more than plain LoRA or sit on other layers.
     """
     config = causal.config
-    if (
-        config.model_type not in FAMILIES
-        or config.hidden_act != "silu"
-        or getattr(config, "sliding_window", None)
-        and getattr(config, "use_sliding_window", True)
-        or any(
-            hasattr(module, "lora_A") and not is_plain_lora(module) for module in causal.modules()
-        )
-    ):
-        return None
-    model = FastLlama(causal)
-    inside = {
-        id(module)
-        for block in model.blocks
-        for joined in block.products
-        for module in joined.modules
-    }
-    return (
-        model
-        if all(id(module) in inside for module in causal.modules() if hasattr(module, "lora_A"))
-        else None
+    has_window = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
     )
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or has_window:
+        return None
+
+    adapted = [module for module in causal.modules() if hasattr(module, "lora_A")]
+    if not all(is_plain_lora(module) for module in adapted):
+        return None
+
+    model = FastLlama(causal)
+    merged = {
+        id(module) for block in model.blocks for layer in block.linears for module in layer.modules
+    }
+    return model if all(id(module) in merged for module in adapted) else None
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference of two tensors, as a share of the expected one's."""
     return ((found - expected).float().norm() / expected.float().norm()).item()
 
 
 def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
-    """Tell whether a relative difference to the model's own hidden states may be rounding; warn,
-    in the name of `what`, where not.
+    """Return whether hidden states that differ by so much from the model's own may be used.
+
+    `difference` is relative. Beyond what rounding explains, warn that `what` is not used. In
+    bfloat16 rounding comes to 0.03 in 28 layers.
     """
-    if difference <= (
-        0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-    ):  # in bfloat16 28 layers of rounding come to 0.03
+    tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if difference <= tolerance:
         return True
+
     warnings.warn(
         f"the {what} disagrees with the model by {difference:.1e} and is not used", stacklevel=3
     )
     return False
 
 
-def checkpoint_layers(model: nn.Module):
-    """Let the layers of `model` forget their activations and compute them again in the backward
-    pass (arXiv:1604.06174), in place.
+def checkpoint_layers(model: Model) -> None:
+    """Switch gradient checkpointing (arXiv:1604.06174) on in the layers of any model, in place.
+
+    The layers are those of its longest module list.
     """
-    layers = max(
-        (module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len
-    )
-    for layer in layers:
-        layer.forward = _Forgetful(layer.forward)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    for layer in max(lists, key=len):
+        # Assigning a callable to a module's `forward` replaces it for this one module.
+        layer.forward = _CheckpointedForward(layer.forward)
 
 
-class _Forgetful:
-    def __init__(self, forward):
+class _CheckpointedForward:
+    """A `forward` that computes its activations again in the backward pass."""
+
+    def __init__(self, forward: Callable[..., Any]):
         self.forward = forward
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)

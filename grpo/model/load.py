@@ -1,15 +1,16 @@
-"""A policy from what it is called: the embedded model, a directory in Hugging Face layout, a GGUF
-file, or a hub id; and from a checkpoint on.
+"""Load a policy: the embedded model, a directory in Hugging Face layout, a GGUF file or a hub id,
+and checkpoints of them.
 """
 
 import copy
 import re
 import socket
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
@@ -17,8 +18,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -30,22 +30,22 @@ from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
 from grpo.model import gguf
-from grpo.model.finite import check_loaded
-from grpo.model.matmul import has_fast_products
+from grpo.model.adapter import first_adapter, load_adapter, new_adapter
+from grpo.model.finite import check_loaded, check_names
+from grpo.model.interfaces import Model, Tokenizer
+from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.model.policy import Policy
 from tasks.base import UserError, needs
 
-STRANGERS = {
-    "trust_remote_code": False,
-    "use_safetensors": True,
-}  # a model's files are data: none of them is executed or unpickled
-BITS_OPTIONS = {
+# A model's files are data: none of them is executed or unpickled.
+SAFE_FILES = {"trust_remote_code": False, "use_safetensors": True}
+
+# How bitsandbytes is asked for each kind of quantisation.
+BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
-}  # as bitsandbytes is asked for them
-PEFT_OPTIONS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
-NAMED = 3  # tensors that an error names of each kind
+}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
@@ -65,150 +65,164 @@ def load_policy(
     keep_reference: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """Return the policy `spec`: "builtin", a directory in Hugging Face layout, a GGUF file, or a
-    hub id.
+    """Return the policy of `spec`: "builtin", a directory, a GGUF file, or a hub id.
 
-    `weights` is a checkpoint to go on from: an adapter on top of `spec`, or a whole model instead
-    of it. `start` is the checkpoint of an earlier run that this one began with: `spec` itself, or
-    one that holds an adapter on top of `spec`. `dtype` auto is float32 on a CPU, with gradients by
-    bfloat16 products where it has AMX, and bfloat16 on a GPU under LoRA, and for a model that is
-    saved so. `lora_variant` is one of PEFT_OPTIONS, `quantise` of BITS_OPTIONS (under LoRA). Raises
-    UserError when it cannot be loaded.
+    - `weights`: a checkpoint to continue: an adapter on top of `spec`, or a whole model.
+    - `start`: the checkpoint of an earlier run from which this run started: `spec` itself, or one
+      that holds an adapter on top of `spec`.
+    - `dtype` auto: see `dtype_on`; gradients are then of low precision where that is faster.
+    - `lora_variant` is one of PEFT_OPTIONS, `quantise` (with LoRA) one of BITS_OPTIONS.
+
+    Raises UserError if it cannot be loaded.
     """
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    torch.backends.cuda.enable_cudnn_sdp(
-        False
-    )  # it plans for 50 ms at each new length of the prompts
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {device}: torch sees no GPU here; give --device cpu")
-    if device == "cuda":
-        device = f"cuda:{torch.cuda.current_device()}"  # of several ranks each has its own
-    # Where training began with an adapter, it is needed to begin, and as the reference.
-    is_needed = start not in (None, spec) and (weights is None or keep_reference)
-    first = _first_adapter(start) if is_needed else None
-    weights = weights or first
-    has_adapter = weights is not None and (weights / "adapter_config.json").exists()
-    source = str(weights) if weights is not None and not has_adapter else resolve(spec)
+    _configure_libraries()
+    device = _device(device)
+
+    files = _find_files(spec, weights, start, keep_reference)
+    is_lora = bool(lora_rank or files.adapter)
+
     torch_dtype = (
-        getattr(torch, dtype)
-        if dtype != "auto"
-        else dtype_on(device, spec, source, bool(lora_rank or has_adapter))
+        dtype_on(device, spec, files.source, is_lora) if dtype == "auto" else getattr(torch, dtype)
     )
-    if quantise != "none" and not device.startswith("cuda"):
-        raise UserError(
-            f"--quantise {quantise}: for a GPU only (on a CPU bitsandbytes has no gradients "
-            "through its layers)"
-        )
-    if quantise != "none" and gguf.is_gguf(source):
-        raise UserError(
-            f"--quantise {quantise}: not of a GGUF file, whose weights are dequantised; leave it "
-            "out, or give "
-            "--model a directory in Hugging Face layout"
-        )
-    # full fine-tuning goes on from the checkpoint, but its reference is the model it started from
-    model = _load_model(source, device, torch_dtype, quantise)
-    where = f"--model {spec}" if source != str(weights) else source
-    check_loaded(dict(model.named_parameters()), where)
-    tokenizer, note = _read_tokenizer(source)
+    _check_quantise(quantise, device, files.source)
+    model = _load_model(files.source, device, torch_dtype, quantise)
+    check_loaded(dict(model.named_parameters()), files.name)
+    tokenizer, note = _read_tokenizer(files.source)
+
+    # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
-    if first and keep_reference:  # the policy as it was at the start, not its base
-        frozen = _load_adapter(copy.deepcopy(model), first)
-    if has_adapter:
-        model = _load_adapter(model, weights)
-        check_loaded(dict(model.named_parameters()), str(weights))
+    if keep_reference and not is_lora:
+        is_new = weights is None
+        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, torch_dtype)
+    elif keep_reference and files.start_adapter:
+        frozen = load_adapter(copy.deepcopy(model), files.start_adapter)
+
+    if files.adapter:
+        model = load_adapter(model, files.adapter)
+        check_loaded(dict(model.named_parameters()), str(files.adapter))
     elif lora_rank:
-        torch.manual_seed(seed)  # the adapter's first matrices are random
-        try:
-            model = get_peft_model(model, adapter_of(lora_rank, lora_alpha, lora_variant))
-        except ValueError as error:
-            raise UserError(
-                f"--lora-rank {lora_rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
-            ) from error
-    if keep_reference and not (lora_rank or has_adapter):
-        frozen = (
-            copy.deepcopy(model)
-            if weights is None
-            else _load_model(resolve(spec), device, torch_dtype)
-        )
+        model = new_adapter(model, lora_rank, lora_alpha, lora_variant, seed)
+
     return Policy(
         model,
         tokenizer,
         name=spec,
         frozen=frozen,
-        has_rough_gradients=dtype == "auto" and has_fast_products(),
+        low_precision_backward=dtype == "auto" and has_fast_bf16_matmul(),
         note=note,
     )
 
 
-def _first_adapter(start: str) -> Path:
-    """Return the checkpoint whose adapter training began with. Raises UserError where it is not
-    there.
+@dataclass(frozen=True)
+class _Files:
+    """Where a policy's weights are."""
+
+    source: str  # the whole model: a directory, a GGUF file or a hub id
+    name: str  # what messages call it
+    adapter: Path | None  # the adapter on top of it
+    start_adapter: Path | None  # the adapter from which training started, if it is needed
+
+
+def _find_files(spec: str, weights: Path | None, start: str | None, keep_reference: bool) -> _Files:
+    """Return where the weights are that `load_policy` is asked for.
+
+    Raises UserError if they are not there.
     """
-    if not (Path(start) / "adapter_config.json").exists():
+    # A run that started from an adapter needs it to begin with, and as its reference.
+    start_adapter = None
+    if start is not None and start != spec and (weights is None or keep_reference):
+        start_adapter = first_adapter(start)
+
+    weights = weights or start_adapter
+    if weights is None:
+        return _Files(resolve(spec), f"--model {spec}", None, None)
+    if (weights / "adapter_config.json").exists():
+        return _Files(resolve(spec), f"--model {spec}", weights, start_adapter)
+    return _Files(str(weights), str(weights), None, start_adapter)
+
+
+def _configure_libraries() -> None:
+    """Silence the libraries that load models, and switch off cuDNN's attention."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    # It takes 50 ms to plan for each new length of the prompts.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _device(name: str) -> str:
+    """Return the device that --device names. Raises UserError if there is none."""
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    if name.startswith("cuda") and not has_gpu:
+        raise UserError(f"--device {name}: torch sees no GPU here; give --device cpu")
+    # Each rank has a GPU of its own.
+    return f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name
+
+
+def _check_quantise(quantise: str, device: str, source: str) -> None:
+    """Raise UserError where the weights cannot be quantised."""
+    if quantise == "none":
+        return
+    if not device.startswith("cuda"):
         raise UserError(
-            f"{start}: the adapter that the run began with is not there any more; put the "
-            "checkpoint back"
+            f"--quantise {quantise}: needs a GPU, as bitsandbytes computes no gradients through "
+            "its layers on a CPU; leave it out"
         )
-    return Path(start)
-
-
-def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
-    """Return the adapter as `peft` is asked for it: on all linear layers but the head."""
-    return LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-        **PEFT_OPTIONS[variant],
-    )
+    if gguf.is_gguf(source):
+        raise UserError(
+            f"--quantise {quantise}: does not apply to a GGUF file, whose weights are dequantised; "
+            "leave it out, or give --model a directory in Hugging Face layout"
+        )
 
 
 def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
-    """Return the precision in which `source`, called `spec`, is loaded there if nothing is said."""
+    """Return the default precision of a model: `source`, which the user named `spec`.
+
+    bfloat16 on a GPU with LoRA, and for a model that is saved in it; float32 otherwise.
+    """
     if not device.startswith("cuda"):
         return torch.float32
-    return (
-        torch.bfloat16
-        if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16
-        else torch.float32
-    )
+    if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16:
+        return torch.bfloat16
+    return torch.float32
 
 
 def resolve(spec: str) -> str:
-    """Return the directory that `spec` means, or the hub id that it is. Raises UserError where
-    there is nothing to be had.
+    """Return the directory or file that `spec` names, or the hub id that it is.
+
+    Raises UserError if there is nothing to load.
     """
     if spec == "builtin":
         return str(BUILTIN)
     if gguf.is_gguf(spec):
         gguf.check_file(spec)
         return spec
-    if Path(spec).exists() and not (Path(spec) / "config.json").exists():
+
+    exists = Path(spec).exists()
+    if exists and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
-    if not Path(spec).exists() and not HUB_ID.fullmatch(spec):
+    if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
-    if Path(spec).exists() or _hub_answers(ENDPOINT):
+    if exists or _hub_answers(ENDPOINT):
         return spec
+
+    # Offline, an earlier download will do.
     try:
-        return snapshot_download(spec, local_files_only=True)  # as it was fetched once
+        return snapshot_download(spec, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
-            "in Hugging Face layout that holds the model, "
-            "or builtin"
+            "in Hugging Face layout that holds the model, or builtin"
         ) from error
 
 
 @cache
 def _hub_answers(endpoint: str) -> bool:
-    """Tell at once what the hub's own library finds out by trying again and again, a minute and
-    more.
-    """
+    """Return whether the hub can be reached; the hub's own library retries for over a minute."""
     if getproxies():
-        return True  # it may, through a proxy
+        return True  # perhaps it can; connecting directly would not tell
     try:
         socket.create_connection((urlparse(endpoint).hostname, 443), timeout=5).close()
     except OSError:
@@ -217,9 +231,10 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 @contextmanager
-def _loading(source: str):
-    """Say in one line what `transformers` says in many of a model that is absent, damaged or
-    incomplete.
+def _loading(source: str) -> Iterator[None]:
+    """Within this context, errors of `transformers` become a UserError of one line.
+
+    They concern models that are absent, damaged or incomplete.
     """
     try:
         with gguf.reading() if gguf.is_gguf(source) else nullcontext():
@@ -229,23 +244,20 @@ def _loading(source: str):
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if "gated repo" in str(error):
             raise UserError(
-                f"--model {source}: its owners ask for consent first: give it on "
+                f"--model {source}: its owners require consent: give it on "
                 f"https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--model {source}: cannot be loaded "
-            f"({(str(error).splitlines() or [type(error).__name__])[0]}); "
-            f"{KINDS_OF_MODELS} that can be reached"
+            f"--model {source}: cannot be loaded ({reason}); {KINDS_OF_MODELS} that can be reached"
         ) from error
 
 
-def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none"):
-    """Return the model; raises UserError unless the files hold its weights, all of them and
-    nothing else.
-    """
+def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none") -> Model:
+    """Return the model. Raises UserError unless the files hold exactly its weights."""
     place, options = gguf.place_of(source)
-    options |= gguf.unpacking() if options else _quantisation(quantise, dtype)
+    extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
     with _loading(source):
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -253,123 +265,73 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
                 dtype=dtype,
                 device_map={"": device},
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # else they are logged, and the exception names none
-                **STRANGERS,
+                # Else mismatches are logged, and the exception does not name them.
+                ignore_mismatched_sizes=True,
+                **SAFE_FILES,
                 **options,
+                **extra,
             )
         except ValueError:
             _check_kind(source)
             raise
+
     # `transformers` leaves out what may be missing (tied weights) and what a class declares as
     # superfluous.
-    _check_tensors(
+    mismatched = [
+        f"{name} {list(found)} instead of {list(wanted)}"
+        for name, found, wanted in info["mismatched_keys"]
+    ]
+    check_names(
         source,
         type(model).__name__,
         missing=info["missing_keys"],
         unexpected=info["unexpected_keys"],
-        mismatched=[
-            f"{name} {list(found)} instead of {list(wanted)}"
-            for name, found, wanted in info["mismatched_keys"]
-        ],
+        mismatched=mismatched,
     )
     if gguf.is_gguf(source):
         gguf.name_model(model, source)
     return model.eval()
 
 
-def _check_kind(source: str):
-    """Raise UserError unless `transformers` knows the model as a causal language model."""
+def _check_kind(source: str) -> None:
+    """Raise UserError unless `transformers` has a causal language model of this architecture."""
     config = load_shape(source)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "not a causal language model"
         raise UserError(
             f"--model {source}: {config.model_type} is {kind}; give a decoder-only language model"
         )
 
 
-def _load_adapter(model, folder: Path) -> PeftModel:
-    """Return `model` with the adapter of a checkpoint, to be trained on. Raises UserError unless
-    the file holds it whole.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing keys, which are named below
-            adapted = PeftModel.from_pretrained(
-                model, folder, is_trainable=True, use_safetensors=True
-            )
-        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-            found = set(file.keys())
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        mismatches = [line for line in lines if line.startswith("size mismatch")]
-        raise UserError(
-            f"{folder}: its adapter does not fit {type(model).__name__} "
-            f"({(mismatches or lines or ['unreadable'])[0]}); "
-            "give the base model that it was trained on, and an adapter as save_pretrained writes "
-            "it"
-        ) from error
-    expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    _check_tensors(
-        str(folder), "its adapter", missing=expected - found, unexpected=found - expected
-    )
-    return adapted
-
-
-def _check_tensors(
-    source: str,
-    what: str,
-    *,
-    missing: Iterable[str],
-    unexpected: Iterable[str],
-    mismatched: Iterable[str] = (),
-):
-    """Raise UserError if the weights of `what`, as read from `source`, are not exactly those
-    wanted.
-    """
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": mismatched}
-    problems = []
-    for kind, names in kinds.items():
-        names = sorted(names)
-        if names:
-            others = ", ..." if len(names) > NAMED else ""
-            problems.append(f"{len(names)} {kind} ({', '.join(names[:NAMED])}{others})")
-    if problems:
-        raise UserError(
-            f"--model {source}: the tensors there are not those of {what}: {'; '.join(problems)}; "
-            "give a folder whose weights and configuration were saved together"
-        )
-
-
 def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig]:
-    """Return what `from_pretrained` is told of it. Raises UserError where bitsandbytes
-    is missing.
+    """Return the arguments of `from_pretrained` for a quantisation.
+
+    Raises UserError if bitsandbytes is missing.
     """
-    if name == "none":
+    options = BITS_OPTIONS[name]
+    if options is None:
         return {}
     with needs("bitsandbytes", "bits", f"--quantise {name}"):
         if not is_bitsandbytes_available():
             raise ImportError
-    options = BITS_OPTIONS[name]
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
 
 
-def load_shape(spec: str):
-    """Return the model's configuration alone. Raises UserError when it cannot be loaded."""
+def load_shape(spec: str) -> Any:
+    """Return the model's configuration alone. Raises UserError if it cannot be loaded."""
     source = resolve(spec)
     place, options = gguf.place_of(source)
     with _loading(source):
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
-def load_tokenizer(spec: str):
-    """Return the tokenizer alone. Raises UserError when it cannot be loaded."""
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Return the tokenizer alone. Raises UserError if it cannot be loaded."""
     return _read_tokenizer(resolve(spec))[0]
 
 
-def _read_tokenizer(source: str):
-    """Return the tokenizer, and what is to be said of it, "" for nothing."""
+def _read_tokenizer(source: str) -> tuple[Tokenizer, str]:
+    """Return the tokenizer, and a warning about it ("": none)."""
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)

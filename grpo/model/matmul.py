@@ -1,9 +1,11 @@
-"""Matrix products on a CPU: those of the forward pass in float32 by the faster library, those of
-the backward pass in bfloat16 with float32 sums where it has tiles for them (AMX): two to five
-times as fast.
+"""Faster float32 matrix products on a CPU.
 
-The forward pass stays exact, so that sampler and trainer agree; a gradient is rounded to three
-digits, as in any mixed precision (arXiv:1710.03740), without bias.
+Forward pass: float32 throughout, by oneDNN where it beats MKL. It stays exact so that the sampler
+and the trainer compute the same log-probabilities.
+
+Backward pass: optionally bfloat16 products with float32 sums. This is two to five times as fast
+on CPUs with AMX tiles. A gradient is rounded without bias to three digits, as in any mixed
+precision training (arXiv:1710.03740).
 """
 
 from collections.abc import Iterator
@@ -12,64 +14,69 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-_is_rough = False
+_is_low_precision = False  # set by `low_precision_backward`
 
 
 def _is_amd() -> bool:
-    """Tell whether this is a CPU of AMD's (on Linux, which says so)."""
+    """Return whether this CPU is made by AMD; only Linux tells."""
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
 
 
-_by_onednn = (
+# PyTorch multiplies float32 matrices by MKL, which takes about twice as long as oneDNN on AMD's
+# CPUs with AVX-512.
+_prefers_onednn = (
     torch.backends.mkldnn.is_available()
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
     and _is_amd()
 )
 
 
-def linear(x_MK: Tensor, weight_XK: Tensor, bias_X: Tensor | None = None) -> Tensor:
-    """Return `F.linear`, without a gradient. PyTorch gives float32 matrices to MKL, which takes
-    about twice as long as oneDNN on a CPU of AMD's with AVX-512.
-    """
-    if _by_onednn and not x_MK.is_cuda and x_MK.dtype == torch.float32:
-        return torch.ops.mkldnn._linear_pointwise(x_MK, weight_XK, bias_X, "none", [], "")
-    return F.linear(x_MK, weight_XK, bias_X)
+def linear_no_grad(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return `F.linear` by the faster library. The result has no gradient."""
+    if _prefers_onednn and not x_NI.is_cuda and x_NI.dtype == torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    return functional.linear(x_NI, weight_OI, bias_O)
 
 
-def has_fast_products() -> bool:
-    """Tell whether oneDNN, with leave to round to bfloat16, is faster than MKL: where there is
-    AMX, by which it does round, and where there is AVX512_BF16, which it does not use for it (3.12
-    on an AMD EPYC: errors of 5e-7, twice as fast).
+def has_fast_bf16_matmul() -> bool:
+    """Return whether oneDNN beats MKL once it may round float32 to bfloat16.
+
+    That is so on CPUs with AMX, which do round. It is so on CPUs with AVX512_BF16, too, although
+    oneDNN 3.12 does not round there (on an AMD EPYC: errors of 5e-7, twice as fast).
     """
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 @contextmanager
-def rough_gradients(wanted: bool) -> Iterator[None]:
-    """Within this context the `products` of float32 matrices on a CPU are rough, if `wanted`."""
-    global _is_rough
-    before, _is_rough = _is_rough, wanted
+def low_precision_backward(enabled: bool) -> Iterator[None]:
+    """Within this context, `bf16_matmul` has an effect if `enabled`."""
+    global _is_low_precision
+    before = _is_low_precision
+    _is_low_precision = enabled
     try:
         yield
     finally:
-        _is_rough = before
+        _is_low_precision = before
 
 
 @contextmanager
-def products(like: torch.Tensor) -> Iterator[None]:
-    """Within this context the products of matrices `like` this one are as `rough_gradients` wants
-    them.
+def bf16_matmul(like: Tensor) -> Iterator[None]:
+    """Within this context, products of matrices `like` this one may round to bfloat16.
+
+    Only float32 on a CPU is affected, and only within `low_precision_backward`.
     """
-    if not _is_rough or like.is_cuda or like.dtype != torch.float32:
+    if not _is_low_precision or like.is_cuda or like.dtype != torch.float32:
         yield
         return
+
     settings = torch.backends.mkldnn.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"
     try:
         yield
     finally:

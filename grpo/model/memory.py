@@ -1,24 +1,24 @@
-"""What training holds in memory, in bytes, counted from a model's configuration; the trainer sizes
-its micro-batches by it, `grpo.plan` its forecasts.
+"""How many bytes training keeps in memory, computed from a model's configuration.
 
-Shapes: L layers, N hidden size, K key heads of D, F inner size, of the model's configuration; b
-bytes a number.
+The trainer sizes its micro-batches by it, and `grpo.plan` its forecasts.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-SHARE, CACHES = (
-    6,
-    0.45,
-    # activations take a sixth of the memory where that is enough, keys and values 0.45 of what is
-    # left beside weights and optimizer
-)
-BUSY = (
-    4096  # tokens that keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s)
-)
-STATE = {"adamw": 8, "adamw8bit": 2}  # bytes of an optimizer's moments for a number that is trained
+# Activations may take this part of the GPU's memory, one in so many, where that is enough.
+ACTIVATION_PART = 6
+
+# Keys and values may take this share of what is left beside weights and optimizer.
+CACHE_SHARE = 0.45
+
+# So many tokens keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s).
+BUSY_TOKENS = 4096
+
+# Bytes of an optimizer's moments for each trained number.
+MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Shape:
     """A model's sizes, as far as memory depends on them."""
 
     layers: int
-    width: int
-    inner: int
-    keys: int  # numbers of a token's keys in a layer, and as many of its values
-    number: int  # bytes
-    is_fast: bool = True
+    width: int  # E
+    inner: int  # F
+    keys: int  # K * D: numbers of a token's keys in a layer, and as many of its values
+    number: int  # bytes of a number
+    is_fast: bool = True  # whether `model.llama` runs it
 
     @property
     def cache(self) -> int:
@@ -39,66 +39,76 @@ class Shape:
 
     @property
     def activations(self) -> int:
-        """Bytes of a token's activations until the backward pass: of the fast forward pass what
-        `model.ops` saves, else a rough count.
+        """Bytes of a token's activations, kept until the backward pass.
+
+        For the fast forward pass they are what `model.ops` saves; for others, a rough count.
         """
         fast = 6 * self.width + 2 * self.keys + 2 * self.inner
-        return (
-            self.layers * (fast if self.is_fast else 16 * self.width + 5 * self.inner) * self.number
-        )
+        other = 16 * self.width + 5 * self.inner
+        return self.layers * (fast if self.is_fast else other) * self.number
 
 
-def shape_of(config, number: int, is_fast: bool = True) -> Shape:
-    """Return the shape that a `transformers` configuration tells, with rough ones for sizes that
-    it does not name.
+def shape_of(config: Any, number: int, is_fast: bool = True) -> Shape:
+    """Return the shape of a `transformers` configuration, whose numbers take `number` bytes.
+
+    Sizes that it does not name are guessed.
     """
-    width, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
-    head = getattr(config, "head_dim", None) or width // heads
-    keys = (getattr(config, "num_key_value_heads", None) or heads) * head
+    width = config.hidden_size
+    heads = getattr(config, "num_attention_heads", 1)
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or width // heads
     return Shape(
-        config.num_hidden_layers,
-        width,
-        getattr(config, "intermediate_size", None) or 4 * width,
-        keys,
-        number,
-        is_fast,
+        layers=config.num_hidden_layers,
+        width=width,
+        inner=getattr(config, "intermediate_size", None) or 4 * width,
+        keys=key_heads * head_size,
+        number=number,
+        is_fast=is_fast,
     )
 
 
-def update_tokens(shape: Shape, memory: float, held: float) -> int:
-    """Return how many tokens a micro-batch may have: their activations take a sixth of the GPU's
-    `memory`, or a third of what is left beside `held`, but for `BUSY` tokens as much of it as keys
-    and values may take.
+def update_tokens(shape: Shape, memory: float, reserved: float) -> int:
+    """Return how many tokens a micro-batch may have on a GPU with `memory` bytes.
+
+    Their activations may take a sixth of the memory, or a third of what is left beside the
+    `reserved` bytes. To reach BUSY_TOKENS they may take as much as keys and values may.
     """
-    left = max(0.0, memory - held)
-    room = max(min(memory / SHARE, left / 3), min(CACHES * left, BUSY * shape.activations))
-    return max(256, min(65_536, int(room / shape.activations)))
+    left = max(0.0, memory - reserved)
+    usual = min(memory / ACTIVATION_PART, left / 3)
+    for_busy_gpu = min(CACHE_SHARE * left, BUSY_TOKENS * shape.activations)
+    tokens = int(max(usual, for_busy_gpu) / shape.activations)
+    return max(256, min(65_536, tokens))
 
 
 def prompts_at_once(
-    shape: Shape, memory: float, held: float, *, completions: int, prompt: int, room: int
+    shape: Shape, memory: float, reserved: float, *, completions: int, prompt: int, room: int
 ) -> int:
-    """Return for how many prompts of so many tokens there is place in the caches of a rollout,
-    with `completions` of up to `room` tokens each.
+    """Return for how many prompts the caches of a rollout have memory.
+
+    A prompt has `prompt` tokens, and `completions` of up to `room` tokens each.
     """
     each = shape.cache * (prompt + completions * room)
-    return max(1, int(CACHES * max(0.0, memory - held) / each))
+    return max(1, int(CACHE_SHARE * max(0.0, memory - reserved) / each))
 
 
 def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int = 1) -> int:
-    """Return what masters, moments and sums of gradients take for so many `trained` numbers of
-    `number` bytes, shared out among `parts` ranks.
+    """Return the bytes of masters, moments and summed gradients of `trained` numbers.
 
-    Each rank holds its own part of masters and moments, but all the sums.
+    A number of the model takes `number` bytes. Masters and moments are shared out among `parts`
+    ranks; each rank has all the sums.
     """
+    # A float32 model on one rank is its own master.
     masters = 4 * trained // parts if number < 4 or parts > 1 else 0
-    return masters + STATE[kind] * trained // parts + 4 * trained
+    sums = 4 * trained
+    return masters + MOMENT_BYTES[kind] * trained // parts + sums
 
 
 def free_host_memory(system: Path = Path("/")) -> float:
-    """Return how many bytes of the host's memory can still be had: by the kernel's account, and by
-    the limit of the control group (version 2) where a container sets one. Infinite where neither
-    is told, as on other systems than Linux.
+    """Return how many bytes of the host's memory are still available.
+
+    The kernel's figure counts, and the limit of the control group (version 2) if a container sets
+    one. Infinite where neither is known, as on systems other than Linux. `system` is the root of
+    the file system.
     """
     free = float("inf")
     with suppress(OSError):
@@ -107,10 +117,11 @@ def free_host_memory(system: Path = Path("/")) -> float:
                 free = 1024 * int(line.split()[1])
 
     group = system / "sys/fs/cgroup"
-    with suppress(OSError, ValueError):  # "max": no limit
+    with suppress(OSError, ValueError):  # ValueError: the limit is "max", which is none
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cached = int(figures["inactive_file"]) + int(figures["active_file"])  # given up on demand
+        # The kernel drops cached files when it needs their memory.
+        cached = int(figures["inactive_file"]) + int(figures["active_file"])
         free = min(free, limit - used + cached)
     return free

@@ -1,39 +1,93 @@
-"""Linear layers that read the same input, as one matrix product, with their LoRA adapters."""
+"""Linear layers that read the same input, merged into one matrix product, with their adapters.
+
+Queries, keys and values are one product instead of three, and so are gate and up. A LoRA adapter
+(arXiv:2106.09685) adds s B A x to a layer's output W x. Its A stands below W in the same matrix,
+so that W x and A x come out of one product.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from grpo.model.matmul import linear
+from grpo.model.interfaces import Model
+from grpo.model.matmul import linear_no_grad
+
+ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multiple of this
+MIN_RANK = 16  # the least number of rows that the kernels' products take
 
 
-def refresh(products: Sequence["MergedLinear"]):
-    """Take over what is no view and may have changed: adapters and biases, or all, where the
-    modules have been given other weights.
+@dataclass(frozen=True)
+class LoraWeights:
+    """The adapter of one layer: A (r, I), B (O, r) and the factor s."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+    scaling: float
+
+
+class WeightCopy(NamedTuple):
+    """A tensor that follows another one: `target` = `factor` * `source`."""
+
+    target: Tensor
+    source: Tensor
+    factor: float
+
+
+@dataclass
+class LayerGrads:
+    """The gradients of one layer's parameters; None where none is needed."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    lora_a: Tensor | None = None
+    lora_b: Tensor | None = None
+
+
+class NeededGrads(NamedTuple):
+    """Which gradients of one layer autograd asks for."""
+
+    weight: bool
+    bias: bool
+    lora_a: bool
+    lora_b: bool
+
+
+def refresh(layers: Sequence["MergedLinear"]) -> None:
+    """Bring all merged layers up to date with their modules.
+
+    Weights are shared with the modules, so an optimizer's step needs no copy. Adapters and biases
+    are copied each time. Where a module has been given other weights, all is merged again.
     """
-    for joined in products:
-        if joined.is_apart():
-            joined.join()
-    copies = [copy for joined in products for copy in joined.copies()]
-    for factor in {factor for *_, factor in copies}:
-        targets, sources = zip(*(copy[:2] for copy in copies if copy[2] == factor))
+    for layer in layers:
+        if layer.is_stale():
+            layer.merge()
+
+    # One kernel for all copies with the same factor, instead of one for each.
+    copies = [copy for layer in layers for copy in layer.copies()]
+    for factor in {copy.factor for copy in copies}:
+        targets = [copy.target for copy in copies if copy.factor == factor]
+        sources = [copy.source for copy in copies if copy.factor == factor]
         torch._foreach_copy_(
             targets, sources if factor == 1 else torch._foreach_mul(sources, factor)
         )
 
 
-def is_plain_lora(module: nn.Module) -> bool:
-    """Tell whether `module` is a linear layer with one adapter, W x + s B A x, and nothing else
-    (no dropout, DoRA or bias).
+def is_plain_lora(module: Model) -> bool:
+    """Return whether `module` is a linear layer with one adapter, W x + s B A x, and no more.
+
+    Dropout, DoRA, an adapter with a bias and a quantised layer are more than that.
     """
     if (
         not hasattr(module, "lora_A")
         or len(module.active_adapters) != 1
         or type(module.base_layer) is not nn.Linear
-    ):  # a quantised one is another
+    ):
         return False
+
     name = module.active_adapters[0]
     return not (
         module.use_dora.get(name)
@@ -43,131 +97,184 @@ def is_plain_lora(module: nn.Module) -> bool:
 
 
 class MergedLinear:
-    """Layers as one matrix `weight` (sum of outputs + layers * rank, inputs), of which the modules
-    keep views.
+    """Linear layers merged into one `weight` (out_features + layers * rank, I).
 
-    With adapters its last rows are their first matrices (LoRA's A), `rank` for each layer, and
-    `up` (rank, sum of outputs) is s B of each, transposed, column by column in memory; without,
-    `rank` is 0. These are copies in the layers' precision, and so are biases: see `refresh`.
-    `padded` is the matrix with rows of zeros behind it, up to a multiple of 128, which is faster
-    for some products.
+    `out_features` is the sum of the layers' outputs O, and `columns` says which of them belong to
+    each layer. The modules' own weights are views of the first `out_features` rows. The other rows
+    are the A of each adapter, padded to a common `rank`; without adapters `rank` is 0. `lora_b`
+    (rank, out_features) is s B of each adapter, transposed. A, B and biases are copies in the
+    layers' precision: see `refresh`.
+
+    `padded` is `weight` with rows of zeros below it, up to a multiple of ROW_MULTIPLE.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]):
+    def __init__(self, modules: Sequence[Model]):
         self.modules = modules
         self.layers = [getattr(module, "base_layer", module) for module in modules]
-        names = [getattr(module, "active_adapters", (None,))[0] for module in modules]
-        self.adapters = [
-            (module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
-            if name
-            else None
-            for module, name in zip(modules, names)
-        ]
-        sizes = [layer.out_features for layer in self.layers]
-        self.outputs, self.columns = (
-            sum(sizes),
-            [slice(*ends) for ends in pairwise((0, *accumulate(sizes)))],
-        )
-        most = max((len(adapter[0]) for adapter in self.adapters if adapter), default=0)
-        self.rank = (
-            max(16, 1 << (most - 1).bit_length()) if most else 0
-        )  # as the kernels' products want it
-        self.weight: Tensor | None = None
-        self.join()
+        self.adapters = [_adapter_of(module) for module in modules]
 
-    def join(self):
-        """Copy the weights into one matrix, and make the modules' weights views of it. Where it
-        may, it stays where it is in memory.
+        sizes = [layer.out_features for layer in self.layers]
+        self.out_features = sum(sizes)
+        self.columns = [slice(*ends) for ends in pairwise((0, *accumulate(sizes)))]
+
+        # A power of two, as the kernels' products need it.
+        largest = max((len(adapter.a) for adapter in self.adapters if adapter), default=0)
+        self.rank = max(MIN_RANK, 1 << (largest - 1).bit_length()) if largest else 0
+
+        self._allocate()
+        self.merge()
+
+    def _allocate(self) -> None:
+        """Make the buffers in the precision and on the device of the layers."""
+        like = self.layers[0].weight.data
+        rows = self.out_features + self.rank * len(self.layers)
+        padded_rows = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE if self.rank else rows
+
+        self.padded = like.new_zeros(padded_rows, like.shape[1])
+        self.weight = self.padded[:rows]
+        # Transposed: column by column in memory.
+        self.lora_b = like.new_zeros(self.out_features, self.rank).t()
+        self.bias = None if self.layers[0].bias is None else like.new_zeros(rows)
+
+    def merge(self) -> None:
+        """Copy the layers' weights into `weight`, and make the modules' weights views of it.
+
+        The buffers stay where they are in memory unless precision or device have changed.
         """
         like = self.layers[0].weight.data
-        if self.weight is None or (self.weight.dtype, self.weight.device) != (
-            like.dtype,
-            like.device,
-        ):
-            rows = self.outputs + self.rank * len(self.layers)
-            self.padded = like.new_zeros(
-                -(-rows // 128) * 128 if self.rank else rows, like.shape[1]
-            )
-            self.weight = self.padded[:rows]
-            self.up = like.new_zeros(self.outputs, self.rank).t()
-            self.bias = None if self.layers[0].bias is None else like.new_zeros(len(self.weight))
+        if (self.weight.dtype, self.weight.device) != (like.dtype, like.device):
+            self._allocate()
+
         for layer, rows in zip(self.layers, self.columns):
             self.weight[rows] = layer.weight.data
             layer.weight.data = self.weight[rows]
         self.addresses = [layer.weight.data_ptr() for layer in self.layers]
 
-    def is_apart(self) -> bool:
-        """Tell whether the modules have been given other weights."""
+    def is_stale(self) -> bool:
+        """Return whether a module has been given other weights since the last `merge`."""
         return [layer.weight.data_ptr() for layer in self.layers] != self.addresses
 
-    def copies(self) -> list[tuple[Tensor, Tensor, float]]:
-        """Return what is to be kept up to date: (copy, original, factor)."""
-        found = []
-        for i, (layer, adapter, columns) in enumerate(
-            zip(self.layers, self.adapters, self.columns)
-        ):
+    def copies(self) -> list[WeightCopy]:
+        """Return the tensors that have to be copied whenever the parameters change."""
+        copies = []
+        for i, (layer, adapter) in enumerate(zip(self.layers, self.adapters)):
+            columns = self.columns[i]
             if self.bias is not None:
-                found.append((self.bias[columns], layer.bias.data, 1.0))
+                copies.append(WeightCopy(self.bias[columns], layer.bias.data, 1.0))
+
             if adapter:
-                first, second, scaling = adapter
-                start = self.outputs + i * self.rank
-                found.append((self.weight[start : start + len(first)], first.data, 1.0))
-                found.append((self.up.t()[columns, : len(first)], second.data, scaling))
-        return found
+                rank = len(adapter.a)
+                start = self.out_features + i * self.rank
+                lora_a = self.weight[start : start + rank]
+                lora_b = self.lora_b.t()[columns, :rank]
+                copies.append(WeightCopy(lora_a, adapter.a.data, 1.0))
+                copies.append(WeightCopy(lora_b, adapter.b.data, adapter.scaling))
+        return copies
 
     @property
     def parameters(self) -> list[nn.Parameter | None]:
-        """Weights, biases (or None), and the adapters' two matrices (or None), of each layer."""
-        adapters = [adapter or (None, None) for adapter in self.adapters]
+        """All layers' weights, then their biases, then their A, then their B; None if absent."""
         return [
             *(layer.weight for layer in self.layers),
             *(layer.bias for layer in self.layers),
-            *(first for first, *_ in adapters),
-            *(second for _, second, *_ in adapters),
+            *(adapter and adapter.a for adapter in self.adapters),
+            *(adapter and adapter.b for adapter in self.adapters),
         ]
 
-    def product(self, x_MN: Tensor, is_adapted: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the layers' outputs side by side (M, outputs), and the adapters' inner values (M,
-        layers * rank) where they count.
+    def forward(self, x_NI: Tensor, use_lora: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the layers' outputs side by side (N, O), and A x of each layer (N, layers * rank).
+
+        The latter is None where there are no adapters, or `use_lora` is False.
         """
-        if not (self.rank and is_adapted):
-            bias = None if self.bias is None else self.bias[: self.outputs]
-            return linear(x_MN, self.weight[: self.outputs], bias), None
-        y = linear(x_MN, self.weight, self.bias)
-        y, inner = y[:, : self.outputs], y[:, self.outputs :].clone()
-        for inner_Mr, columns in zip(inner.split(self.rank, 1), self.columns):
-            y[:, columns].addmm_(inner_Mr, self.up[:, columns])
-        return y, inner
+        if not (self.rank and use_lora):
+            bias = None if self.bias is None else self.bias[: self.out_features]
+            return linear_no_grad(x_NI, self.weight[: self.out_features], bias), None
+
+        both = linear_no_grad(x_NI, self.weight, self.bias)
+        y_NO = both[:, : self.out_features]
+        # A copy: the backward pass keeps it, and a view would keep all of `both` in memory.
+        lora_hidden = both[:, self.out_features :].clone()
+        for hidden_Nr, columns in zip(lora_hidden.split(self.rank, 1), self.columns):
+            y_NO[:, columns].addmm_(hidden_Nr, self.lora_b[:, columns])
+        return y_NO, lora_hidden
 
     def gradients(
-        self, dy: Tensor, x: Tensor, inner: Tensor | None, needed: Sequence[bool]
+        self, dy_NO: Tensor, x_NI: Tensor, lora_hidden: Tensor | None, needed: Sequence[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the gradients of x (M, N) and of the `needed` ones among `parameters`, from that
-        of the outputs.
+        """Return the gradient of x (N, I), and those of `parameters`, in their order.
+
+        `dy_NO` is the gradient of the outputs and `lora_hidden` is what `forward` returned.
+        `needed` says of each parameter whether its gradient is wanted; the others are None.
         """
-        parts = [dy[:, columns] for columns in self.columns]
-        weights, biases, firsts, seconds = (
-            needed[i * len(parts) : (i + 1) * len(parts)] for i in range(4)
+        needs = self._by_layer(needed)
+        grads = [LayerGrads() for _ in self.layers]
+        dy_parts = [dy_NO[:, columns] for columns in self.columns]
+        dx_NI = dy_NO @ self.weight[: self.out_features]
+
+        # One product for the weights of all layers.
+        d_weight = dy_NO.t() @ x_NI if any(need.weight for need in needs) else None
+        for i, (grad, need) in enumerate(zip(grads, needs)):
+            if need.weight:
+                assert d_weight is not None
+                grad.weight = d_weight[self.columns[i]]
+            if need.bias:
+                grad.bias = dy_parts[i].sum(0)
+
+        if lora_hidden is not None:
+            d_hidden = self._lora_backward(dy_parts, x_NI, lora_hidden, needs, grads)
+            dx_NI.addmm_(d_hidden, self.weight[self.out_features :])
+        return dx_NI, _flatten(grads)
+
+    def _lora_backward(
+        self,
+        dy_parts: Sequence[Tensor],
+        x_NI: Tensor,
+        lora_hidden: Tensor,
+        needs: Sequence[NeededGrads],
+        grads: Sequence[LayerGrads],
+    ) -> Tensor:
+        """Write the gradients of the adapters into `grads`; return that of `lora_hidden`."""
+        d_hidden = torch.cat(
+            [
+                dy_part @ self.lora_b[:, columns].t()
+                for dy_part, columns in zip(dy_parts, self.columns)
+            ],
+            1,
         )
-        dx = dy @ self.weight[: self.outputs]
-        on = [None] * len(needed)
-        whole = dy.t() @ x if any(weights) else None
-        for i, (part, columns) in enumerate(zip(parts, self.columns)):
-            on[i] = whole[columns] if weights[i] else None
-            on[i + len(parts)] = part.sum(0) if biases[i] else None
-        if inner is not None:
-            d_inner = torch.cat(
-                [part @ self.up[:, columns].t() for part, columns in zip(parts, self.columns)], 1
-            )
-            dx.addmm_(d_inner, self.weight[self.outputs :])
-            both = d_inner.t() @ x if any(firsts) else None
-            for i, (part, adapter) in enumerate(zip(parts, self.adapters)):
-                start = i * self.rank
-                if firsts[i]:
-                    on[2 * len(parts) + i] = both[start : start + len(adapter[0])].to(
-                        adapter[0].dtype
-                    )
-                if seconds[i]:
-                    inner_Mr = inner[:, start : start + len(adapter[0])]
-                    on[3 * len(parts) + i] = (part.t() @ inner_Mr).to(adapter[1].dtype) * adapter[2]
-        return dx, on
+        d_lora_a = d_hidden.t() @ x_NI if any(need.lora_a for need in needs) else None
+
+        for i, adapter in enumerate(self.adapters):
+            if adapter is None:
+                continue
+            # Of the padded rank only the first ranks are the adapter's.
+            own = slice(i * self.rank, i * self.rank + len(adapter.a))
+            if needs[i].lora_a:
+                assert d_lora_a is not None
+                grads[i].lora_a = d_lora_a[own].to(adapter.a.dtype)
+            if needs[i].lora_b:
+                d_lora_b = dy_parts[i].t() @ lora_hidden[:, own]
+                grads[i].lora_b = d_lora_b.to(adapter.b.dtype) * adapter.scaling
+        return d_hidden
+
+    def _by_layer(self, needed: Sequence[bool]) -> list[NeededGrads]:
+        """Return the flags of `needed`, which has the order of `parameters`, layer by layer."""
+        count = len(self.layers)
+        return [NeededGrads(*needed[i::count]) for i in range(count)]
+
+
+def _adapter_of(module: Model) -> LoraWeights | None:
+    """Return the active adapter of a module, or None if it has none."""
+    name = getattr(module, "active_adapters", (None,))[0]
+    if not name:
+        return None
+    return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
+
+
+def _flatten(grads: Sequence[LayerGrads]) -> list[Tensor | None]:
+    """Return the gradients of all layers in the order of `MergedLinear.parameters`."""
+    return [
+        *(grad.weight for grad in grads),
+        *(grad.bias for grad in grads),
+        *(grad.lora_a for grad in grads),
+        *(grad.lora_b for grad in grads),
+    ]

@@ -1,234 +1,298 @@
-"""The operations of a Llama layer with their gradients, each in as few passes over memory as may
-be.
+"""The operations of a Llama layer and their gradients, each in few passes over memory.
 
-On a GPU a pass is a Triton kernel (`model.kernels`). Shapes: M tokens, N hidden size, H and K
-query and key heads of size D, F inner size.
+On a GPU a pass is a Triton kernel (`model.kernels`); on a CPU it is a PyTorch operation.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from grpo.model.matmul import products
+from grpo.model.matmul import bf16_matmul
 from grpo.model.merged_linear import MergedLinear
+
+SWIGLU_BLOCK = 1024  # columns of one program of the SwiGLU kernels
 
 
 def add_norm(
-    x_MN: Tensor, y_MN: Tensor | None, weight_N: Tensor, eps: float
+    x_NE: Tensor, y_NE: Tensor | None, weight_E: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return x + y and its RMSNorm (arXiv:1910.07467)."""
-    return _apply(_AddNorm, x_MN, y_MN, weight_N, eps)
+    """Return x + y, and its RMSNorm (arXiv:1910.07467). No y counts as 0."""
+    return _apply(_AddNorm, x_NE, y_NE, weight_E, eps)
 
 
-def product(x_MN: Tensor, joined: MergedLinear, is_adapted: bool, is_gated: bool = False) -> Tensor:
-    """Return the joined layers' outputs of x, or (`is_gated`) of silu(a) * b, where x (M, 2 N) is
-    a and b side by side.
+def linear(x_NI: Tensor, layer: MergedLinear, use_lora: bool, has_swiglu: bool = False) -> Tensor:
+    """Return the outputs (N, O) of merged linear layers, with their adapters if `use_lora`.
+
+    With `has_swiglu` the input x (N, 2 F) goes through `swiglu` first.
     """
-    return _apply(_Product, x_MN, joined, is_adapted, is_gated, *joined.parameters)
+    return _apply(_Linear, x_NI, layer, use_lora, has_swiglu, *layer.parameters)
 
 
-def rotate(
-    heads_MX: Tensor, cos_Md: Tensor, sin_Md: Tensor, H: int, K: int
+def apply_rotary(
+    heads_NO: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, H: int, K: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (M, H, D), keys and values (M, K, D) from these side by side; the first two
-    by rotary positions (arXiv:2104.09864).
+    """Return queries (N, H, D), keys and values (N, K, D) from these side by side.
 
-    `cos` and `sin` (M, D / 2) are of the angles by which the pairs (i, i + D / 2) of a token turn.
+    Queries and keys get rotary positions (arXiv:2104.09864): the pair (i, i + D / 2) of a token is
+    rotated by the angle whose cosine and sine are in column i of `cos_Nd` and `sin_Nd`.
     """
-    return _apply(_Rotate, heads_MX, cos_Md, sin_Md, H, K)
+    return _apply(_Rotary, heads_NO, cos_Nd, sin_Nd, H, K)
 
 
-def _apply(function, *inputs):
-    """Apply an autograd function. Where no gradient is wanted only its forward pass runs:
-    autograd's part costs a CPU 40 us a call.
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up (N, F) (arXiv:2002.05202). The result has no gradient.
+
+    `gate_up` (N, 2 F) is gate and up side by side.
     """
-    return (
-        function.apply(*inputs)
-        if torch.is_grad_enabled()
-        else function.forward(_Forgotten(), *inputs)
-    )
+    N, F = len(gate_up), gate_up.shape[1] // 2
+    if not gate_up.is_cuda:
+        return functional.silu(gate_up[:, :F]).mul_(gate_up[:, F:])
 
+    from grpo.model import kernels
 
-class _Forgotten:
-    """Stands for the context of an autograd function whose backward pass is not wanted."""
-
-    save_for_backward = set_materialize_grads = staticmethod(lambda *_: None)
-
-
-def gate(both_MF: Tensor) -> Tensor:
-    """Return silu(a) * b (arXiv:2002.05202), where `both` (M, 2 F) is a and b side by side; no
-    gradient.
-    """
-    M, width = len(both_MF), both_MF.shape[1] // 2
-    if both_MF.is_cuda:
-        from grpo.model import kernels
-
-        out = both_MF.new_empty(M, width)
-        kernels.gate[(M, -(-width // 1024))](both_MF, out, both_MF.stride(0), width, BLOCK=1024)
-        return out
-    return F.silu(both_MF[:, :width]).mul_(both_MF[:, width:])
-
-
-def _gate_backward(d_MF: Tensor, both_MF: Tensor) -> Tensor:
-    M, width = d_MF.shape
-    out = both_MF.new_empty(M, 2 * width)
-    if both_MF.is_cuda:
-        from grpo.model import kernels
-
-        kernels.gate_backward[(M, -(-width // 1024))](
-            d_MF, both_MF, out, both_MF.stride(0), width, BLOCK=1024
-        )
-        return out
-    a, b = both_MF[:, :width], both_MF[:, width:]
-    torch.mul(d_MF, F.silu(a), out=out[:, width:])
-    out[:, :width] = torch.ops.aten.silu_backward(d_MF * b, a)
+    out = gate_up.new_empty(N, F)
+    grid = (N, -(-F // SWIGLU_BLOCK))
+    kernels.swiglu[grid](gate_up, out, gate_up.stride(0), F, BLOCK=SWIGLU_BLOCK)
     return out
 
 
-class _Product(torch.autograd.Function):
+def _swiglu_backward(d_NF: Tensor, gate_up: Tensor) -> Tensor:
+    """Return the gradients of gate and up, side by side (N, 2 F)."""
+    N, F = d_NF.shape
+    out = gate_up.new_empty(N, 2 * F)
+    if not gate_up.is_cuda:
+        gate_NF, up_NF = gate_up[:, :F], gate_up[:, F:]
+        torch.mul(d_NF, functional.silu(gate_NF), out=out[:, F:])
+        out[:, :F] = torch.ops.aten.silu_backward(d_NF * up_NF, gate_NF)
+        return out
+
+    from grpo.model import kernels
+
+    grid = (N, -(-F // SWIGLU_BLOCK))
+    kernels.swiglu_backward[grid](d_NF, gate_up, out, gate_up.stride(0), F, BLOCK=SWIGLU_BLOCK)
+    return out
+
+
+class _NoContext:
+    """Stands in for the context of an autograd function without a backward pass."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """Apply an autograd function.
+
+    Where no gradient is wanted, run its forward pass alone: on a CPU autograd costs 40 us a call.
+    """
+    if torch.is_grad_enabled():
+        return function.apply(*inputs)
+    return function.forward(_NoContext(), *inputs)
+
+
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, joined, is_adapted, is_gated, *parameters):
-        y, inner = joined.product(gate(x) if is_gated else x, is_adapted)
-        ctx.save_for_backward(x, inner)
-        ctx.joined, ctx.is_gated = joined, is_gated
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        layer: MergedLinear,
+        use_lora: bool,
+        has_swiglu: bool,
+        *parameters: Tensor | None,
+    ) -> Tensor:
+        # The parameters are inputs only so that autograd asks for their gradients.
+        y, lora_hidden = layer.forward(swiglu(x) if has_swiglu else x, use_lora)
+
+        ctx.save_for_backward(x, lora_hidden)
+        ctx.layer = layer
+        ctx.has_swiglu = has_swiglu
         return y
 
     @staticmethod
-    def backward(ctx, dy):
-        x, inner = ctx.saved_tensors
-        with products(dy):
-            dx, on = ctx.joined.gradients(
-                dy, gate(x) if ctx.is_gated else x, inner, ctx.needs_input_grad[4:]
-            )
-        return _gate_backward(dx, x) if ctx.is_gated else dx, None, None, None, *on
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, lora_hidden = ctx.saved_tensors
+        needed = ctx.needs_input_grad[4:]
+
+        # SwiGLU is computed again: that is cheaper than keeping its output.
+        with bf16_matmul(dy):
+            inputs = swiglu(x) if ctx.has_swiglu else x
+            dx, grads = ctx.layer.gradients(dy, inputs, lora_hidden, needed)
+
+        if ctx.has_swiglu:
+            dx = _swiglu_backward(dx, x)
+        return dx, None, None, None, *grads
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, weight, eps):
-        ctx.set_materialize_grads(False)
-        M, N = x.shape
-        wide = torch.promote_types(x.dtype, torch.float32)
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # None, not zeros, where an output is not used
         if x.is_cuda:
-            from grpo.model import kernels
-
-            total = x if y is None else torch.empty_like(x)
-            normed, scale_M1 = torch.empty_like(x), x.new_empty(M, 1, dtype=torch.float32)
-            kernels.add_norm[(M,)](
-                x,
-                x if y is None else y,
-                weight,
-                total,
-                normed,
-                scale_M1,
-                0 if y is None else y.stride(0),
-                N,
-                eps,
-                ADD=y is not None,
-                BLOCK=1 << (N - 1).bit_length(),
-                num_warps=8,
-            )
+            total, normed, scale_N1 = _add_norm_cuda(x, y, weight, eps)
         else:
+            # The mean of squares and its root are float32 at least.
+            wide = torch.promote_types(x.dtype, torch.float32)
             total = x if y is None else x + y
-            scale_M1 = (total.to(wide).square().mean(-1, keepdim=True) + eps).rsqrt()
-            normed = (total * scale_M1).to(x.dtype) * weight
-        ctx.save_for_backward(total, weight, scale_M1)
-        ctx.adds = y is not None
+            scale_N1 = (total.to(wide).square().mean(-1, keepdim=True) + eps).rsqrt()
+            normed = (total * scale_N1).to(x.dtype) * weight
+
+        ctx.save_for_backward(total, weight, scale_N1)
+        ctx.has_y = y is not None
         return total, normed
 
     @staticmethod
-    def backward(ctx, d_total, d_normed):
-        total, weight, scale_M1 = ctx.saved_tensors
+    def backward(
+        ctx: Any, d_total: Tensor | None, d_normed: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        total, weight, scale_N1 = ctx.saved_tensors
         if d_normed is None:
-            return d_total, d_total if ctx.adds else None, None, None
-        M, N = total.shape
+            return d_total, d_total if ctx.has_y else None, None, None
+
         if total.is_cuda:
-            from grpo.model import kernels
-
-            d_sum = torch.empty_like(total)
-            own = d_sum if d_total is None else d_total.contiguous()
-            kernels.add_norm_backward[(M,)](
-                d_normed.contiguous(),
-                own,
-                total,
-                weight,
-                scale_M1,
-                d_sum,
-                N,
-                ADD=d_total is not None,
-                BLOCK=1 << (N - 1).bit_length(),
-                num_warps=8,
-            )
+            d_sum = _add_norm_backward_cuda(d_total, d_normed, total, weight, scale_N1)
         else:
+            # With s = 1 / rms(x), a gradient d of s x is one of s d - s^3 mean(d x) x of x.
+            E = total.shape[1]
             d_scaled = d_normed * weight
-            along_M1 = (
-                (d_scaled * total).sum(-1, keepdim=True, dtype=scale_M1.dtype) * scale_M1**3 / -N
-            )
-            d_sum = torch.addcmul(d_scaled * scale_M1, total, along_M1).to(total.dtype)
-            d_sum = d_sum if d_total is None else d_sum.add_(d_total)
-        d_weight = (
-            (d_normed * (total * scale_M1).to(total.dtype)).sum(0)
-            if ctx.needs_input_grad[2]
-            else None
-        )
-        return d_sum, d_sum if ctx.adds else None, d_weight, None
+            along_N1 = (d_scaled * total).sum(-1, keepdim=True, dtype=scale_N1.dtype)
+            along_N1 = along_N1 * scale_N1**3 / -E
+            d_sum = torch.addcmul(d_scaled * scale_N1, total, along_N1).to(total.dtype)
+            if d_total is not None:
+                d_sum = d_sum.add_(d_total)
+
+        d_weight = None
+        if ctx.needs_input_grad[2]:
+            d_weight = (d_normed * (total * scale_N1).to(total.dtype)).sum(0)
+        return d_sum, d_sum if ctx.has_y else None, d_weight, None
 
 
-class _Rotate(torch.autograd.Function):
+def _add_norm_cuda(
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + y, its norm times `weight` (N, E), and the factors of the norm (N, 1)."""
+    from grpo.model import kernels
+
+    N, E = x.shape
+    total = x if y is None else torch.empty_like(x)
+    normed = torch.empty_like(x)
+    scale_N1 = x.new_empty(N, 1, dtype=torch.float32)
+    kernels.add_norm[(N,)](
+        x,
+        x if y is None else y,
+        weight,
+        total,
+        normed,
+        scale_N1,
+        0 if y is None else y.stride(0),
+        E,
+        eps,
+        ADD=y is not None,
+        BLOCK=1 << (E - 1).bit_length(),
+        num_warps=8,
+    )
+    return total, normed, scale_N1
+
+
+def _add_norm_backward_cuda(
+    d_total: Tensor | None, d_normed: Tensor, total: Tensor, weight: Tensor, scale_N1: Tensor
+) -> Tensor:
+    """Return the gradient of the sum (N, E): through the norm, and its own if there is one."""
+    from grpo.model import kernels
+
+    N, E = total.shape
+    d_sum = torch.empty_like(total)
+    own = d_sum if d_total is None else d_total.contiguous()
+    kernels.add_norm_backward[(N,)](
+        d_normed.contiguous(),
+        own,
+        total,
+        weight,
+        scale_N1,
+        d_sum,
+        E,
+        ADD=d_total is not None,
+        BLOCK=1 << (E - 1).bit_length(),
+        num_warps=8,
+    )
+    return d_sum
+
+
+class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, heads, cos, sin, H, K):
+    def forward(
+        ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor, H: int, K: int
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.sizes = H, K
-        M, D = len(heads), 2 * cos.shape[1]
-        parts = heads.view(M, H + 2 * K, D).split([H, K, K], 1)
-        turned = tuple(heads.new_empty(M, count, D) for count in (H, K, K))
-        _turn(parts, turned, cos, sin)
-        return turned
+
+        N, D = len(heads), 2 * cos.shape[1]
+        parts = heads.view(N, H + 2 * K, D).split([H, K, K], 1)
+        rotated = tuple(heads.new_empty(N, count, D) for count in (H, K, K))
+        _rotate(parts, rotated, cos, sin)
+        return rotated
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        (M, half), (H, K) = cos.shape, ctx.sizes
-        heads = gradients[0].new_empty(M, (H + 2 * K) * 2 * half)
-        _turn(
-            gradients, heads.view(M, H + 2 * K, 2 * half).split([H, K, K], 1), cos, -sin
-        )  # back by the same angle
+        H, K = ctx.sizes
+        N, D = len(cos), 2 * cos.shape[1]
+
+        heads = gradients[0].new_empty(N, (H + 2 * K) * D)
+        parts = heads.view(N, H + 2 * K, D).split([H, K, K], 1)
+        _rotate(gradients, parts, cos, -sin)  # back by the same angle
         return heads, None, None, None, None
 
 
-def _turn(parts, turned, cos_Md: Tensor, sin_Md: Tensor):
-    """Write queries and keys (M, heads, D), turned, and values as they are, into `turned`."""
-    M, half = cos_Md.shape
-    if cos_Md.is_cuda:
-        from grpo.model import kernels
+def _rotate(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], cos_Nd: Tensor, sin_Nd: Tensor
+) -> None:
+    """Write rotated queries and keys, and values as they are, into `targets`.
 
-        (q, k, v), (H, K) = parts, (parts[0].shape[1], parts[1].shape[1])
-        q, k, v = (
-            x if x.stride(2) == 1 and x.stride(1) == 2 * half else x.contiguous() for x in (q, k, v)
-        )
-        kernels.turn[(M,)](
-            q,
-            k,
-            v,
-            *turned,
-            cos_Md,
-            sin_Md,
-            *(x.stride(0) for x in (q, k, v, *turned)),
-            H=H,
-            K=K,
-            D=2 * half,
-            BLOCK_H=1 << (H - 1).bit_length(),
-            BLOCK_K=1 << (K - 1).bit_length(),
-        )
+    Both sequences hold queries (N, H, D), keys and values (N, K, D).
+    """
+    if cos_Nd.is_cuda:
+        _rotate_cuda(sources, targets, cos_Nd, sin_Nd)
         return
-    cos, sin = cos_Md[:, None], sin_Md[:, None]
-    for source, target in zip(parts[:2], turned):
-        a, b, first, second = (
-            source[..., :half],
-            source[..., half:],
-            target[..., :half],
-            target[..., half:],
-        )
-        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=second).addcmul_(a, sin)
-    turned[2].copy_(parts[2])
+
+    half = cos_Nd.shape[1]
+    cos, sin = cos_Nd[:, None], sin_Nd[:, None]
+    for source, target in zip(sources[:2], targets):
+        a, b = source[..., :half], source[..., half:]
+        torch.mul(a, cos, out=target[..., :half]).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=target[..., half:]).addcmul_(a, sin)
+    targets[2].copy_(sources[2])
+
+
+def _rotate_cuda(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], cos_Nd: Tensor, sin_Nd: Tensor
+) -> None:
+    from grpo.model import kernels
+
+    N, half = cos_Nd.shape
+    H, K = sources[0].shape[1], sources[1].shape[1]
+    # The kernel takes any stride between tokens, but heads must be dense.
+    q, k, v = (
+        x if x.stride(2) == 1 and x.stride(1) == 2 * half else x.contiguous() for x in sources
+    )
+    kernels.rotary[(N,)](
+        q,
+        k,
+        v,
+        *targets,
+        cos_Nd,
+        sin_Nd,
+        *(x.stride(0) for x in (q, k, v, *targets)),
+        H=H,
+        K=K,
+        D=2 * half,
+        BLOCK_H=1 << (H - 1).bit_length(),
+        BLOCK_K=1 << (K - 1).bit_length(),
+    )

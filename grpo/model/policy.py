@@ -1,13 +1,12 @@
-"""The policy: a causal language model, its tokenizer, its LoRA adapter where it has one, and its
+"""The policy: a causal language model, its tokenizer, its LoRA adapter if it has one, and the
 reference.
 
-Everything the trainer asks of a model goes through five calls: in the rollout `prefill` (prompts,
-once each) and `extend` (tokens that follow them); in the update `predict` (prompts and completions
-at once); in both `head` (hidden states to logits); and `reference` (the same model as it was at
-the start).
+The trainer uses a model through these calls:
 
-Shapes: P prompts, R completions (rows), T tokens, M tokens of all completions, H hidden size, V
-vocabulary.
+- rollout: `prefill` runs the prompts, each once; `extend` runs the tokens that follow them;
+- update: `pack` arranges prompts and completions; `predict` runs them all at once;
+- both: `head` and `logits` turn hidden states into logits;
+- KL: `reference` gives the model as it was at the start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,109 +17,134 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import Tensor
 
-from grpo.model.check import Path as ModelPath
-from grpo.model.check import choose_path
+from grpo.model.check import ForwardPath, choose_path
 from grpo.model.encoding import plain_tokens, prompt_tokens, target_length
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.fallback import FallbackCache
+from grpo.model.interfaces import Model, RolloutCache, SharedAttention, Tokenizer
 from grpo.model.llama import FastLlama, checkpoint_layers
-from grpo.model.matmul import linear
-from grpo.model.memory import prompts_at_once, shape_of, update_tokens
-from grpo.model.packed_attention import Packing, PlainPacking
+from grpo.model.matmul import linear_no_grad
+from grpo.model.memory import Shape, prompts_at_once, shape_of, update_tokens
+from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
 from tasks.base import Problem, UserError
 
-# prompts and targets whose tokens are kept: a step asks for them again to draw, to fit its budget,
-# and to learn
-REMEMBERED = 512
+# The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
+# sample, to check its budget, and to learn.
+CACHED_ENCODINGS = 512
+
+NO_CONTEXT_LIMIT = 1 << 30
+CPU_TOKENS_AT_ONCE = 4096
 
 
 class Policy:
-    """A model to be trained or sampled. `model` is the `transformers` or `peft` model, always in
-    eval mode.
+    """A model to be trained or sampled.
 
-    `stops` are the token ids that end a completion, `end` the one of them that ends a right
-    answer; `context` the most tokens of prompt and completion together. `frozen` is the reference,
-    where it is a model of its own; `has_rough_gradients`: see `model.matmul`. `notes` are warnings
-    for the user. `held` are the bytes of memory that are not for caches and activations: the
-    weights, and what a trainer adds.
+    - `model`: the `transformers` or `peft` model, always in eval mode.
+    - `stops`: the token ids that end a completion; `end`: the one that ends a right answer.
+    - `context`: the largest number of tokens of prompt and completion together.
+    - `low_precision_backward`: see `model.matmul`.
+    - `notes`: warnings for the user.
+    - `reserved_bytes`: memory that is not free for caches and activations: the weights, and what a
+      trainer adds.
+    - `decoder_cache`: what the rollout keeps for this policy.
+
+    `frozen` is the reference if that is a model of its own. `path`, `fast_model` and `logit_scale`
+    are set by `choose_path`; `logit_scale` is the factor by which the model multiplies the logits
+    of its output layer. Raises UserError for a model that is not supported (see `model.check`).
     """
 
     def __init__(
         self,
-        model,
-        tokenizer,
+        model: Model,
+        tokenizer: Tokenizer,
         *,
         name: str,
-        frozen=None,
-        has_rough_gradients: bool = False,
+        frozen: Model = None,
+        low_precision_backward: bool = False,
         note: str = "",
     ):
-        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        self._length = lru_cache(REMEMBERED)(partial(target_length, tokenizer))
-        self.use(PromptFormat())
-        self.is_forgetful, self.has_rough_gradients = False, has_rough_gradients
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
         self.is_lora = isinstance(model, PeftModel)
-        self.path: ModelPath = "plain"
+        self.low_precision_backward = low_precision_backward
+        self.gradient_checkpointing = False
+        self.decoder_cache: dict[str, Any] = {}
+
+        self._target_length = lru_cache(CACHED_ENCODINGS)(partial(target_length, tokenizer))
+        self.use(PromptFormat())
+
+        self._frozen: Policy | None = None
+        if frozen is not None:
+            self._frozen = Policy(frozen.requires_grad_(False), tokenizer, name=name)
+
+        self.stops, self.end, warning = _stop_ids(model, tokenizer)
+        self.notes = [text for text in (note, warning and f"--model {name}: {warning}") if text]
+        self.context: int = getattr(self.causal.config, "max_position_embeddings", NO_CONTEXT_LIMIT)
+
+        weights = [*model.parameters(), *(frozen.parameters() if frozen else ())]
+        self.weight_bytes: int = sum(p.numel() * p.element_size() for p in weights)
+        self.reserved_bytes = self.weight_bytes
+
+        self.path: ForwardPath = "plain"
         self.fast_model: FastLlama | None = None
-        self.logit_scale = 1.0  # what the model multiplies its output layer's logits by
-        self._frozen = (
-            None if frozen is None else Policy(frozen.requires_grad_(False), tokenizer, name=name)
-        )
-        self.stops, self.end, differs = _stop_ids(model, tokenizer)
-        self.notes = [text for text in (note, differs and f"--model {name}: {differs}") if text]
-        self.context = getattr(self.causal.config, "max_position_embeddings", 1 << 30)
-        self.held = self.weight_bytes = sum(
-            p.numel() * p.element_size()
-            for p in (*model.parameters(), *(frozen.parameters() if frozen else ()))
-        )
-        self.decoder_cache: dict[str, Any] = {}  # what the rollout keeps for this policy
+        self.logit_scale = 1.0
         choose_path(self)
 
     @property
     def is_plain(self) -> bool:
-        """Whether prompts cannot be shared: see `model.fallback`."""
+        """Whether completions cannot share their prompts: see `model.fallback`."""
         return self.path == "plain"
 
     @property
-    def causal(self):
+    def causal(self) -> Model:
         """The model without its adapters' wrapper."""
         return self.model.get_base_model() if self.is_lora else self.model
 
     @property
-    def inner(self):
+    def inner(self) -> Model:
         """The model without its output layer."""
         base = self.causal.base_model
         return base if base is not self.causal else self.causal.model
 
     @property
+    def head(self) -> torch.nn.Module:
+        """The output layer, from hidden states (..., E) to logits (..., V)."""
+        return self.causal.get_output_embeddings()
+
+    @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What is trained."""
+        """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def use(self, format: PromptFormat):
-        """Put problems to the model in this `format` from now on. Raises UserError where its chat
-        template cannot express it.
+    # Text and tokens
+
+    def use(self, format: PromptFormat) -> None:
+        """Put problems to the model in this `format` from now on.
+
+        Raises UserError if its chat template cannot express it.
         """
         check_format(self.tokenizer, format)
         self.format = format
-        self._encoded = lru_cache(REMEMBERED)(
+        self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
             partial(prompt_tokens, self.tokenizer, arguments=format.arguments)
         )
 
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
-        """Return the token ids of all that the model is sent of `problem` (see `PromptFormat`), up
-        to where the answer begins.
+        """Return the token ids of the whole prompt of `problem`, up to where the answer begins.
 
         A string is a prompt without a problem, for which no examples can be drawn.
         """
-        return self._encoded(self.format.turns(problem), self.tokenizer.chat_template)
+        return self._prompt_tokens(self.format.turns(problem), self.tokenizer.chat_template)
 
     def shots(self, problem: Problem) -> tuple[str, ...]:
         """Return the keys of the examples that the prompt of `problem` shows."""
@@ -128,7 +152,7 @@ class Policy:
 
     def target_length(self, target: str) -> int:
         """Return how many tokens the answer `target` takes, its end token included."""
-        return self._length(target)
+        return self._target_length(target)
 
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
@@ -137,133 +161,149 @@ class Policy:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write.
 
-        Only an end token that stands last is left out. Any other control token is shown by its
-        name, e.g. "<|pad|>", so that whoever scores the text sees what was written.
+        An end token in the last place is left out. Any other control token is shown by its name,
+        e.g. "<|pad|>", so that whoever scores the text sees what was written.
         """
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
         return self.tokenizer.decode(written, skip_special_tokens=False)
 
-    def prefill(
-        self, prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[torch.Tensor, PrefixCache | FallbackCache]:
-        """Run the model on each prompt once; return the hidden state of its last token (P, H), and
-        its keys and values.
+    # The forward pass of the rollout
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
+        """Run the model on each prompt once.
+
+        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`.
         """
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt)
-        lengths, tokens = lengths.to(self.device), tokens.to(self.device)
+        lengths_P, tokens_PL = lengths.to(self.device), tokens.to(self.device)
+
         if self.fast_model:
             self.fast_model.refresh()
-        if self.is_plain:
-            shared, hidden = FallbackCache(lengths, tokens), self._hidden(tokens)
-        else:
-            shared = PrefixCache(lengths, tokens.shape[1])
-            positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
-            hidden = self._hidden(tokens, position_ids=positions, shared=shared)
-        return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], shared
 
-    def extend(self, tokens_RT: torch.Tensor, shared: PrefixCache | FallbackCache) -> torch.Tensor:
-        """Run the model on the tokens that come next in each row after its prompt; return hidden
-        states (R, T, H).
-        """
+        cache: FallbackCache | PrefixCache
         if self.is_plain:
-            whole_RS, places_RT = shared.sequences(tokens_RT)
-            hidden = self._hidden(whole_RS)
-            return hidden.gather(1, places_RT[:, :, None].expand(-1, -1, hidden.shape[2]))
-        positions = (shared.lengths_P + shared.filled_R)[:, None] + torch.arange(
-            tokens_RT.shape[1], device=self.device
-        )
-        positions = positions.clamp(
-            max=self.context - 1
-        )  # drafts may reach beyond the budget; there they never count
-        return self._hidden(tokens_RT, position_ids=positions, shared=shared)
+            cache = FallbackCache(lengths_P, tokens_PL)
+            hidden_PLE = self._hidden(tokens_PL)
+        else:
+            cache = PrefixCache(lengths_P, tokens_PL.shape[1])
+            positions_L = torch.arange(tokens_PL.shape[1], device=self.device)
+            hidden_PLE = self._hidden(
+                tokens_PL, position_ids=positions_L[None].expand_as(tokens_PL), shared=cache
+            )
+        return hidden_PLE[torch.arange(len(prompts), device=self.device), lengths_P - 1], cache
+
+    def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
+        """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
+        if isinstance(cache, FallbackCache):
+            whole_RX, indices_RT = cache.append(tokens_RT)
+            hidden_RXE = self._hidden(whole_RX)
+            return hidden_RXE.gather(1, indices_RT[:, :, None].expand(-1, -1, hidden_RXE.shape[2]))
+
+        assert isinstance(cache, PrefixCache) and cache.filled_R is not None
+        offsets_T = torch.arange(tokens_RT.shape[1], device=self.device)
+        positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
+        # Drafts may reach beyond the context; there they are never accepted.
+        positions_RT = positions_RT.clamp(max=self.context - 1)
+        return self._hidden(tokens_RT, position_ids=positions_RT, shared=cache)
+
+    # The forward pass of the update
 
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Packing | PlainPacking:
-        """Return `completions` (as many to each of the prompts) as `predict` wants them."""
-        return (PlainPacking if self.is_plain else Packing)(prompts, completions, self.device)
+    ) -> Packing | PaddedBatch:
+        """Return the micro-batch that `predict` takes.
 
-    def predict(self, packing: Packing | PlainPacking) -> torch.Tensor:
-        """Return the hidden states that predict each token of the completions, one after the other
-        (M, H).
+        Each prompt has the same number of completions, in the order of the prompts.
         """
-        if self.fast_model and self.fast_model.is_adapted:
+        kind = PaddedBatch if self.is_plain else Packing
+        return kind(prompts, completions, self.device)
+
+    def predict(self, packing: Packing | PaddedBatch) -> Tensor:
+        """Return the hidden states that predict the completions' tokens, in their order (M, E)."""
+        if self.fast_model and self.fast_model.use_lora:
             self.fast_model.refresh()
-        if not self.is_plain:
-            hidden_1NH = self._hidden(
+
+        if isinstance(packing, Packing):
+            hidden_1NE = self._hidden(
                 packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
             )
-            return hidden_1NH[0].index_select(0, packing.predictors_M)
-        last_PH, shared = self.prefill(packing.prompts)
-        hidden_RTH = self.extend(packing.tokens_RT, shared)
-        before_RTH = torch.cat(
-            [
-                last_PH.repeat_interleave(len(hidden_RTH) // len(last_PH), 0)[:, None],
-                hidden_RTH[:, :-1],
-            ],
-            1,
-        )
-        return before_RTH[packing.mask_RT]
+            return hidden_1NE[0].index_select(0, packing.predictors_M)
 
-    def _hidden(self, tokens, **arguments) -> torch.Tensor:
-        """Return the last hidden states (B, T, H), scaled so that `head` gives the
-        model's logits.
+        # The prompt's last token predicts the first token, and each token the next.
+        last_PE, cache = self.prefill(packing.prompts)
+        hidden_RTE = self.extend(packing.tokens_RT, cache)
+        rows = len(hidden_RTE) // len(last_PE)
+        last_R1E = last_PE.repeat_interleave(rows, 0)[:, None]
+        before_RTE = torch.cat([last_R1E, hidden_RTE[:, :-1]], 1)
+        return before_RTE[packing.mask_RT]
+
+    def _hidden(
+        self,
+        tokens_BT: Tensor,
+        position_ids: Tensor | None = None,
+        shared: SharedAttention | None = None,
+    ) -> Tensor:
+        """Return the last hidden states (B, T, E), scaled so that `head` gives the model's logits.
+
+        On the plain path there are no `position_ids`, and no `shared` attention.
         """
         if self.fast_model:
-            return self.fast_model(tokens, **arguments)
-        hidden = self.inner(input_ids=tokens, use_cache=False, **arguments).last_hidden_state
+            assert position_ids is not None and shared is not None
+            return self.fast_model(tokens_BT, position_ids, shared)
+
+        arguments = {} if shared is None else {"position_ids": position_ids, "shared": shared}
+        output = self.inner(input_ids=tokens_BT, use_cache=False, **arguments)
+        hidden = output.last_hidden_state
         return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
 
-    @property
-    def head(self) -> torch.nn.Module:
-        """The output layer, from hidden states (..., H) to logits (..., V)."""
-        return self.causal.get_output_embeddings()
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what `head` makes of hidden states, without a gradient."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., E). They have no gradient."""
         head = self.head
-        return (
-            linear(hidden, head.weight, head.bias)
-            if type(head) is torch.nn.Linear
-            else head(hidden)
-        )
+        if type(head) is torch.nn.Linear:
+            return linear_no_grad(hidden, head.weight, head.bias)
+        return head(hidden)
 
-    def forget_activations(self):
-        """Compute activations again in the backward pass: a third more time in the update, for a
-        fraction of its memory.
+    # Memory
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Compute activations again in the backward pass.
+
+        That takes a third more time in the update, for a fraction of its memory.
         """
         if self.fast_model:
-            self.fast_model.is_forgetful = True
-        elif not self.is_forgetful:
+            self.fast_model.gradient_checkpointing = True
+        elif not self.gradient_checkpointing:
             checkpoint_layers(self.model)
-        self.is_forgetful = True
+        self.gradient_checkpointing = True
 
     @property
     def tokens_at_once(self) -> int:
-        """How many tokens of an update fit into the GPU's memory beside what is held; 4,096 on a
-        CPU.
-        """
-        return (
-            update_tokens(self._shape, self._memory, self.held)
-            if self.device.type == "cuda"
-            else 4096
-        )
+        """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
+        if self.device.type != "cuda":
+            return CPU_TOKENS_AT_ONCE
+        return update_tokens(self._shape, self._memory, self.reserved_bytes)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
-        """Return for how many prompts of so many tokens, with `completions` of up to `room`
-        tokens, a rollout has memory; on a CPU any number.
+        """Return for how many prompts a rollout has memory; on a CPU, any number.
+
+        A prompt has `prompt` tokens, and `completions` of up to `room` tokens each.
         """
         if self.device.type != "cuda":
             return 1 << 30
         return prompts_at_once(
-            self._shape, self._memory, self.held, completions=completions, prompt=prompt, room=room
+            self._shape,
+            self._memory,
+            self.reserved_bytes,
+            completions=completions,
+            prompt=prompt,
+            room=room,
         )
 
     @property
-    def _shape(self):
+    def _shape(self) -> Shape:
         return shape_of(
             self.causal.config,
             next(self.model.parameters()).element_size(),
@@ -272,83 +312,83 @@ class Policy:
 
     @property
     def _memory(self) -> float:
-        """Bytes of the GPU that this process may have."""
-        return torch.cuda.get_device_properties(
-            self.device
-        ).total_memory * torch.cuda.get_per_process_memory_fraction(self.device)
+        """Bytes of the GPU's memory that this process may use."""
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return total * torch.cuda.get_per_process_memory_fraction(self.device)
+
+    # The reference, and files
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:
-        """Within this context the policy that is yielded is the reference: the frozen one, or this
-        one with the adapter switched off.
+        """Within this context, the policy that is yielded is the reference, without gradients.
+
+        It is the frozen model, or this one with the adapter switched off.
         """
         with torch.no_grad():
             if self._frozen is not None:
                 yield self._frozen
             elif self.is_lora and self.fast_model:
-                self.fast_model.is_adapted = False
+                self.fast_model.use_lora = False
                 try:
                     yield self
                 finally:
-                    self.fast_model.is_adapted = True
+                    self.fast_model.use_lora = True
             else:
-                assert self.is_lora, "no reference is held when beta is 0"
+                assert self.is_lora, "there is no reference when beta is 0"
                 with self.model.disable_adapter():
                     yield self
 
-    def saved_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that `save` writes, by their names in the model: those of the
-        adapter, or all.
-        """
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `save` writes, by name: the adapter's, or all."""
         tensors = self.model.state_dict()
         if not self.is_lora:
             return tensors
         trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
         return {name: tensor for name, tensor in tensors.items() if name in trained}
 
-    def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
+    def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout.
 
-        With `tensors`, earlier copies of the `saved_tensors`, those are written: the model may be
-        training meanwhile.
+        `tensors`, if given, are earlier copies of the `saved_tensors`. They are written instead, as
+        training may go on meanwhile.
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
 
 
-def save_model(model, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None):
-    """Write a model, or the adapter of one that has an adapter; given `tensors`, earlier copies of
-    its own, those.
-    """
-    # Embeddings are never trained beside an adapter; without being told, `peft` asks the hub.
+def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
+    # Embeddings are never trained beside an adapter. Unless `peft` is told so, it asks the hub.
     options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
     model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
 
 
-def _stop_ids(model, tokenizer) -> tuple[tuple[int, ...], int, str]:
-    """Return the token ids that end a completion, the one that ends a right answer, and a warning
-    ("": none).
+def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, str]:
+    """Return the token ids that end a completion, the one that ends a right answer, and a warning.
 
-    They are the end tokens of the generation config (one or several), the tokenizer's own, and the
-    chat template's.
+    The end tokens are those of the generation config (one or several), of the tokenizer and of the
+    chat template. The warning is "" unless the template's is missing among the others. Raises
+    UserError if there is none at all.
     """
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    named = {ids} if isinstance(ids, int) else set(ids or [])
-    own, shown = tokenizer.eos_token_id, end_of_turn(tokenizer)
-    named |= {own} - {None}
-    stops = tuple(sorted(named | {shown} - {None}))
+    declared = {ids} if isinstance(ids, int) else set(ids or [])
+    own = tokenizer.eos_token_id
+    declared |= {own} - {None}
+
+    from_template = end_of_turn(tokenizer)
+    stops = tuple(sorted(declared | {from_template} - {None}))
     if not stops:
         raise UserError(
-            "the model names no end token (eos_token_id in generation_config.json); add one"
+            "the model has no end token (eos_token_id in generation_config.json); add one"
         )
 
-    end = next(token for token in (shown, own, stops[0]) if token is not None)
-    if shown is None or shown in named:
+    end = next(token for token in (from_template, own, stops[0]) if token is not None)
+    if from_template is None or from_template in declared:
         return stops, end, ""
-    others = ", ".join(name_of(tokenizer, token) for token in sorted(named))
-    return (
-        stops,
-        end,
-        f"its chat template ends an answer with {name_of(tokenizer, shown)}, its files name "
-        f"{others or 'no end token'}; a completion ends at any of them",
+
+    others = ", ".join(name_of(tokenizer, token) for token in sorted(declared))
+    warning = (
+        f"its chat template ends an answer with {name_of(tokenizer, from_template)}, but its files "
+        f"name {others or 'no end token'}; a completion ends at any of them"
     )
+    return stops, end, warning

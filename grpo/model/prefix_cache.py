@@ -1,265 +1,314 @@
-"""Attention over shared prompts: keys and values of a prompt are held once, however many
-completions read them.
+"""The rollout's attention: keys and values of a prompt are kept once for all its completions.
 
-What stands behind a `transformers` model's attention is handed to it as the keyword argument
-`shared`, which it passes on to the attention function registered here: a `PrefixCache` in the
-rollout, which keeps keys and values, a `model.packed_attention.Packing` in the update.
+A `transformers` model passes the keyword argument `shared` on to its attention function, which is
+registered at the end of this module. `shared` is a `PrefixCache` in the rollout, and a
+`model.packed_attention.Packing` in the update.
 
-In the rollout one softmax runs over the scores of both parts, so the result is that of plain
-attention up to rounding; cf. Hydragen (Juravsky et al. 2024, arXiv:2402.05099), which joins two
-softmaxes instead. On a CPU the many scores of long rows would cost more than they save: those rows
-take PyTorch's attention over prompt and own tokens as one sequence.
-
-Shapes: P prompts, R rows (row r goes on from prompt `prompt_R[r]`), W the most rows of one prompt,
-L prompt tokens, S kept tokens of a row, T new tokens, H query heads, K key heads, Q = H / K, D
-head size; M = Q * T queries of a key head, X = L + S keys.
+In the rollout one softmax runs over the scores of prompt and own tokens, so the result is that of
+plain attention up to rounding. Hydragen (Juravsky et al. 2024, arXiv:2402.05099) merges two
+softmaxes instead. On a CPU the many scores of long rows would cost more than they save, so long
+rows use PyTorch's attention, with prompt and own tokens as one sequence.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from grpo.model.interfaces import Model, SharedAttention
 from tasks.base import UserError
 
-NAME = "grpo_shared_prompt"
-MANY = 1 << 13  # scores of a row's head from which it is long: T * (L + S)
+ATTENTION_NAME = "grpo_shared_prompt"
+LONG_ROW_SCORES = 1 << 13  # a row with so many scores for each head, T * (L + S), is long
+GROWTH = 5 / 4  # by what a buffer of keys grows at least, so that it does not grow at each step
 
 
 class PrefixCache:
-    """Keys and values of `P` prompts and of the rows that go on from them, for every layer.
+    """Keys and values, in every layer, of P prompts and of the rows that follow them.
 
-    Right-padded prompts: `lengths_P` are their true lengths in tokens; from `allocate` on there is
-    one for each row. Verbs: prefill (by running the model on the prompts), `allocate` rows for a
-    rollout, append (by running the model on some tokens a row), `keep` what was right.
+    A `RolloutCache`. `lengths_P` are the true lengths of the right-padded prompts in tokens; after
+    `allocate` there is one for each row. Row r continues prompt `prompt_R[r]`.
+
+    The rows of a prompt have slots side by side, P * W in all, so that they meet its keys in one
+    matrix product. `slots` says where each row stands, `slot_owner` which row stands there.
     """
 
-    def __init__(self, lengths_P: torch.Tensor, padded_length: int):
+    prompt_R: Tensor
+    slots: Tensor  # (R * K,): the slot of each key head of each row
+    slot_owner: Tensor  # (P * K * W,): the inverse; an empty slot holds an arbitrary head
+    slots_per_prompt: int  # W
+    has_one_row_each: bool  # each prompt has one row, in order, so that rows are slots already
+    bias_P1L: Tensor  # -inf at the padding of the prompts, else 0
+
+    def __init__(self, lengths_P: Tensor, padded_length: int):
         self.lengths_P = lengths_P
         self.padding_PL = torch.arange(padded_length, device=lengths_P.device) >= lengths_P[:, None]
-        self.prompt: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # layer: keys and values (P, K, L, D)
-        self.own: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # layer: buffers (R or more, K, room, D)
+
+        # By layer: keys and values of the prompts (P, K, L, D), and of the rows' own tokens in
+        # buffers (R or more, K, room, D).
+        self.prompt: dict[int, tuple[Tensor, Tensor]] = {}
+        self.own: dict[int, tuple[Tensor, Tensor]] = {}
+
         self.room = 0
-        self.filled_R: torch.Tensor | None = (
-            None  # tokens of each row that are kept; None: the prompts are being read
-        )
-        self.most, self.is_even = 0, True  # the greatest of them, and whether all are alike
-        self.next: tuple[torch.Tensor, torch.Tensor | None] | None = None  # see _next
-        self.mask_R1MX: torch.Tensor | None = (
-            None  # of these next tokens, where it is wanted: what each of Q * T queries sees
-        )
+        self.filled_R: Tensor | None = None  # valid tokens of each row; None during the prefill
+        self.max_filled = 0
+        self.is_even = True  # all rows have the same number of valid tokens
 
-    def allocate(self, rows: int, room: int):
-        """End the prefill; begin `rows` rows, as many for each prompt, in order, with room for
-        `room` tokens each.
+        # Of the tokens of this step, the same in all layers: see `_next` and `_attend_long`.
+        self.next: tuple[Tensor, Tensor | None] | None = None
+        self.mask_R1ZX: Tensor | None = None
+
+    def allocate(self, rows: int, room: int) -> None:
+        """End the prefill: give every prompt the same number of rows, with `room` tokens each.
+
+        The rows are in the order of the prompts.
         """
-        prompts = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
-        self._seat(prompts.repeat_interleave(rows // len(prompts)))
+        prompts_P = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
+        self._assign_slots(prompts_P.repeat_interleave(rows // len(prompts_P)))
         self.lengths_P = self.lengths_P[self.prompt_R]
-        self.filled_R, self.room, self.next = torch.zeros_like(self.prompt_R), room, None
+        self.filled_R = torch.zeros_like(self.prompt_R)
+        self.room = room
+        self.next = None
 
-    def keep(self, rows_R: torch.Tensor, filled_R: torch.Tensor):
-        """Let row i be the first `filled_R[i]` tokens of what was row `rows_R[i]`; the next ones
-        overwrite the rest.
+    def reorder(self, rows_R: Tensor, filled_R: Tensor) -> None:
+        """Make row i the first `filled_R[i]` tokens of the present row `rows_R[i]`.
+
+        The next tokens overwrite the rest. Prompts without rows are dropped.
         """
-        moved_N = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
+        assert self.filled_R is not None
+        moved_A = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
         low, high = filled_R.aminmax()
-        self.most, self.is_even = int(high), bool(low == high)
-        if len(moved_N) or len(rows_R) < len(self.filled_R):
-            for layer, buffers in self.own.items():
-                self.own[layer] = tuple(self._moved(buffer, rows_R, moved_N) for buffer in buffers)
-            prompts, prompt_R = self.prompt_R[rows_R].unique(return_inverse=True)
-            if len(prompts) < len(self.padding_PL):
-                self.padding_PL = self.padding_PL[prompts]
-                self.prompt = {
-                    layer: (keys[prompts], values[prompts])
-                    for layer, (keys, values) in self.prompt.items()
-                }
-            self._seat(prompt_R)
-            self.lengths_P = self.lengths_P[rows_R]
-        self.filled_R, self.next = filled_R, None
+        self.max_filled = int(high)
+        self.is_even = bool(low == high)
 
-    def _moved(self, buffer, rows_R, moved_N):
-        moved = buffer[rows_R[moved_N], :, : self.most]
+        if len(moved_A) or len(rows_R) < len(self.filled_R):
+            for layer, (keys, values) in self.own.items():
+                self.own[layer] = (
+                    self._reordered(keys, rows_R, moved_A),
+                    self._reordered(values, rows_R, moved_A),
+                )
+            self._drop_prompts(rows_R)
+            self.lengths_P = self.lengths_P[rows_R]
+
+        self.filled_R = filled_R
+        self.next = None
+
+    def _reordered(self, buffer: Tensor, rows_R: Tensor, moved_A: Tensor) -> Tensor:
+        """Return a buffer in which the rows `moved_A` have been moved; it grows if it must."""
+        moved = buffer[rows_R[moved_A], :, : self.max_filled]
         if len(rows_R) > len(buffer):
-            small, buffer = (
-                buffer,
-                buffer.new_zeros(max(len(rows_R), len(buffer) * 5 // 4), *buffer.shape[1:]),
-            )
-            buffer[: len(small), :, : self.most] = small[:, :, : self.most]
-        buffer[moved_N, :, : self.most] = moved
+            small = buffer
+            rows = max(len(rows_R), int(len(small) * GROWTH))
+            buffer = small.new_zeros(rows, *small.shape[1:])
+            buffer[: len(small), :, : self.max_filled] = small[:, :, : self.max_filled]
+        buffer[moved_A, :, : self.max_filled] = moved
         return buffer
 
-    def _seat(self, prompt_R: torch.Tensor):
-        """Give the rows of each prompt seats side by side, (P, W) in all, for each key head of a
-        layer apart.
-        """
+    def _drop_prompts(self, rows_R: Tensor) -> None:
+        """Drop the prompts that no row of `rows_R` continues, and assign the slots anew."""
+        prompts_P, prompt_R = self.prompt_R[rows_R].unique(return_inverse=True)
+        if len(prompts_P) < len(self.padding_PL):
+            self.padding_PL = self.padding_PL[prompts_P]
+            for layer, (keys, values) in self.prompt.items():
+                self.prompt[layer] = keys[prompts_P], values[prompts_P]
+        self._assign_slots(prompt_R)
+
+    def _assign_slots(self, prompt_R: Tensor) -> None:
+        """Give the rows of each prompt slots side by side, for each key head separately."""
         keys_PKLD, _ = next(iter(self.prompt.values()))
         P, K, L, _ = keys_PKLD.shape
         prompts_P = torch.arange(P, device=prompt_R.device)
+
+        # The column of a row counts the rows of its prompt before it.
         is_of_RP = prompt_R[:, None] == prompts_P
         column_R = is_of_RP.cumsum(0).gather(1, prompt_R[:, None])[:, 0] - 1
-        self.prompt_R, self.width = prompt_R, int(column_R.max()) + 1
-        self.has_one_each = torch.equal(
-            prompt_R, prompts_P
-        )  # each prompt has one row: seats as they stand
-        heads = torch.arange(K, device=prompt_R.device)
-        self.seats = ((prompt_R[:, None] * K + heads) * self.width + column_R[:, None]).view(
-            -1
-        )  # of the heads of all rows
-        self.sitters = self.seats.new_zeros(
-            P * K * self.width
-        )  # the other way round; on an empty seat just any head
-        self.sitters[self.seats] = torch.arange(len(self.seats), device=prompt_R.device)
+        W = int(column_R.max()) + 1
+
+        heads_K = torch.arange(K, device=prompt_R.device)
+        slots_RK = (prompt_R[:, None] * K + heads_K) * W + column_R[:, None]
+        slots = slots_RK.view(-1)
+        slot_owner = slots.new_zeros(P * K * W)
+        slot_owner[slots] = torch.arange(len(slots), device=prompt_R.device)
+
+        self.prompt_R = prompt_R
+        self.slots = slots
+        self.slot_owner = slot_owner
+        self.slots_per_prompt = W
+        self.has_one_row_each = torch.equal(prompt_R, prompts_P)
         self.bias_P1L = keys_PKLD.new_zeros(P, 1, L).masked_fill_(
             self.padding_PL[:, None], -torch.inf
         )
 
-    def reach(self, new: int) -> int:
-        """Return how many tokens the longest sequence has, `new` ones included."""
-        return self.padding_PL.shape[1] + (self.most + new if self.filled_R is not None else 0)
+    def longest_sequence(self, new_tokens: int) -> int:
+        """Return the length of the longest sequence, its `new_tokens` included."""
+        own = 0 if self.filled_R is None else self.max_filled + new_tokens
+        return self.padding_PL.shape[1] + own
 
-    def attend(self, layer: int, query_RHTD, key_RKTD, value_RKTD, scale: float) -> torch.Tensor:
-        """Take in the tokens' keys and values; return their attention (R, T, H, D)."""
-        if self.filled_R is None:
-            self.prompt[layer] = (
-                key_RKTD.contiguous(),
-                value_RKTD.contiguous(),
-            )  # else each product copies them
-            output = scaled_dot_product_attention(
-                query_RHTD,
-                key_RKTD,
-                value_RKTD,
-                is_causal=True,
-                scale=scale,
-                enable_gqa=key_RKTD.shape[1] != query_RHTD.shape[1],
-            )
-            return output.transpose(1, 2)
-        keys, values, ahead_RTS = self._append(layer, key_RKTD, value_RKTD)
-        is_long = (
-            ahead_RTS is not None
-            and len(ahead_RTS[0]) * (self.bias_P1L.shape[2] + keys.shape[2]) >= MANY
-        )
-        attend = self._attend_whole if is_long and not query_RHTD.is_cuda else self._attend_both
-        return attend(query_RHTD * scale, *self.prompt[layer], keys, values, ahead_RTS)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Append keys and values (R, K, T, D); return the attention (R, T, H, D) to all so far.
 
-    def _append(self, layer, key_RKTD, value_RKTD):
-        """Return the keys and values so far (R, K, S, D) each, and which of them are ahead of a
-        query, or None where none is.
+        The queries are (R, H, T, D). During the prefill the tokens are those of the prompts.
         """
+        if self.filled_R is None:
+            return self._attend_prompt(layer, query, key, value, scale)
+
+        keys, values = self._append(layer, key, value)
+        _, is_ahead_RTS = self._next(key.shape[2])
+        T = query.shape[2]
+        is_long = (
+            is_ahead_RTS is not None
+            and T * (self.bias_P1L.shape[2] + keys.shape[2]) >= LONG_ROW_SCORES
+        )
+        if is_long and not query.is_cuda:
+            return self._attend_long(layer, query * scale, keys, values, is_ahead_RTS)
+        return self._attend_short(layer, query * scale, keys, values, is_ahead_RTS)
+
+    def _attend_prompt(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        """Keep the prompts' keys and values; return their attention (P, L, H, D)."""
+        # Contiguous, else each product copies them.
+        self.prompt[layer] = key.contiguous(), value.contiguous()
+        output = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        return output.transpose(1, 2)
+
+    def _append(self, layer: int, key_RKTD: Tensor, value_RKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values behind those of each row; return all so far (R, K, S, D)."""
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
-            self.own[layer] = (
-                key_RKTD.new_zeros(R, K, self.room, D),
-                key_RKTD.new_zeros(R, K, self.room, D),
-            )
-        places_RT, ahead_RTS = self._next(T)
+            shape = R, K, self.room, D
+            self.own[layer] = key_RKTD.new_zeros(shape), key_RKTD.new_zeros(shape)
+
+        places_RT, _ = self._next(T)
+        end = self.max_filled + T
         for buffer, new in zip(self.own[layer], (key_RKTD, value_RKTD)):
             if self.is_even:
-                buffer[:R, :, self.most : self.most + T] = new
+                buffer[:R, :, self.max_filled : end] = new
             else:
-                buffer[torch.arange(R, device=new.device)[:, None], :, places_RT] = new.transpose(
-                    1, 2
-                )
-        return *(buffer[:R, :, : self.most + T] for buffer in self.own[layer]), ahead_RTS
+                rows_R1 = torch.arange(R, device=new.device)[:, None]
+                buffer[rows_R1, :, places_RT] = new.transpose(1, 2)
 
-    def _next(self, T: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the places of the next T tokens (R, T), and which keys are ahead of them (R, T,
-        S) or None; for all layers.
+        keys, values = self.own[layer]
+        return keys[:R, :, :end], values[:R, :, :end]
+
+    def _next(self, T: int) -> tuple[Tensor, Tensor | None]:
+        """Return the places of the next T tokens (R, T), and which keys are ahead of each (R, T, S).
+
+        The latter is None where no key is ahead of any. Both are computed once for all layers.
         """
         if self.next is None or self.next[0].shape[1] != T:
+            assert self.filled_R is not None
             places_RT = self.filled_R[:, None] + torch.arange(T, device=self.filled_R.device)
-            is_ahead = T > 1 or not self.is_even
-            self.next = (
-                places_RT,
-                torch.arange(self.most + T, device=places_RT.device) > places_RT[:, :, None]
-                if is_ahead
-                else None,
-            )
-            self.mask_R1MX = None
+            is_ahead_RTS = None
+            if T > 1 or not self.is_even:
+                places_S = torch.arange(self.max_filled + T, device=places_RT.device)
+                is_ahead_RTS = places_S > places_RT[:, :, None]
+            self.next = places_RT, is_ahead_RTS
+            self.mask_R1ZX = None
         return self.next
 
-    def _attend_both(
-        self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS
-    ):
+    def _attend_short(
+        self,
+        layer: int,
+        query_RHTD: Tensor,
+        key_RKSD: Tensor,
+        value_RKSD: Tensor,
+        is_ahead_RTS: Tensor | None,
+    ) -> Tensor:
+        """Return the attention by one softmax over the scores of prompt and own tokens."""
+        prompt_key_PKLD, prompt_value_PKLD = self.prompt[layer]
         R, H, T, D = query_RHTD.shape
-        P, K, L, _ = prompt_key_PKLD.shape
+        K, L = prompt_key_PKLD.shape[1:3]
         Q, S = H // K, key_RKSD.shape[2]
-        query = query_RHTD.reshape(R, K, Q * T, D)
-        on_prompt = self._seated(query) @ prompt_key_PKLD.transpose(2, 3)
-        on_prompt = self._unseated(on_prompt.add_(self.bias_P1L[:, None]))
-        on_own = query @ key_RKSD.transpose(2, 3)
-        if ahead_RTS is not None:
-            on_own.view(R, K, Q, T, S).masked_fill_(ahead_RTS[:, None, None], -torch.inf)
-        weights = (
-            torch.cat([on_prompt, on_own], -1)
-            .softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32))
-            .to(query.dtype)
-        )
-        output = (
-            self._unseated(self._seated(weights[..., :L]) @ prompt_value_PKLD)
-            + weights[..., L:] @ value_RKSD
-        )
+        query_RKZD = query_RHTD.reshape(R, K, Q * T, D)
+
+        # Scores: those of the prompt for all rows of a prompt at once.
+        on_prompt = self._to_slots(query_RKZD) @ prompt_key_PKLD.transpose(2, 3)
+        on_prompt = self._from_slots(on_prompt.add_(self.bias_P1L[:, None]))
+        on_own = query_RKZD @ key_RKSD.transpose(2, 3)
+        if is_ahead_RTS is not None:
+            on_own.view(R, K, Q, T, S).masked_fill_(is_ahead_RTS[:, None, None], -torch.inf)
+
+        # One softmax over both parts, in float32 at least.
+        wide = torch.promote_types(query_RHTD.dtype, torch.float32)
+        weights_RKZX = torch.cat([on_prompt, on_own], -1).softmax(-1, dtype=wide)
+        weights_RKZX = weights_RKZX.to(query_RHTD.dtype)
+
+        from_prompt = self._from_slots(self._to_slots(weights_RKZX[..., :L]) @ prompt_value_PKLD)
+        output = from_prompt + weights_RKZX[..., L:] @ value_RKSD
         return output.view(R, H, T, D).transpose(1, 2)
 
-    def _attend_whole(
-        self, query_RHTD, prompt_key_PKLD, prompt_value_PKLD, key_RKSD, value_RKSD, ahead_RTS
-    ):
-        """The same by PyTorch's attention, which keeps no scores: each row's prompt and own tokens
-        as one sequence.
+    def _attend_long(
+        self,
+        layer: int,
+        query_RHTD: Tensor,
+        key_RKSD: Tensor,
+        value_RKSD: Tensor,
+        is_ahead_RTS: Tensor | None,
+    ) -> Tensor:
+        """Return the same by PyTorch's attention, which keeps no scores.
+
+        Prompt and own tokens of a row are one sequence.
         """
         R, H, T, D = query_RHTD.shape
         K = key_RKSD.shape[1]
-        if self.mask_R1MX is None:
-            unseen_RTX = torch.cat(
-                [self.padding_PL[self.prompt_R, None].expand(-1, T, -1), ahead_RTS], 2
+        if self.mask_R1ZX is None:
+            assert is_ahead_RTS is not None
+            is_padding_RTL = self.padding_PL[self.prompt_R, None].expand(-1, T, -1)
+            is_hidden_RTX = torch.cat([is_padding_RTL, is_ahead_RTS], 2)
+            mask_RTX = query_RHTD.new_zeros(is_hidden_RTX.shape).masked_fill_(
+                is_hidden_RTX, -torch.inf
             )
-            mask_RTX = query_RHTD.new_zeros(unseen_RTX.shape).masked_fill_(unseen_RTX, -torch.inf)
-            self.mask_R1MX = mask_RTX.repeat(1, H // K, 1)[:, None]
-        keys, values = (
-            torch.cat([shared if self.has_one_each else shared[self.prompt_R], own], 2)
-            for shared, own in ((prompt_key_PKLD, key_RKSD), (prompt_value_PKLD, value_RKSD))
-        )
+            self.mask_R1ZX = mask_RTX.repeat(1, H // K, 1)[:, None]
+
+        prompt_keys, prompt_values = self.prompt[layer]
         output = scaled_dot_product_attention(
-            query_RHTD.reshape(R, K, -1, D), keys, values, attn_mask=self.mask_R1MX, scale=1.0
+            query_RHTD.reshape(R, K, -1, D),
+            torch.cat([self._of_each_row(prompt_keys), key_RKSD], 2),
+            torch.cat([self._of_each_row(prompt_values), value_RKSD], 2),
+            attn_mask=self.mask_R1ZX,
+            scale=1.0,  # the queries are scaled already
         )
         return output.view(R, H, T, D).transpose(1, 2)
 
-    def _seated(self, x_RKMX: torch.Tensor) -> torch.Tensor:
-        """Return the rows of each prompt side by side (P, K, W * M, X), so that they meet its keys
-        in one matrix product.
-        """
-        R, K, M, X = x_RKMX.shape
-        return (
-            x_RKMX
-            if self.has_one_each
-            else x_RKMX.reshape(R * K, M, X)
-            .index_select(0, self.sitters)
-            .view(-1, K, self.width * M, X)
-        )
+    def _of_each_row(self, prompts_PKLD: Tensor) -> Tensor:
+        """Return the keys or values of each row's prompt (R, K, L, D)."""
+        return prompts_PKLD if self.has_one_row_each else prompts_PKLD[self.prompt_R]
 
-    def _unseated(self, x_PKNX: torch.Tensor) -> torch.Tensor:
-        P, K, N, X = x_PKNX.shape
-        return (
-            x_PKNX
-            if self.has_one_each
-            else x_PKNX.view(P * K * self.width, -1, X)
-            .index_select(0, self.seats)
-            .view(-1, K, N // self.width, X)
-        )
+    def _to_slots(self, x_RKZA: Tensor) -> Tensor:
+        """Return the rows of each prompt side by side (P, K, W * Z, A)."""
+        if self.has_one_row_each:
+            return x_RKZA
+        R, K, Z, A = x_RKZA.shape
+        heads = x_RKZA.reshape(R * K, Z, A).index_select(0, self.slot_owner)
+        return heads.view(-1, K, self.slots_per_prompt * Z, A)
+
+    def _from_slots(self, x: Tensor) -> Tensor:
+        """Return the rows (R, K, Z, A) of what stands in slots (P, K, W * Z, A)."""
+        if self.has_one_row_each:
+            return x
+        P, K, WZ, A = x.shape
+        W = self.slots_per_prompt
+        heads = x.view(P * K * W, -1, A).index_select(0, self.slots)
+        return heads.view(-1, K, WZ // W, A)
 
 
-# What some architectures hand to every attention function although plain causal attention does not
-# need it. Anything else that is not None would change the result, as learned sinks (`s_aux`) and
-# soft caps do.
+# Arguments that some architectures pass to every attention function although plain causal
+# attention does not need them. Any other argument that is not None would change the result, as
+# learned sinks (`s_aux`) and soft caps do.
 HARMLESS = frozenset(
     {
-        "position_ids",  # the rotation has been applied already
+        "position_ids",  # rotary positions have been applied already
         "cache_position",
         "use_cache",
         "output_attentions",
@@ -271,71 +320,75 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class LocalMask:
-    """In place of a mask: a layer's attention is causal and reaches back over `size` tokens at
-    most (a window or a chunk).
+    """Stands in for a mask: attention is causal and reaches back over at most `size` tokens.
+
+    That is the size of a sliding window or of a chunk.
     """
 
     size: int
 
 
-def mask_of(*, local_size: int | None = None, use_vmap: bool = False, **others) -> LocalMask | None:
-    """The mask function of `transformers.AttentionMaskInterface`; returns None for a causal mask,
-    which `attention` needs none for.
+def causal_mask(
+    *, local_size: int | None = None, use_vmap: bool = False, **others: Any
+) -> LocalMask | None:
+    """Return the mask of a layer; None for a causal one, which `attention` does not need.
 
-    Not every architecture hands its window to its attention function; each asks here for its mask.
-    Raises UserError for one that is not causal.
+    This is the mask function of `transformers.AttentionMaskInterface`. Not every architecture
+    passes its window to its attention function, but each asks here for its mask. Raises UserError
+    for a mask that is not causal.
     """
     if use_vmap or "allow_is_bidirectional_skip" in others:
-        raise UserError("--model: its attention has a mask of its own, that is not causal")
+        raise UserError("--model: its attention uses a mask of its own, which is not causal")
     return None if local_size is None else LocalMask(local_size)
 
 
 def attention(
-    module,
-    query,
-    key,
-    value,
-    attention_mask,
+    module: Model,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
     *,
-    shared,
+    shared: SharedAttention,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **others,
-):
-    """The attention function of `transformers.AttentionInterface`; returns (output (B, T, H, D),
-    None).
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention (B, T, H, D) of a layer, and None in place of its weights.
 
-    It is plain causal attention, and nothing that changes it is ignored: raises UserError for a
-    mask, dropout, attention that is not causal, arguments that are not known to be HARMLESS, and a
-    sliding window that the tokens outgrow.
+    This is the attention function of `transformers.AttentionInterface`: plain causal attention.
+    Nothing that would change it is ignored. Raises UserError for a mask, dropout, attention that is
+    not causal, arguments that are not known to be HARMLESS, and a sliding window shorter than the
+    longest sequence.
     """
-    unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
+    unsupported = [
+        name for name, value in others.items() if value is not None and name not in HARMLESS
+    ]
     if isinstance(attention_mask, LocalMask):
         sliding_window = min(attention_mask.size, sliding_window or attention_mask.size)
     elif attention_mask is not None:
-        unknown.append("attention_mask")
+        unsupported.append("attention_mask")
     if dropout:
-        unknown.append("dropout")
+        unsupported.append("dropout")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        unknown.append("is_causal=False")
-    if unknown:
+        unsupported.append("is_causal=False")
+    if unsupported:
         raise UserError(
-            f"--model: {type(module).__name__} wants {', '.join(sorted(unknown))}, which attention "
-            "over shared prompts does not have"
+            f"--model: {type(module).__name__} needs {', '.join(sorted(unsupported))}, which "
+            "attention over shared prompts does not support"
         )
 
-    length = shared.reach(query.shape[2])
+    length = shared.longest_sequence(query.shape[2])
     if sliding_window and length > sliding_window:
         raise UserError(
-            f"--model: its attention slides over {sliding_window} tokens, and prompt and "
-            f"completion have {length}; "
-            "give fewer --words, or a model with full attention"
+            f"--model: its attention window is {sliding_window} tokens, but prompt and completion "
+            f"have {length}; give shorter problems, or a model with full attention"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return shared.attend(module.layer_idx, query, key, value, scale), None
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, mask_of)
+AttentionInterface.register(ATTENTION_NAME, attention)
+AttentionMaskInterface.register(ATTENTION_NAME, causal_mask)

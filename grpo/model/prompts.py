@@ -1,13 +1,14 @@
-"""How a problem is put to the model: the turns before the question, what the chat template is
-told, and how all of it is shown.
+"""How a problem is put to the model: the turns before the question, and the template's variables.
 
-    system turn ─► K times (an example's prompt as the user, its answer as the assistant) ─► the
-    problem's prompt as the user
+    system turn ─► for each example: its prompt as the user, its answer as the assistant
+                ─► the problem's prompt as the user
 
-A chat template is a program of the model's maker, and some leave out a system turn, or all turns
-but the last, without a word. So a format is tried on the template before it is used, and what the
+A chat template is a program by the model's maker. Some leave out a system turn, or all turns but
+the last, without an error. So each format is tried on the template before it is used, and what the
 template does not pass on is refused.
 """
+
+from __future__ import annotations
 
 import json
 import re
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from data.files import json_kind, read_text
 from grpo.model.encoding import TemplateArguments, Turn, controls_of, render
@@ -23,18 +24,38 @@ from grpo.text import escape_control, shortened
 from tasks.base import Problem, Task, UserError
 from tasks.supply import Examples
 
-OURS = ("messages", "conversation", "chat_template", "tokenize", "add_generation_prompt")
-MOST_LINES, MOST_CHARACTERS = 24, 300  # of a prompt on the console, and of each of its lines
+if TYPE_CHECKING:  # the flags need this module, and --help should not wait for `transformers`
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
+# Arguments of a chat template that the trainer sets itself.
+RESERVED_ARGUMENTS = (
+    "messages",
+    "conversation",
+    "chat_template",
+    "tokenize",
+    "add_generation_prompt",
+)
+MOST_LINES = 24  # of a prompt on the console
+MOST_CHARACTERS = 300  # of each of its lines
 PROBE = "probe of the {} turn"
+
+
+class Encoder(Protocol):
+    """What encodes problems: a `grpo.model.policy.Policy`."""
+
+    tokenizer: Tokenizer
+
+    def encode(self, problem: Problem | str) -> tuple[int, ...]:
+        """Return the token ids of the whole prompt of `problem`."""
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What stands around a problem's prompt, e.g. ``PromptFormat("Be brief.", Examples(task,
-    seed=0, count=2), {"enable_thinking": False})``.
+    """What stands around a problem's prompt.
 
-    `system` is the text of a system turn ("": none), `examples` the solved problems that are shown
-    before the question, and `arguments` are variables of the chat template.
+    For example ``PromptFormat("Be brief.", Examples(task, seed=0, count=2), {"enable_thinking":
+    False})``. `system` is the text of a system turn ("": none), `examples` are the solved problems
+    shown before the question, and `arguments` are variables of the chat template.
     """
 
     system: str = ""
@@ -42,14 +63,12 @@ class PromptFormat:
     arguments: TemplateArguments = field(default_factory=dict)
 
     def turns(self, problem: Problem | str) -> tuple[Turn, ...]:
-        """Return all that the model is sent of `problem`, or of a prompt that stands alone."""
+        """Return all turns of `problem`, or of a prompt without a problem."""
         prompt = problem if isinstance(problem, str) else problem.prompt
         system = [("system", self.system)] if self.system else []
-        shown = [
-            turn
-            for example in self.shots(problem)
-            for turn in (("user", example.prompt), ("assistant", example.target))
-        ]
+        shown = []
+        for example in self.shots(problem):
+            shown += [("user", example.prompt), ("assistant", example.target)]
         return (*system, *shown, ("user", prompt))
 
     def shots(self, problem: Problem | str) -> tuple[Problem, ...]:
@@ -72,8 +91,9 @@ def format_of(
 
 
 def template_arguments(text: str) -> dict[str, Any]:
-    """Return the variables that --chat-template-kwargs gives as JSON. Raises UserError for
-    anything but an object.
+    """Return the variables that --chat-template-kwargs gives as JSON.
+
+    Raises UserError unless it is an object without reserved names.
     """
     where = f"--chat-template-kwargs {shortened(text)}"
     fix = """give a JSON object, e.g. '{"enable_thinking": false}'"""
@@ -85,30 +105,29 @@ def template_arguments(text: str) -> dict[str, Any]:
         raise UserError(f"{where}: is {json_kind(arguments)}; {fix}")
 
     for name in arguments:
-        if name in OURS:
-            raise UserError(f"{where}: {name} is not the user's to set; leave it out")
+        if name in RESERVED_ARGUMENTS:
+            raise UserError(f"{where}: {name} is set by the trainer; leave it out")
     return arguments
 
 
 def system_text(given: str) -> str:
-    """Return what --system says: the text itself, or that of the file behind an "@"."""
+    """Return the text of --system: the text itself, or that of a file if it begins with "@"."""
     text = _file_text(given[1:]) if given.startswith("@") else given
     return _encodable(text, "--system")
 
 
 def wording_text(given: str) -> str:
-    """Return the text of the file that --wording names; "" (the task's own wording) where it names
-    none.
-    """
+    """Return the text of the file that --wording names; "", the task's own wording, if none."""
     return _file_text(given) if given else ""
 
 
 def _file_text(path: str) -> str:
-    """Return the text of a file without the line end that closes it, which is the editor's."""
+    """Return the text of a file, without the line end that editors add."""
     return read_text(Path(path)).removesuffix("\n").removesuffix("\r")
 
 
 def _encodable(text: str, where: str) -> str:
+    """Return `text`. Raises UserError if it cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -116,9 +135,10 @@ def _encodable(text: str, where: str) -> str:
     return text
 
 
-def check_format(tokenizer, format: PromptFormat):
-    """Raise UserError unless the model's chat template, where it has one, passes on all that the
-    `format` adds to a prompt.
+def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
+    """Raise UserError unless the model's chat template passes on all that `format` adds.
+
+    Without a template only `arguments` are refused.
     """
     template = tokenizer.chat_template
     for name in format.arguments:
@@ -137,6 +157,7 @@ def check_format(tokenizer, format: PromptFormat):
         ("user", PROBE.format("user")),
         ("assistant", PROBE.format("assistant")),
     ]
+
     if format.arguments:
         _try(tokenizer, question, format.arguments, "--chat-template-kwargs")
     if format.system:
@@ -146,51 +167,48 @@ def check_format(tokenizer, format: PromptFormat):
         _try(tokenizer, before + examples + question, format.arguments, "--shots")
 
 
-def _try(tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str):
-    """Raise UserError, which names the `flag` that added something, unless the chat template
-    passes on each of the `turns`.
-    """
+def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:
+    """Raise UserError, naming the `flag` at fault, unless the template passes on all `turns`."""
     try:
         text = render(tokenizer, turns, tokenizer.chat_template, arguments)
-    except Exception as error:  # the template is a program of a stranger's
-        said = shortened(f"{type(error).__name__}: {error}", 200)
+    except Exception as error:  # the template may raise anything
+        reason = shortened(f"{type(error).__name__}: {error}", 200)
         raise UserError(
-            f"{flag}: the model's chat template refuses it ({said}); leave it out"
+            f"{flag}: the model's chat template refuses it ({reason}); leave it out"
         ) from error
 
     for role, said in turns:
         if said not in text:
             raise UserError(
-                f"{flag}: the model's chat template leaves out the {role} turn without a word; "
-                "leave the flag out, or say it by --wording"
+                f"{flag}: the model's chat template silently drops the {role} turn; leave the "
+                "flag out, or write it into the prompt with --wording"
             )
 
 
-def sent_lines(policy, problem: Problem) -> list[str]:
-    """Return what the model is sent of `problem`, decoded from its token ids, line by line and
-    with nothing unprintable.
+def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
+    r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
 
-    Control tokens are shown by their names. Where a name stands that is text, it gets a backslash:
-    ``\\<|end|>``.
+    Nothing in it is unprintable. Control tokens are shown by their names. Where such a name stands
+    as text, it gets a backslash: ``\<|end|>``.
     """
-    tokenizer, ids = policy.tokenizer, policy.encode(problem)
-    controls = controls_of(tokenizer)
+    tokenizer = policy.tokenizer
+    ids = policy.encode(problem)
+    pattern, control_ids = controls_of(tokenizer)
     text = tokenizer.decode(ids, skip_special_tokens=False)
-    names = controls.pattern.findall(text) if controls.pattern else []
-    if len(names) > sum(token in controls.ids for token in ids):
-        runs = [
-            (is_control, tokenizer.decode(list(run), skip_special_tokens=False))
-            for is_control, run in groupby(ids, controls.ids.__contains__)
-        ]
-        text = "".join(
-            said if is_control else controls.pattern.sub(r"\\\g<0>", said)
-            for is_control, said in runs
-        )
+    names = pattern.findall(text) if pattern else []
+
+    # More names than control tokens: some of them are text.
+    if pattern and len(names) > sum(token in control_ids for token in ids):
+        parts = []
+        for is_control, run in groupby(ids, control_ids.__contains__):
+            part = tokenizer.decode(list(run), skip_special_tokens=False)
+            parts.append(part if is_control else pattern.sub(r"\\\g<0>", part))
+        text = "".join(parts)
     return [escape_control(line) for line in text.split("\n")]
 
 
 def middle_left_out(lines: Sequence[str]) -> list[str]:
-    """Return `lines` as they fit a screen: of a long text its first and its last part."""
+    """Return `lines` shortened to fit a screen: the beginning and the end of a long text."""
     half = MOST_LINES // 2
     kept = list(lines)
     if len(kept) > MOST_LINES:
