@@ -105,7 +105,7 @@ class Trainer:
         self.tokens = 0  # sampled in all
         self.seen: dict[str, None] = {}  # keys of the problems trained on, in order
         self.inherited = 0  # how many of them an earlier run had trained the policy on
-        policy.held = policy.weight_bytes + optimizer_bytes(
+        policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters),
             policy.parameters[0].element_size(),
             config.optimizer,
@@ -113,7 +113,7 @@ class Trainer:
         )
         self.micro_tokens = config.micro_tokens or policy.tokens_at_once
         if config.gradient_checkpointing:
-            policy.forget_activations()
+            policy.enable_gradient_checkpointing()
         self.said: list[str] = []  # what happened in the step under way, for the console
         # The groups of the step under way, for the record if it fails.
         self.current: list[Group] = []
@@ -436,7 +436,7 @@ class Trainer:
                     for group in self.current
                     for completion in group.completions
                 )
-                if self.micro_tokens <= longest and self.policy.is_forgetful:
+                if self.micro_tokens <= longest and self.policy.gradient_checkpointing:
                     raise UserError(
                         f"out of memory in the update of a single completion of {longest} tokens; "
                         "give a smaller model, fewer --words, or --lora-rank 16"
@@ -452,7 +452,7 @@ class Trainer:
                     "(the gradient is the same)"
                 )
             else:
-                self.policy.forget_activations()
+                self.policy.enable_gradient_checkpointing()
                 self.said.append(
                     "out of memory: activations are computed twice from now on (the gradient is "
                     "the same)"

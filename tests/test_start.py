@@ -199,7 +199,7 @@ def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     assert "Training began with step 2 of the run `lora`" in Path("exported/README.md").read_text()
 
     line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
-    assert "the adapter that the run began with is not there any more" in line
+    assert "the adapter that the run started from is not there any more" in line
 
 
 def test_another_adapter_under_the_same_name_is_refused(copied, capsys):

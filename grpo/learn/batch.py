@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
-from grpo.model.packed_attention import places, sent
+from grpo.model.varlen_attention import flat_indices, to_device
 from grpo.records import Group
 
 
@@ -136,10 +136,10 @@ def _tensors(bundle, device) -> MicroBatch:
         prompts=[group.prompt for group, _ in bundle],
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
-        demonstrated_R=sent(demonstrated, device) if demonstrated.any() else None,
-        places_M=places([len(completion.tokens) for completion, *_ in rows], T, device),
+        demonstrated_R=to_device(demonstrated, device) if demonstrated.any() else None,
+        places_M=flat_indices([len(completion.tokens) for completion, *_ in rows], T, device),
         **{
-            name: sent(tensor, device)
+            name: to_device(tensor, device)
             for name, tensor in dict(
                 tokens_RT=tokens,
                 mask_RT=mask,

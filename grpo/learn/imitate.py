@@ -12,7 +12,7 @@ from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs, named_tensors
 from grpo.model.finite import check_step
-from grpo.model.matmul import rough_gradients
+from grpo.model.matmul import low_precision_backward
 from grpo.model.policy import Policy
 from grpo.records import Group
 
@@ -45,7 +45,7 @@ def imitate(
     ):
         logp_RT, _ = completion_logprobs(policy, batch)
         loss = -(batch.weights_R[:, None] * logp_RT).sum()
-        with rough_gradients(policy.has_rough_gradients):
+        with low_precision_backward(policy.low_precision_backward):
             loss.backward()
         losses.append(loss.detach())
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grpo.model.matmul import linear, products
+from grpo.model.matmul import bf16_matmul, linear_no_grad
 
 Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
 Truncate = Callable[
@@ -94,7 +94,7 @@ class _LinearLogprobs(torch.autograd.Function):
         probability_NV = hidden_NH.new_empty(N, V, dtype=like) if is_kept else None
         for part in _parts(N, chunk):
             logits_nV, targets_n, temperature_n = (
-                linear(hidden_NH[part], weight_VH, bias_V),
+                linear_no_grad(hidden_NH[part], weight_VH, bias_V),
                 targets_N[part],
                 temperature_N[part],
             )
@@ -151,7 +151,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if lse_N is not None:
                 from grpo.model import kernels
 
-                d_logits_nV = linear(hidden_nH, weight_VH, bias_V)  # the logits as yet
+                d_logits_nV = linear_no_grad(hidden_nH, weight_VH, bias_V)  # the logits as yet
                 n, V = d_logits_nV.shape
                 kernels.logprobs_backward[(n, -(-V // 4096))](
                     d_logits_nV,
@@ -168,7 +168,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 probability_nV = (
                     probability_NV[part]
                     if probability_NV is not None
-                    else linear(hidden_nH, weight_VH, bias_V)
+                    else linear_no_grad(hidden_nH, weight_VH, bias_V)
                     .to(d_n.dtype)
                     .div_(temperature_n[:, None])
                     .softmax(-1)
@@ -178,7 +178,7 @@ class _LinearLogprobs(torch.autograd.Function):
                     .scatter_add_(-1, targets_n[:, None], scale_n1)
                     .to(hidden_nH.dtype)
                 )
-            with products(d_logits_nV):
+            with bf16_matmul(d_logits_nV):
                 if d_hidden_NH is not None:
                     torch.mm(d_logits_nV, weight_VH, out=d_hidden_NH[part])
                 if d_weight_VH is not None:

@@ -18,7 +18,7 @@ from grpo.learn.logprobs import token_logprobs
 from grpo.learn.loss import step_loss
 from grpo.learn.optimizer import Optimizer
 from grpo.model.finite import check_step
-from grpo.model.matmul import rough_gradients
+from grpo.model.matmul import low_precision_backward
 from grpo.model.policy import Policy
 from grpo.records import Group
 
@@ -180,7 +180,7 @@ def _backward(
         importance_RT=importance_RT,
         demonstrated_R=batch.demonstrated_R,
     )
-    with rough_gradients(policy.has_rough_gradients):
+    with low_precision_backward(policy.low_precision_backward):
         loss.backward()
     return batch, loss.detach(), parts, logp_RT.detach()
 

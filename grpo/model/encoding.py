@@ -29,7 +29,10 @@ MARKS = tuple(map(chr, range(0xE000, 0xE010)))
 
 
 class Controls(NamedTuple):
-    """The control tokens of a tokenizer: a pattern of their texts (None: no tokens), and their ids."""
+    """The control tokens of a tokenizer: a pattern of their texts, and their ids.
+
+    The pattern is None if there are no control tokens.
+    """
 
     pattern: re.Pattern[str] | None
     ids: frozenset[int]

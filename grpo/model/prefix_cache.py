@@ -202,9 +202,10 @@ class PrefixCache:
         return keys[:R, :, :end], values[:R, :, :end]
 
     def _next(self, T: int) -> tuple[Tensor, Tensor | None]:
-        """Return the places of the next T tokens (R, T), and which keys are ahead of each (R, T, S).
+        """Return the places of the next T tokens (R, T), and which keys are ahead of each.
 
-        The latter is None where no key is ahead of any. Both are computed once for all layers.
+        The latter (R, T, S) is None if no key is ahead of any token. Both are computed once for all
+        layers.
         """
         if self.next is None or self.next[0].shape[1] != T:
             assert self.filled_R is not None

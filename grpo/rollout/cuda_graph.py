@@ -89,7 +89,7 @@ class CudaStep:
             fast.blocks,
         )
         self.V, self.N = policy.head.weight.shape
-        self.dtype, self.is_normed = self.embedding.weight.dtype, self.blocks[0].is_normed
+        self.dtype, self.has_qk_norm = self.embedding.weight.dtype, self.blocks[0].has_qk_norm
         has_products = kernels.IS_HOPPER and self.dtype.itemsize == 2
         self.processors = (
             torch.cuda.get_device_properties(policy.device).multi_processor_count
@@ -232,15 +232,15 @@ class CudaStep:
             qkv, gate_up, eps, (keys, values) = (
                 layer.qkv,
                 layer.gate_up,
-                layer.norm.variance_epsilon,
+                layer.input_norm.variance_epsilon,
                 self.own[i],
             )
-            self._add(x, *last, layer.norm, h, squares)
+            self._add(x, *last, layer.input_norm, h, squares)
             heads = self._product(h, qkv)
-            norms = (layer.attention.q_norm, layer.attention.k_norm) if self.is_normed else ()
+            norms = (layer.attention.q_norm, layer.attention.k_norm) if self.has_qk_norm else ()
             k.rotate_and_store[(-(-M // 16), H + 2 * K)](
                 heads,
-                qkv.up,
+                qkv.lora_b,
                 qkv.bias,
                 squares,
                 q,
@@ -312,13 +312,18 @@ class CudaStep:
                 **k.EARLY,
             )
             self._add(
-                x, self._product(attended, layer.out), layer.out, layer.second_norm, h, squares
+                x,
+                self._product(attended, layer.out),
+                layer.out,
+                layer.post_attention_norm,
+                h,
+                squares,
             )
-            both, width = self._product(h, gate_up), gate_up.outputs // 2
+            both, width = self._product(h, gate_up), gate_up.out_features // 2
             gated = x.new_empty(M, width)
             k.silu_mul[(-(-M // 16), -(-width // 128))](
                 both,
-                gate_up.up,
+                gate_up.lora_b,
                 gate_up.bias,
                 squares,
                 gated,
@@ -326,7 +331,7 @@ class CudaStep:
                 M,
                 width,
                 self.N,
-                layer.second_norm.variance_epsilon,
+                layer.post_attention_norm.variance_epsilon,
                 RANK=gate_up.rank,
                 SPLITS=len(both),
                 BLOCK=128,
@@ -352,7 +357,7 @@ class CudaStep:
         squares.
         """
         up, bias, rank, stride, splits = (
-            (joined.up, joined.bias, joined.rank, y.stride(1), len(y))
+            (joined.lora_b, joined.bias, joined.rank, y.stride(1), len(y))
             if joined
             else (None, None, 0, 0, 0)
         )

@@ -99,7 +99,7 @@ class EagerDecoder:
                 setattr(self, name, getattr(self, name)[stay])
             sources_R = self._part()
         filled_R = self.written[self.first] - 1
-        self.shared.keep(sources_R.to(self.policy.device), filled_R.to(self.policy.device))
+        self.shared.reorder(sources_R.to(self.policy.device), filled_R.to(self.policy.device))
         self.live = torch.zeros(len(stay), dtype=torch.bool).index_fill(0, self.first, True)
         return stay
 

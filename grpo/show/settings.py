@@ -98,7 +98,8 @@ def _update(config: Config, trainer: Trainer) -> str:
     )
     return (
         f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} "
-        f"tokens ({why})" + (", activations computed twice" if trainer.policy.is_forgetful else "")
+        f"tokens ({why})"
+        + (", activations computed twice" if trainer.policy.gradient_checkpointing else "")
     )
 
 

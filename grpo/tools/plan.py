@@ -29,9 +29,10 @@ from transformers import AutoModelForCausalLM
 
 from grpo.config import Config, resolve_config
 from grpo.flags import parse as parse_training
+from grpo.model.adapter import adapter_of
 from grpo.model.encoding import prompt_tokens, target_length
 from grpo.model.llama import FAMILIES
-from grpo.model.load import adapter_of, dtype_on, load_shape, load_tokenizer, resolve
+from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
 from grpo.model.prompts import check_format
 from grpo.rollout.cuda_graph import bucket

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
-from grpo.model.prefix_cache import NAME
+from grpo.model.prefix_cache import ATTENTION_NAME
 from grpo.rollout import cuda_decoder as fused
 from grpo.rollout import cuda_graph as captured
 from grpo.rollout import generate as engine
@@ -63,7 +63,9 @@ WORDS = {
 
 def make_policy(size: str, lora: int) -> Policy:
     torch.manual_seed(0)
-    config = LlamaConfig(**SHAPES[size], tie_word_embeddings=True, attn_implementation=NAME)
+    config = LlamaConfig(
+        **SHAPES[size], tie_word_embeddings=True, attn_implementation=ATTENTION_NAME
+    )
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = LlamaForCausalLM(config)

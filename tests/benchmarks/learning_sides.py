@@ -25,7 +25,8 @@ from bench_step import memory_used, now, trained_by
 from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
 from grpo.learn.optimizer import maker
-from grpo.model.load import adapter_of, load_policy, load_tokenizer, resolve
+from grpo.model.adapter import adapter_of
+from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
 from grpo.rollout.generate import fitting
 from grpo.run.session import EVAL_SEED

@@ -12,8 +12,9 @@ from grpo import choices
 from grpo.config import Config, load_config, resolve_config, spelled
 from grpo.evaluate import summarise
 from grpo.flags import FILLED_IN, make_parser, parse
-from grpo.model.load import BITS_OPTIONS, PEFT_OPTIONS
-from grpo.model.memory import STATE
+from grpo.model.adapter import PEFT_OPTIONS
+from grpo.model.load import BITS_OPTIONS
+from grpo.model.memory import MOMENT_BYTES
 from grpo.records import Group
 from grpo.rollout.speculative import LENGTHS
 from tasks.base import Problem, Score, UserError
@@ -254,7 +255,7 @@ def test_help_does_not_load_torch(flag, tmp_path):
 def test_the_choices_are_those_that_the_code_implements():
     assert set(choices.LORA_VARIANTS) == set(PEFT_OPTIONS)
     assert set(choices.QUANTISED) == set(BITS_OPTIONS)
-    assert set(choices.OPTIMIZERS) == set(STATE)
+    assert set(choices.OPTIMIZERS) == set(MOMENT_BYTES)
     assert Config(draft=str(LENGTHS[-1])).draft  # the longest is allowed, and no longer one
     with pytest.raises(UserError, match="up to 127"):
         Config(draft=str(LENGTHS[-1] + 1))

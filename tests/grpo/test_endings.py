@@ -47,7 +47,8 @@ def test_a_directory_that_names_another_end_has_both(tiny_model, tmp_path):
     assert policy.decode([40, 3]) == policy.decode([40])
     (note,) = policy.notes
     assert note.startswith(
-        f"--model {folder}: its chat template ends an answer with <|end|>, its files name <|pad|>, "
+        f"--model {folder}: its chat template ends an answer with <|end|>, but its files name "
+        "<|pad|>, "
     )
 
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
-from grpo.model import prefix_cache as cache
+from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.cuda_graph import light_products
@@ -75,7 +75,7 @@ def test_rows_may_stand_in_any_order(tiny_policy):
         _, shared = tiny_policy.prefill(prompts)
         shared.allocate(2, 8)
         tiny_policy.extend(tokens, shared)
-        shared.keep(order, torch.tensor([1, 1]))
+        shared.reorder(order, torch.tensor([1, 1]))
         hidden.append(tiny_policy.extend(tokens[order], shared)[order])
     torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
 
@@ -86,7 +86,7 @@ def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
     prompts, rows = [tiny_policy.encode(prompt) for prompt in PROMPTS], len(PROMPTS) * samples
     hidden = []
     for many in (1, 1 << 40):
-        monkeypatch.setattr(cache, "MANY", many)
+        monkeypatch.setattr(prefix_cache, "LONG_ROW_SCORES", many)
         _, shared = tiny_policy.prefill(prompts)
         shared.allocate(rows, 16)
         hidden.append([])
@@ -95,7 +95,7 @@ def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
             (range(rows), [5, 3, 4] * samples),
             (range(rows - 1), [7, 6, 5] * samples),
         ):
-            shared.keep(torch.tensor(order), torch.tensor(filled)[: len(order)])
+            shared.reorder(torch.tensor(order), torch.tensor(filled)[: len(order)])
             tokens = torch.arange(5 * rows).view(rows, 5)[: len(order)] + filled[0]
             hidden[-1].append(tiny_policy.extend(tokens, shared))
     for one, other in zip(*hidden, strict=True):
@@ -271,7 +271,7 @@ def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
     )
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     with pytest.raises(
-        UserError, match="its attention slides over 50 tokens, and prompt and completion have 51"
+        UserError, match="its attention window is 50 tokens, but prompt and completion have 51"
     ):
         rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
 

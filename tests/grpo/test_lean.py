@@ -1,4 +1,4 @@
-"""The fast forward pass against the model's own, outputs and gradients; joined weights that stay
+"""The fast forward pass against the model's own, outputs and gradients; merged weights that stay
 the modules' own.
 """
 
@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
 from grpo.learn.logprobs import token_logprobs
-from grpo.model import matmul as precision
-from grpo.model import ops as operations
-from grpo.model.llama import checkpoint_layers, fast_llama
+from grpo.model import matmul, ops
+from grpo.model.llama import build_fast_llama, checkpoint_layers
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 
@@ -61,18 +60,18 @@ def assert_near(found, expected, tolerance=1e-5):
 @pytest.mark.parametrize("shape", [(1, 7, 5), (64, 256, 96), (3, 1, 33, 10), (0, 4, 6)])
 def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
     """What AMD's CPUs take, on any CPU: (..., inputs, outputs)."""
-    monkeypatch.setattr(precision, "_by_onednn", True)
+    monkeypatch.setattr(matmul, "_prefers_onednn", True)
     x, weight, bias = (
         torch.randn(shape[:-1]),
         torch.randn(shape[-1], shape[-2]),
         torch.randn(shape[-1]) if has_bias else None,
     )
     wide = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
-    found = precision.linear(x, weight, bias)
+    found = matmul.linear_no_grad(x, weight, bias)
     assert found.dtype == torch.float32 and found.shape == wide.shape
     torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
     assert torch.equal(
-        precision.linear(x.double(), weight.double()), F.linear(x.double(), weight.double())
+        matmul.linear_no_grad(x.double(), weight.double()), F.linear(x.double(), weight.double())
     )  # float64 is left alone
 
 
@@ -100,7 +99,7 @@ def test_lean_is_the_models_own(tmp_path, family, lora, changes, device):
 
 
 @pytest.mark.parametrize("lora", [0, 4])
-def test_modules_and_joined_weights_are_one(tmp_path, lora):
+def test_modules_and_merged_weights_are_one(tmp_path, lora):
     policy = policy_of(tmp_path / "a", "qwen2", lora)
     names = {name for name, _ in policy.model.named_parameters()}
     before = predict(policy)
@@ -125,19 +124,19 @@ def test_modules_and_joined_weights_are_one(tmp_path, lora):
         torch.testing.assert_close(predict(again), changed)
     with torch.no_grad():
         for parameter in policy.model.parameters():
-            parameter.data = parameter.data.clone()  # torn from the joined weight
+            parameter.data = parameter.data.clone()  # torn from the merged weight
     torch.testing.assert_close(predict(policy), changed)
     policy.model.double()
     assert predict(policy).dtype == torch.float64
 
 
-def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
-    policy, calls, gate = policy_of(tmp_path, lora=4), [], operations.gate
-    monkeypatch.setattr(operations, "gate", lambda both: calls.append(1) or gate(both))
+def test_checkpointed_activations_give_the_same_gradient(tmp_path, monkeypatch):
+    policy, calls, swiglu = policy_of(tmp_path, lora=4), [], ops.swiglu
+    monkeypatch.setattr(ops, "swiglu", lambda x: calls.append(1) or swiglu(x))
     layers, before = len(policy.fast_model.blocks), results(policy)
     assert len(calls) == 2 * layers  # in the backward pass it is computed again in any case
-    policy.forget_activations()
-    policy.forget_activations()  # once is enough
+    policy.enable_gradient_checkpointing()
+    policy.enable_gradient_checkpointing()  # once is enough
     assert_near(results(policy), before, 1e-6)
     assert len(calls) == 5 * layers
     with torch.no_grad():
@@ -147,12 +146,14 @@ def test_forgotten_activations_give_the_same_gradient(tmp_path, monkeypatch):
 
 def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
     for family in ("gemma", "gpt2", "opt", "gpt-neox"):
-        assert fast_llama(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
+        assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
     assert (
-        fast_llama(AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)))
+        build_fast_llama(
+            AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50))
+        )
         is None
     )
-    assert fast_llama(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
+    assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_adapters_that_are_not_plain_are_left_to_peft(settings):
 
     model = AutoModelForCausalLM.from_config(FAMILIES["mistral"]())
     assert (
-        fast_llama(
+        build_fast_llama(
             get_peft_model(
                 model,
                 LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings),
@@ -227,13 +228,17 @@ def angles(M, like):
 
 OPERATIONS = {
     "add_norm": (
-        lambda x, y, w: operations.add_norm(x, y, w, 1e-5),
+        lambda x, y, w: ops.add_norm(x, y, w, 1e-5),
         plain_norm,
         [(9, 48), (9, 48), (48,)],
     ),
-    "rotate": (lambda x: operations.rotate(x, *angles(len(x), x), 3, 1), plain_rotation, [(9, 80)]),
-    "gate": (
-        lambda x: operations.product(x, Doubling(), False, True),
+    "apply_rotary": (
+        lambda x: ops.apply_rotary(x, *angles(len(x), x), 3, 1),
+        plain_rotation,
+        [(9, 80)],
+    ),
+    "swiglu": (
+        lambda x: ops.linear(x, Doubling(), False, True),
         lambda x: 2 * F.silu(x[:, :37]) * x[:, 37:],
         [(9, 74)],
     ),
@@ -241,14 +246,14 @@ OPERATIONS = {
 
 
 class Doubling:
-    """In place of a product, so that the gate before it is tested alone."""
+    """In place of a merged linear layer, so that the SwiGLU before it is tested alone."""
 
     parameters: list = []
 
-    def product(self, x, is_adapted):
+    def forward(self, x, use_lora):
         return 2 * x, None
 
-    def gradients(self, dy, x, inner, needed):
+    def gradients(self, dy, x, lora_hidden, needed):
         return 2 * dy, []
 
 

@@ -8,14 +8,14 @@ from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
 
 
-def test_activations_are_what_the_lean_forward_pass_saves(tiny_policy):
+def test_activations_are_what_the_fast_forward_pass_saves(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     prompt, completions = tuple(range(5, 25)), [tuple(range(30, 70))] * 2
     own = {p.untyped_storage().data_ptr() for p in tiny_policy.parameters}
     own |= {
-        joined.weight.untyped_storage().data_ptr()
+        layer.weight.untyped_storage().data_ptr()
         for block in tiny_policy.fast_model.blocks
-        for joined in block.products
+        for layer in block.linears
     }
     saved = {}
 
@@ -38,9 +38,9 @@ def test_activations_are_what_the_lean_forward_pass_saves(tiny_policy):
 
 def test_caches_are_what_the_shared_prompt_holds(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
-    _, shared = tiny_policy.prefill([tuple(range(5, 25))])
+    _, cache = tiny_policy.prefill([tuple(range(5, 25))])
     assert (
-        sum(tensor.numel() * 4 for pair in shared.prompt.values() for tensor in pair)
+        sum(tensor.numel() * 4 for pair in cache.prompt.values() for tensor in pair)
         == 20 * shape.cache
     )
 

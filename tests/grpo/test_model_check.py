@@ -22,10 +22,11 @@ from transformers import (
 )
 
 from grpo.model import check as model_check
-from grpo.model import prefix_cache as cache
-from grpo.model.check import EXACT, MISSING, ROUGH, _between, _factor, choose_path, probe_of
+from grpo.model import prefix_cache
+from grpo.model.check import EXACT, MISSING, ROUGH, _distance, _factor, choose_path
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
+from grpo.model.probe import probe_of
 from tasks.base import UserError
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)
@@ -78,11 +79,13 @@ def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
 
 def attend(**arguments):
     """Call it with one token, as a layer does."""
-    shared = SimpleNamespace(reach=lambda new: 9, attend=lambda *arguments: "attended")
+    shared = SimpleNamespace(
+        longest_sequence=lambda new_tokens: 9, attend=lambda *arguments: "attended"
+    )
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)
-    return cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+    return prefix_cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def attend(**arguments):
         {"s_aux": None, "softcap": None, "position_bias": None},
         {"position_ids": torch.zeros(1), "use_cache": False, "output_attentions": False},
         {"sliding_window": 9},
-        {"mask": cache.LocalMask(9)},
+        {"mask": prefix_cache.LocalMask(9)},
         {"module": {"is_causal": False}, "is_causal": True},
     ],
 )
@@ -103,16 +106,16 @@ def test_attention_takes_what_does_not_change_it(arguments):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ({"s_aux": torch.zeros(2)}, "wants s_aux"),
-        ({"softcap": 50.0, "position_bias": torch.zeros(1)}, "wants position_bias, softcap"),
-        ({"something_new": False}, "wants something_new"),
-        ({"dropout": 0.1}, "wants dropout"),
-        ({"is_causal": False}, "wants is_causal=False"),
-        ({"module": {"is_causal": False}}, "wants is_causal=False"),
-        ({"mask": torch.zeros(1)}, "wants attention_mask"),
-        ({"sliding_window": 8}, "slides over 8 tokens, and prompt and completion have 9"),
-        ({"mask": cache.LocalMask(8)}, "slides over 8 tokens"),
-        ({"mask": cache.LocalMask(8), "sliding_window": 20}, "slides over 8 tokens"),
+        ({"s_aux": torch.zeros(2)}, "needs s_aux"),
+        ({"softcap": 50.0, "position_bias": torch.zeros(1)}, "needs position_bias, softcap"),
+        ({"something_new": False}, "needs something_new"),
+        ({"dropout": 0.1}, "needs dropout"),
+        ({"is_causal": False}, "needs is_causal=False"),
+        ({"module": {"is_causal": False}}, "needs is_causal=False"),
+        ({"mask": torch.zeros(1)}, "needs attention_mask"),
+        ({"sliding_window": 8}, "window is 8 tokens, but prompt and completion have 9"),
+        ({"mask": prefix_cache.LocalMask(8)}, "window is 8 tokens"),
+        ({"mask": prefix_cache.LocalMask(8), "sliding_window": 20}, "window is 8 tokens"),
     ],
 )
 def test_attention_refuses_what_would_change_it(arguments, said):
@@ -123,7 +126,7 @@ def test_attention_refuses_what_would_change_it(arguments, said):
 def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
     policy = policy_of(PhimoeConfig(**SHAPE, num_local_experts=2, sliding_window=50))
     assert policy.path == "shared"
-    with pytest.raises(UserError, match="slides over 50 tokens, and prompt and completion have 51"):
+    with pytest.raises(UserError, match="window is 50 tokens, but prompt and completion have 51"):
         rollout(policy, budget=60)
 
 
@@ -132,15 +135,15 @@ def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
 
 def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
     def swallowing(*arguments, s_aux=None, **others):
-        return cache.attention(*arguments, **others)
+        return prefix_cache.attention(*arguments, **others)
 
-    AttentionInterface.register(cache.NAME, swallowing)
+    AttentionInterface.register(prefix_cache.ATTENTION_NAME, swallowing)
     try:
         policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
     finally:
-        AttentionInterface.register(cache.NAME, cache.attention)
+        AttentionInterface.register(prefix_cache.ATTENTION_NAME, prefix_cache.attention)
     assert policy.path == "plain"
-    assert policy.causal.config._attn_implementation != cache.NAME
+    assert policy.causal.config._attn_implementation != prefix_cache.ATTENTION_NAME
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -206,7 +209,10 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     seen = differences_of(monkeypatch)
     policy = policy_of(deep_random(), torch.bfloat16)
     assert policy.path == "fast" and ROUGH < seen[0] < MISSING
-    assert policy.fast_model is not None and policy.causal.config._attn_implementation == cache.NAME
+    assert (
+        policy.fast_model is not None
+        and policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
+    )
 
 
 def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
@@ -239,17 +245,17 @@ def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
 def test_differences_by_hand():
     expected = torch.tensor([[0.0, 2.0], [0.0, -torch.inf], [1.0, 3.0]])
     found = torch.tensor([[0.1, 2.0], [0.4, -torch.inf], [1.3, 3.3]])
-    assert _between(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
+    assert _distance(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
     # Less what is common to a place: 0.05, 0, 0. The deviations are 1, 0 and 1, 2/3 in the mean.
-    assert _between(found, expected, True) == 0.0
-    assert _between(found[:1], expected[:1], True) == pytest.approx(0.05)
+    assert _distance(found, expected, True) == 0.0
+    assert _distance(found[:1], expected[:1], True) == pytest.approx(0.05)
     for is_rough, tolerance in ((False, EXACT), (True, ROUGH)):
-        assert not _between(found * torch.nan, expected, is_rough) <= tolerance
+        assert not _distance(found * torch.nan, expected, is_rough) <= tolerance
     possible = found.nan_to_num(neginf=-100.0)  # a token that can never come
-    assert _between(possible, expected, False) == torch.inf
+    assert _distance(possible, expected, False) == torch.inf
     never = torch.tensor([[0.0, 2.0, -torch.inf]])
-    assert _between(never, never, True) == 0.0
-    assert not _between(never.nan_to_num(neginf=-100.0), never, True) <= MISSING
+    assert _distance(never, never, True) == 0.0
+    assert not _distance(never.nan_to_num(neginf=-100.0), never, True) <= MISSING
 
 
 # Logits that are more than the output layer's
@@ -325,6 +331,6 @@ def test_no_memory_is_not_taken_for_a_disagreement(tiny_policy, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(model_check, "_rolled_out", full)
+    monkeypatch.setattr(model_check, "_rollout_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError):
         choose_path(tiny_policy)

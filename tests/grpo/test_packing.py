@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.model import packed_attention as packing
+from grpo.model import varlen_attention
 from grpo.model.packed_attention import Packing
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
@@ -190,8 +190,8 @@ class FlashKernel:
 @pytest.mark.parametrize("heads", GROUPED, ids=str)
 @pytest.mark.parametrize("shape", SHORT.values(), ids=SHORT)
 def test_flash_attention_is_given_what_it_counts_on(monkeypatch, shape, heads):
-    monkeypatch.setattr(packing, "_has_flash_kernel", lambda query: True)
-    monkeypatch.setattr(packing, "aten", FlashKernel())
+    monkeypatch.setattr(varlen_attention, "_has_flash_kernel", lambda query: True)
+    monkeypatch.setattr(varlen_attention, "aten", FlashKernel())
     for found, expected in zip(*both_ways(*shape, *heads), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 

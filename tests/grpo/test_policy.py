@@ -210,7 +210,7 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
 
 def test_a_quantised_base_is_for_a_gpu(tiny_model):
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(UserError, match="--quantise nf4: for a GPU only"):
+    with pytest.raises(UserError, match="--quantise nf4: needs a GPU"):
         load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
 
 

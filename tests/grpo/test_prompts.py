@@ -135,10 +135,10 @@ def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
     assert said.startswith("--system: the model's chat template refuses it (")
     assert "System role not supported" in said
     assert fault(IGNORING, system="Be brief.").startswith(
-        "--system: the model's chat template leaves out the system turn without a word"
+        "--system: the model's chat template silently drops the system turn"
     )
     assert fault(LAST_ONLY, examples=TWO).startswith(
-        "--shots: the model's chat template leaves out the user turn without a word"
+        "--shots: the model's chat template silently drops the user turn"
     )
     for template in (RAISING, IGNORING):
         check_format(tokenizer_with(template), PromptFormat("", TWO))
@@ -166,7 +166,7 @@ def test_variables_that_a_template_does_not_have_are_one_line():
         ('"a"', "is a string"),
         ("{'a': 1}", "is not JSON"),
         ("{\n", "is not JSON"),
-        ('{"messages": []}', "messages is not the user's to set"),
+        ('{"messages": []}', "messages is set by the trainer"),
         ("[" * 100_000, "is not JSON"),
     ],
 )

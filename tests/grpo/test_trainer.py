@@ -478,8 +478,11 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
     tried = []
 
     def hungry(*args, micro_tokens, **options):
-        tried.append((micro_tokens, tiny_policy.is_forgetful))
-        if not (micro_tokens < 200 and tiny_policy.is_forgetful) or tried.count(tried[-1]) > 1:
+        tried.append((micro_tokens, tiny_policy.gradient_checkpointing))
+        if (
+            not (micro_tokens < 200 and tiny_policy.gradient_checkpointing)
+            or tried.count(tried[-1]) > 1
+        ):
             raise torch.OutOfMemoryError("no room")
         return plain_update(*args, micro_tokens=micro_tokens, **options)
 

@@ -21,7 +21,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateSettings, completion_logprobs
 from grpo.learn.update import update as update_by
 from grpo.model.load import load_policy
-from grpo.model.matmul import has_fast_products
+from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.records import Group
 from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key, truncation
@@ -441,16 +441,16 @@ def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, fl
 def test_on_which_cpus_onednn_is_faster(monkeypatch, units, expected):
     for name, has in zip(("_is_amx_tile_supported", "_is_avx512_bf16_supported"), units):
         monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
-    assert has_fast_products() is expected
+    assert has_fast_bf16_matmul() is expected
 
 
-def test_rough_gradients_leave_the_log_probabilities_as_they_are(tiny_model, groups):
-    if not has_fast_products():
+def test_low_precision_gradients_leave_the_log_probabilities_as_they_are(tiny_model, groups):
+    if not has_fast_bf16_matmul():
         pytest.skip("this CPU takes no other products for gradients")
     results = []
     for dtype in ("float32", "auto"):
         policy = load_policy(str(tiny_model), device="cpu", dtype=dtype)
-        assert policy.has_rough_gradients == (dtype == "auto")
+        assert policy.low_precision_backward == (dtype == "auto")
         (batch,) = micro_batches(
             groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
         )
@@ -500,9 +500,9 @@ def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy,
         [parameter.ne(old).flatten() for parameter, old in zip(policy.parameters, before)]
     )
     assert moved.ne(0).float().mean() > 0.5 > shown.float().mean()
-    joined = policy.fast_model.blocks[0].qkv  # what the decoder reads is what was stepped on
+    qkv = policy.fast_model.blocks[0].qkv  # what the decoder reads is what was stepped on
     assert torch.equal(
-        joined.weight[: joined.outputs], torch.cat([layer.weight for layer in joined.layers])
+        qkv.weight[: qkv.out_features], torch.cat([layer.weight for layer in qkv.layers])
     )
 
 
