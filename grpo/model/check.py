@@ -67,20 +67,37 @@ class Runner(Protocol):
     logit_scale: float
 
     @property
-    def causal(self) -> Model: ...
+    def causal(self) -> Model:
+        """The model without its adapters' wrapper."""
+
     @property
-    def inner(self) -> Model: ...
+    def inner(self) -> Model:
+        """The model without its output layer."""
+
     @property
-    def head(self) -> nn.Module: ...
+    def head(self) -> nn.Module:
+        """The output layer."""
+
     @property
-    def device(self) -> torch.device: ...
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]: ...
-    def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor: ...
+    def device(self) -> torch.device:
+        """The device of the model."""
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
+        """Run the prompts; return the hidden states of their last tokens, and their cache."""
+
+    def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
+        """Run the next tokens of each row; return their hidden states."""
+
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Packing | PaddedBatch: ...
-    def predict(self, packing: Packing | PaddedBatch) -> Tensor: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    ) -> Packing | PaddedBatch:
+        """Return a micro-batch."""
+
+    def predict(self, packing: Packing | PaddedBatch) -> Tensor:
+        """Run a micro-batch; return the hidden states that predict its completions' tokens."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states."""
 
 
 @torch.no_grad()

@@ -202,7 +202,7 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
     assert policy._frozen is None
     if not options:
         with (
-            pytest.raises(AssertionError, match="no reference is held when beta is 0"),
+            pytest.raises(AssertionError, match="there is no reference when beta is 0"),
             policy.reference(),
         ):
             pass
