@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -12,7 +13,7 @@ from grpo.model.interfaces import Model
 from tasks.base import UserError
 
 # How `peft` is asked for each kind of adapter.
-PEFT_OPTIONS: dict[str, dict[str, bool]] = {
+PEFT_OPTIONS: dict[str, dict[str, Any]] = {
     "lora": {},
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
@@ -23,7 +24,7 @@ def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
     """Return the configuration of a new adapter: on all linear layers except the head."""
     return LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # declared as int, used as a factor
         target_modules="all-linear",
         task_type="CAUSAL_LM",
         **PEFT_OPTIONS[variant],

@@ -5,19 +5,15 @@ template alone. What stands in a turn is text, even "<|end|>". It is encoded as 
 it consists of, as the policy would have to write it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tasks.base import UserError
-
-if TYPE_CHECKING:  # the flags need this module, and --help should not wait for `transformers`
-    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
@@ -26,6 +22,39 @@ ANCHORS = ("", "\n", "a", ".")  # what a run may stand behind, see `_plain_run`
 
 # Characters of private use, so in no text that means anything.
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of `transformers`, which types all results as unions."""
+
+    chat_template: str | None
+    eos_token: str
+    eos_token_id: int | None
+    pad_token: str
+    pad_token_id: int | None
+    is_fast: bool
+    added_tokens_decoder: Mapping[int, Any]
+
+    def __hash__(self) -> int:
+        """Return a hash by identity: what is computed of a tokenizer is cached."""
+
+    def __call__(self, text: str | list[str], **options: Any) -> Any:
+        """Return an encoding, whose `input_ids` are the token ids of each text."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+        """Return a conversation as the chat template renders it."""
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        """Return a token."""
+
+    def convert_tokens_to_ids(self, tokens: str) -> int:
+        """Return the id of a token."""
+
+    def save_pretrained(self, save_directory: Path) -> Any:
+        """Write the tokenizer's files."""
 
 
 class Controls(NamedTuple):

@@ -8,8 +8,7 @@ last one. The template is right: the model was trained on it.
 
 from jinja2.exceptions import TemplateError
 
-from grpo.model.encoding import controls_of
-from grpo.model.interfaces import Tokenizer
+from grpo.model.encoding import Tokenizer, controls_of
 
 QUESTION = "Which?"
 ANSWER = "This"  # one plain word, which no template changes

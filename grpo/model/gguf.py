@@ -13,8 +13,9 @@ from typing import Any
 
 import transformers
 
+from grpo.model.encoding import Tokenizer
 from grpo.model.endings import end_of_turn, name_of
-from grpo.model.interfaces import Model, Tokenizer
+from grpo.model.interfaces import Model
 from tasks.base import UserError, needs
 
 SUFFIX = ".gguf"

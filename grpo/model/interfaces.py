@@ -1,14 +1,12 @@
-"""The interfaces between a model, its attention and the caches of a rollout, and two type names."""
+"""The interfaces between a model, its attention and the caches of a rollout."""
 
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 # `transformers` and `peft` resolve most attributes of a model at run time, so a type checker knows
 # hardly any of them.
 Model = Any
-Tokenizer = PreTrainedTokenizerBase
 
 
 class SharedAttention(Protocol):

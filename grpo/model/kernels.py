@@ -4,6 +4,9 @@ One program handles one token, unless its docstring says otherwise. A suffix giv
 pointer stands for: see `grpo.model`.
 """
 
+# Triton compiles for the types that annotations name, so parameters have none but `constexpr`.
+# mypy: allow-untyped-defs
+
 import triton
 import triton.language as tl
 

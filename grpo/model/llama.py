@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from grpo.model.interfaces import Model, SharedAttention
-from grpo.model.merged_linear import MergedLinear, is_plain_lora, refresh
+from grpo.model.merged_linear import MergedLinear, base_layer, is_plain_lora, refresh
 from grpo.model.ops import add_norm, apply_rotary, linear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -76,8 +76,8 @@ class FastLlama:
         attention = self.blocks[0].attention
         self.D: int = attention.head_dim
         self.scale: float = attention.scaling
-        self.H = _outputs(attention.q_proj) // self.D
-        self.K = _outputs(attention.k_proj) // self.D
+        self.H = base_layer(attention.q_proj).out_features // self.D
+        self.K = base_layer(attention.k_proj).out_features // self.D
 
         self.gradient_checkpointing = False
         self.use_lora = True
@@ -149,11 +149,6 @@ class FastLlama:
 def _norm(norm: Model, x_NE: Tensor, y_NE: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return x + y and its norm by the weights of an RMSNorm module."""
     return add_norm(x_NE, y_NE, norm.weight, norm.variance_epsilon)
-
-
-def _outputs(module: Model) -> int:
-    """Return the number of outputs of a linear layer, with or without an adapter."""
-    return getattr(module, "base_layer", module).out_features
 
 
 def build_fast_llama(causal: Model) -> FastLlama | None:

@@ -31,8 +31,9 @@ from transformers.utils import logging as transformers_logging
 
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
+from grpo.model.encoding import Tokenizer
 from grpo.model.finite import check_loaded, check_names
-from grpo.model.interfaces import Model, Tokenizer
+from grpo.model.interfaces import Model
 from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.model.policy import Policy
 from tasks.base import UserError, needs
@@ -260,7 +261,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
     with _loading(source):
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
                 device_map={"": device},
@@ -277,6 +278,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
 
     # `transformers` leaves out what may be missing (tied weights) and what a class declares as
     # superfluous.
+    model, info = loaded
     mismatched = [
         f"{name} {list(found)} instead of {list(wanted)}"
         for name, found, wanted in info["mismatched_keys"]
@@ -334,7 +336,7 @@ def _read_tokenizer(source: str) -> tuple[Tokenizer, str]:
     """Return the tokenizer, and a warning about it ("": none)."""
     place, options = gguf.place_of(source)
     with _loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
         note = gguf.correct_end(tokenizer, source) if options else ""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

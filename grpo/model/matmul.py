@@ -74,7 +74,7 @@ def bf16_matmul(like: Tensor) -> Iterator[None]:
         yield
         return
 
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

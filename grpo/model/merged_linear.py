@@ -76,6 +76,11 @@ def refresh(layers: Sequence["MergedLinear"]) -> None:
         )
 
 
+def base_layer(module: Model) -> Model:
+    """Return a linear layer without its adapter's wrapper."""
+    return module.base_layer if hasattr(module, "base_layer") else module
+
+
 def is_plain_lora(module: Model) -> bool:
     """Return whether `module` is a linear layer with one adapter, W x + s B A x, and no more.
 
@@ -110,7 +115,7 @@ class MergedLinear:
 
     def __init__(self, modules: Sequence[Model]):
         self.modules = modules
-        self.layers = [getattr(module, "base_layer", module) for module in modules]
+        self.layers = [base_layer(module) for module in modules]
         self.adapters = [_adapter_of(module) for module in modules]
 
         sizes = [layer.out_features for layer in self.layers]
@@ -177,8 +182,8 @@ class MergedLinear:
         return [
             *(layer.weight for layer in self.layers),
             *(layer.bias for layer in self.layers),
-            *(adapter and adapter.a for adapter in self.adapters),
-            *(adapter and adapter.b for adapter in self.adapters),
+            *(adapter.a if adapter else None for adapter in self.adapters),
+            *(adapter.b if adapter else None for adapter in self.adapters),
         ]
 
     def forward(self, x_NI: Tensor, use_lora: bool) -> tuple[Tensor, Tensor | None]:

@@ -20,10 +20,10 @@ from peft import PeftModel
 from torch import Tensor
 
 from grpo.model.check import ForwardPath, choose_path
-from grpo.model.encoding import plain_tokens, prompt_tokens, target_length
+from grpo.model.encoding import Tokenizer, plain_tokens, prompt_tokens, target_length
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.fallback import FallbackCache
-from grpo.model.interfaces import Model, RolloutCache, SharedAttention, Tokenizer
+from grpo.model.interfaces import Model, RolloutCache, SharedAttention
 from grpo.model.llama import FastLlama, checkpoint_layers
 from grpo.model.matmul import linear_no_grad
 from grpo.model.memory import Shape, prompts_at_once, shape_of, update_tokens
@@ -371,12 +371,14 @@ def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int,
     UserError if there is none at all.
     """
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    declared = {ids} if isinstance(ids, int) else set(ids or [])
+    declared: set[int] = {ids} if isinstance(ids, int) else set(ids or [])
     own = tokenizer.eos_token_id
-    declared |= {own} - {None}
+    if own is not None:
+        declared.add(own)
 
     from_template = end_of_turn(tokenizer)
-    stops = tuple(sorted(declared | {from_template} - {None}))
+    shown = set() if from_template is None else {from_template}
+    stops = tuple(sorted(declared | shown))
     if not stops:
         raise UserError(
             "the model has no end token (eos_token_id in generation_config.json); add one"

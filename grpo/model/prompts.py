@@ -8,24 +8,19 @@ the last, without an error. So each format is tried on the template before it is
 template does not pass on is refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from data.files import json_kind, read_text
-from grpo.model.encoding import TemplateArguments, Turn, controls_of, render
+from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render
 from grpo.text import escape_control, shortened
 from tasks.base import Problem, Task, UserError
 from tasks.supply import Examples
-
-if TYPE_CHECKING:  # the flags need this module, and --help should not wait for `transformers`
-    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 # Arguments of a chat template that the trainer sets itself.
 RESERVED_ARGUMENTS = (
@@ -169,8 +164,10 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
 
 def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:
     """Raise UserError, naming the `flag` at fault, unless the template passes on all `turns`."""
+    template = tokenizer.chat_template
+    assert template is not None
     try:
-        text = render(tokenizer, turns, tokenizer.chat_template, arguments)
+        text = render(tokenizer, turns, template, arguments)
     except Exception as error:  # the template may raise anything
         reason = shortened(f"{type(error).__name__}: {error}", 200)
         raise UserError(
@@ -199,7 +196,7 @@ def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
 
     # More names than control tokens: some of them are text.
     if pattern and len(names) > sum(token in control_ids for token in ids):
-        parts = []
+        parts: list[str] = []
         for is_control, run in groupby(ids, control_ids.__contains__):
             part = tokenizer.decode(list(run), skip_special_tokens=False)
             parts.append(part if is_control else pattern.sub(r"\\\g<0>", part))

@@ -575,7 +575,7 @@ TABLE = {
         (
             "the chat template's end token ends nothing",
             "_stop_ids",
-            "sorted(declared | {from_template} - {None})",
+            "sorted(declared | shown)",
             "sorted(declared)",
         ),
     ],
