@@ -34,8 +34,11 @@ class RolloutCache(Protocol):
     `PrefixCache` keeps keys and values; `FallbackCache` keeps only the tokens.
     """
 
-    lengths_P: Tensor  # tokens of each prompt; after `allocate`, of the prompt of each row
-    filled_R: Tensor | None  # valid tokens of each row; None before `allocate`
+    # Tokens of each prompt; after `allocate`, of the prompt of each row.
+    lengths_P: Tensor  # noqa: N815  (a shape suffix)
+
+    # Valid tokens of each row; None before `allocate`.
+    filled_R: Tensor | None  # noqa: N815  (a shape suffix)
 
     def allocate(self, rows: int, room: int) -> None:
         """Give every prompt the same number of rows, in order, with `room` tokens each."""

@@ -53,8 +53,8 @@ class Block:
 class _Inputs(NamedTuple):
     """What every layer reads: the angles of each token, and how attention is computed."""
 
-    cos_Nd: Tensor
-    sin_Nd: Tensor
+    cos: Tensor  # (N, d)
+    sin: Tensor
     shared: SharedAttention
     batch: int  # sequences B
 
@@ -125,7 +125,7 @@ class FastLlama:
             heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
             x.view(inputs.batch, -1, x.shape[1], self.D).transpose(1, 2)
-            for x in apply_rotary(heads_NO, inputs.cos_Nd, inputs.sin_Nd, self.H, self.K)
+            for x in apply_rotary(heads_NO, inputs.cos, inputs.sin, self.H, self.K)
         )
 
         attended = inputs.shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)

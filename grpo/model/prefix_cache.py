@@ -33,15 +33,10 @@ class PrefixCache:
     `allocate` there is one for each row. Row r continues prompt `prompt_R[r]`.
 
     The rows of a prompt have slots side by side, P * W in all, so that they meet its keys in one
-    matrix product. `slots` says where each row stands, `slot_owner` which row stands there.
+    matrix product. `slots` (R * K,) says where each key head of each row stands. `slot_owner`
+    (P * K * W,) is the inverse; empty slots hold an arbitrary head. If prompts `have_one_row_each`,
+    in order, rows are slots already. `bias_P1L` is -inf at the padding of the prompts, else 0.
     """
-
-    prompt_R: Tensor
-    slots: Tensor  # (R * K,): the slot of each key head of each row
-    slot_owner: Tensor  # (P * K * W,): the inverse; an empty slot holds an arbitrary head
-    slots_per_prompt: int  # W
-    has_one_row_each: bool  # each prompt has one row, in order, so that rows are slots already
-    bias_P1L: Tensor  # -inf at the padding of the prompts, else 0
 
     def __init__(self, lengths_P: Tensor, padded_length: int):
         self.lengths_P = lengths_P
@@ -137,7 +132,7 @@ class PrefixCache:
         self.slots = slots
         self.slot_owner = slot_owner
         self.slots_per_prompt = W
-        self.has_one_row_each = torch.equal(prompt_R, prompts_P)
+        self.have_one_row_each = torch.equal(prompt_R, prompts_P)
         self.bias_P1L = keys_PKLD.new_zeros(P, 1, L).masked_fill_(
             self.padding_PL[:, None], -torch.inf
         )
@@ -284,11 +279,11 @@ class PrefixCache:
 
     def _of_each_row(self, prompts_PKLD: Tensor) -> Tensor:
         """Return the keys or values of each row's prompt (R, K, L, D)."""
-        return prompts_PKLD if self.has_one_row_each else prompts_PKLD[self.prompt_R]
+        return prompts_PKLD if self.have_one_row_each else prompts_PKLD[self.prompt_R]
 
     def _to_slots(self, x_RKZA: Tensor) -> Tensor:
         """Return the rows of each prompt side by side (P, K, W * Z, A)."""
-        if self.has_one_row_each:
+        if self.have_one_row_each:
             return x_RKZA
         R, K, Z, A = x_RKZA.shape
         heads = x_RKZA.reshape(R * K, Z, A).index_select(0, self.slot_owner)
@@ -296,7 +291,7 @@ class PrefixCache:
 
     def _from_slots(self, x: Tensor) -> Tensor:
         """Return the rows (R, K, Z, A) of what stands in slots (P, K, W * Z, A)."""
-        if self.has_one_row_each:
+        if self.have_one_row_each:
             return x
         P, K, WZ, A = x.shape
         W = self.slots_per_prompt

@@ -105,7 +105,8 @@ TABLE = {
         (
             "temperature ignored where logits are computed again",
             "_LinearLogprobs.backward",
-            "linear_no_grad(hidden_nH, weight_VH, bias_V).to(d_n.dtype).div_(temperature_n[:, None])",
+            "linear_no_grad(hidden_nH, weight_VH, bias_V).to(d_n.dtype)"
+            ".div_(temperature_n[:, None])",
             "linear_no_grad(hidden_nH, weight_VH, bias_V).to(d_n.dtype)",
         ),
         (
