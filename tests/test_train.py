@@ -798,6 +798,9 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert train.main(["--resume", "runs/a", *trust, "--patience", "5"]) == 3
     assert len(read_metrics(folder / "metrics.jsonl")) == 5
 
+    control = ["--control", "shuffled-rewards", "--name", "c"]
+    assert train.main([*options, "--steps", "9", *control]) == 3  # a control ends like any run
+
 
 def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)

@@ -857,7 +857,7 @@ class Run:
         if trainer.stopped:
             self._record_stop(trainer.stopped)
         self.files.finish()
-        return 0 if self.config.mark else verdict.exit_status
+        return verdict.exit_status
 
     def _verdict(self) -> Verdict:
         """Return the verdict at the asked level; failing that, at an easier one that
