@@ -1,164 +1,170 @@
-"""The decoder for models of the Llama family on a GPU: the rows of a rollout, fed to the captured
-step of `cuda_graph.py`.
+"""The decoder for models of the Llama family on a GPU. It feeds the rows of a rollout to the
+captured step of `cuda_graph.py`.
 
-The host looks at what was written once in `BURST` steps, or after each draft.
+The host looks at what was written after each draft, or else once every BURST steps.
 
-Shapes: R rows, T tokens of each at once, k = T - 1 drafted, L prompt tokens.
+Shapes: P prompts, R rows, T tokens of each at once, k = T - 1 drafted, L prompt tokens.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from grpo.model.llama import agrees, relative_difference
-from grpo.rollout.cuda_graph import TOKENS, CudaStep, bucket
+from grpo.model.policy import Policy
+from grpo.model.prefix_cache import PrefixCache
+from grpo.rollout.cuda_graph import CudaStep
+from grpo.rollout.cuda_memory import MAX_TOKENS, bucket
+from grpo.rollout.request import DecodeRequest
 from grpo.rollout.speculative import LENGTHS
 
-BURST = 8  # tokens a row between looks at who has finished
+BURST = 8  # tokens a row between two looks at which rows have finished
 
 
 class CudaDecoder:
-    """The rows of one rollout, as they are written; see `eager_decoder.EagerDecoder` for the same
-    on any device.
-    """
+    """The rows of one rollout while they are written; the counterpart of `EagerDecoder`."""
 
-    # See AcceptanceModel.length. Products over 206 tokens take as long as the reading of their
-    # weights (990 TFLOP/s, 4.8 TB/s), and there is some overhead; one token more of Llama-3.2-3B
-    # takes 10 us then, and aiming anew 0.4 ms of the host.
+    # See AcceptanceModel.length. A product over 206 tokens takes as long as reading its weights
+    # (990 TFLOP/s, 4.8 TB/s), and there is some overhead. One token more of Llama-3.2-3B then takes
+    # 10 us; planning a draft anew takes 0.4 ms on the host.
     flat, aim = 256, 40
 
-    def __init__(
-        self,
-        model: CudaStep,
-        prompts,
-        keys: Tensor,
-        heat: Tensor,
-        budget: Tensor,
-        truncate: Callable | None,
-        room: int,
-    ):
-        self.model, self.truncate, policy = model, truncate, model.policy
-        self.last_PN, shared = policy.prefill(
-            prompts
-        )  # which takes over what the optimizer has changed
-        longest, rows = shared.padding_PL.shape[1], len(keys)
-        model.allocate(rows, len(prompts), longest, room)
-        for i, (prompt_keys, prompt_values) in shared.prompt.items():
-            model.shared[i, 0, : len(prompts), :, :longest] = prompt_keys
-            model.shared[i, 1, : len(prompts), :, :longest] = prompt_values
-        model.lengths[: len(prompts)] = shared.lengths_P
+    def __init__(self, step: CudaStep, request: DecodeRequest):
+        self.cuda_step, self.request = step, request
+        prompts, rows = request.prompts, len(request.keys)
         self.columns = rows // len(prompts)
+
+        # `prefill` also takes over what the optimizer has changed.
+        last_PE, cache = step.policy.prefill(prompts)
+        assert isinstance(cache, PrefixCache)
+        self.last_PE: Tensor | None = last_PE
+        longest = cache.padding_PL.shape[1]
+        step.allocate(rows, len(prompts), longest, request.room)
+        memory = step.memory
+        for i, (keys, values) in cache.prompt.items():
+            memory.prompt_cache[i, 0, : len(prompts), :, :longest] = keys
+            memory.prompt_cache[i, 1, : len(prompts), :, :longest] = values
+        memory.prompt_lengths[: len(prompts)] = cache.lengths_P
+
+        state = memory.state
+        state.live.zero_()
+        state.slot[:rows] = torch.arange(rows)
+        state.budget[:rows] = request.budgets
+        state.written[:rows] = 0
+        state.live[:rows] = 1
+        state.start[:rows] = cache.lengths_P.repeat_interleave(self.columns)
+        state.key[:rows] = request.keys
+        state.temperature[:rows] = request.temperatures
+
+        # The host's own view of the rows.
         self.prompt_of = torch.arange(len(prompts)).repeat_interleave(self.columns)
-        start = shared.lengths_P.repeat_interleave(self.columns)
-        fresh = dict(
-            slot=torch.arange(rows),
-            budget=budget,
-            written=0,
-            live=1,
-            start=start,
-            key=keys,
-            heat=heat,
-        )
-        model.state["live"].zero_()
-        for name, value in fresh.items():
-            model.state[name][:rows] = value
         self.written = torch.zeros(rows, dtype=torch.int64)
-        self.budget = budget
+        self.budget = request.budgets
         self.live = torch.ones(rows, dtype=torch.bool)
-        self.laid_out = None
+        self.laid_out: tuple[int, int] | None = None  # T and the number of tiles
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of drafts, in tokens, that a pass over the present rows has room for."""
-        return [k for k in LENGTHS if not k or bucket(len(self.written)) * (k + 1) <= TOKENS]
+        """The draft lengths, in tokens, that a pass over the present rows has room for."""
+        rows = bucket(len(self.written))
+        return [k for k in LENGTHS if k == 0 or rows * (k + 1) <= MAX_TOKENS]
 
     def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how
         many of them count (R,), on the CPU.
         """
-        model, state, R, T, new = (
-            self.model,
-            self.model.state,
-            len(self.written),
-            1 + drafts_Rk.shape[1],
-            1,
-        )
-        begin = (
-            state["slot"][:R] * model.room + state["written"][:R]
-        )  # where the new tokens will stand
-        if self.last_PN is not None:
-            logits = model.policy.head(self.last_PN).repeat_interleave(self.columns, 0)
-            model.sample(logits, R, 1, self.truncate)
-            self.last_PN = None
-        else:
-            tiles = self._lay_out(T)
-            if T > 1:
-                model.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(model.feed.device)
-            else:
-                new = min(BURST, int((self.budget - self.written)[self.live].max()))
-            for _ in range(new):
-                model.run(bucket(R), T, tiles, self.truncate)
-            new = max(new, T)
-        places = begin[:, None] + torch.arange(new, device=begin.device)
-        together = torch.cat(
-            [
-                model.out_tokens.take(places),
-                model.out_logprobs.take(places).view(torch.int32),
-                state["written"][:R, None],
-                state["live"][:R, None],
-            ],
-            1,
-        ).cpu()  # one transfer, one wait
-        chosen, logprobs, (written, live) = (
-            together[:, :new],
-            together[:, new : 2 * new],
-            together[:, 2 * new :].unbind(1),
-        )
-        count, self.written, self.live = written - self.written, written, live > 0
+        state = self.cuda_step.memory.state
+        R = len(self.written)
+        begin_R = state.slot[:R] * self.cuda_step.memory.capacity.row_room + state.written[:R]
+        new = self._run(drafts_Rk)
+        return self._read(begin_R, new)
+
+    def _run(self, drafts_Rk: Tensor) -> int:
+        """Run one step, or several where nothing is drafted; return the most tokens of a row."""
+        R, T = len(self.written), 1 + drafts_Rk.shape[1]
+        step, truncate = self.cuda_step, self.request.truncate
+
+        if self.last_PE is not None:  # the first tokens follow the prompts
+            logits = step.policy.head(self.last_PE).repeat_interleave(self.columns, 0)
+            step.sample(logits, R, 1, truncate)
+            self.last_PE = None
+            return 1
+
+        tiles = self._lay_out(T)
+        if T > 1:
+            step.memory.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(step.memory.feed.device)
+            step.run(bucket(R), T, tiles, truncate)
+            return T
+
+        new = min(BURST, int((self.budget - self.written)[self.live].max()))
+        for _ in range(new):
+            step.run(bucket(R), T, tiles, truncate)
+        return new
+
+    def _read(self, begin_R: Tensor, new: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Fetch what the device has written, up to `new` tokens of each row."""
+        memory, R = self.cuda_step.memory, len(begin_R)
+        places = begin_R[:, None] + torch.arange(new, device=begin_R.device)
+
+        # One transfer, so that the host waits once.
+        columns = [
+            memory.out_tokens.take(places),
+            memory.out_logprobs.take(places).view(torch.int32),
+            memory.state.written[:R, None],
+            memory.state.live[:R, None],
+        ]
+        chosen, logprobs, written, live = torch.cat(columns, 1).cpu().split([new, new, 1, 1], 1)
+
+        count = written[:, 0] - self.written
+        self.written, self.live = written[:, 0], live[:, 0] > 0
         return chosen, logprobs.int().view(torch.float32), count
 
     def retire(self) -> Tensor:
-        """Let finished rows go when fewer then fit a smaller step; return the rows that stay, by
-        their present places, in order.
+        """Drop finished rows, where fewer then fit a smaller step; return which rows stay, in
+        order.
         """
         rows, kept = len(self.live), self.live.nonzero()[:, 0]
         if len(kept) and bucket(len(kept)) == bucket(rows):
             return torch.arange(rows)
-        there = kept.to(self.model.feed.device)
-        for tensor in (*self.model.state.values(), self.model.feed):
-            tensor[: len(kept)] = tensor[there]
-        self.model.state["live"][len(kept) : rows] = 0
-        self.written, self.budget, self.live, self.prompt_of = (
-            x[kept] for x in (self.written, self.budget, self.live, self.prompt_of)
-        )
+
+        memory = self.cuda_step.memory
+        on_device = kept.to(memory.feed.device)
+        for tensor in (*memory.state, memory.feed):
+            tensor[: len(kept)] = tensor[on_device]
+        memory.state.live[len(kept) : rows] = 0
+
+        self.written, self.budget = self.written[kept], self.budget[kept]
+        self.live, self.prompt_of = self.live[kept], self.prompt_of[kept]
         self.laid_out = None
         return kept
 
     def _lay_out(self, T: int) -> int:
-        """Write down which neighbouring tokens read a prompt's keys together; return how many such
-        tiles to run, some perhaps empty.
+        """Divide the tokens into tiles that read a prompt's keys together; return how many tiles
+        to run, some of them empty.
         """
-        if self.laid_out is None or self.laid_out[0] != T:
-            size, tiles = self.model.tile_tokens(T), []
-            prompts, counts = self.prompt_of.unique_consecutive(return_counts=True)
-            for prompt, after, count in zip(
-                prompts.tolist(), (T * counts.cumsum(0)).tolist(), (T * counts).tolist()
-            ):
-                tiles += [
-                    (prompt, token, min(size, after - token))
-                    for token in range(after - count, after, size)
-                ]
-            number = bucket(len(tiles))
-            tiles += [(0, 0, 0)] * (number - len(tiles))
-            self.model.tile[:, :number] = torch.tensor(tiles, dtype=torch.int32).t()
-            self.laid_out = (T, number)
-        return self.laid_out[1]
+        if self.laid_out is not None and self.laid_out[0] == T:
+            return self.laid_out[1]
+
+        size = self.cuda_step.layers.tile_tokens(T)
+        tiles: list[tuple[int, int, int]] = []  # prompt, first token, number of tokens
+        begin = 0
+        prompts, rows = self.prompt_of.unique_consecutive(return_counts=True)
+        for prompt, count in zip(prompts.tolist(), rows.tolist()):
+            end = begin + T * count
+            tiles += [(prompt, token, min(size, end - token)) for token in range(begin, end, size)]
+            begin = end
+
+        number = bucket(len(tiles))
+        tiles += [(0, 0, 0)] * (number - len(tiles))
+        memory = self.cuda_step.memory
+        memory.tiles[:, :number] = torch.tensor(tiles, dtype=torch.int32).t()
+        self.laid_out = (T, number)
+        return number
 
 
-def cuda_step(policy) -> CudaStep | None:
-    """Return the captured decode step of `policy`, made once and kept with it, or None if it has
-    none.
+def cuda_step(policy: Policy) -> CudaStep | None:
+    """Return the captured decode step of `policy`, or None if it has none.
+
+    It is made once and kept with the policy.
     """
     if "cuda" not in policy.decoder_cache:
         policy.decoder_cache["cuda"] = new_cuda_step(policy)
@@ -166,32 +172,37 @@ def cuda_step(policy) -> CudaStep | None:
 
 
 @torch.no_grad()
-def new_cuda_step(policy) -> CudaStep | None:
-    """Return a new captured decode step of `policy`, or None where device or model have none."""
-    if (
-        policy.device.type != "cuda"
-        or policy.fast_model is None
-        or policy.fast_model.D not in (32, 64, 128)
-    ):
+def new_cuda_step(policy: Policy) -> CudaStep | None:
+    """Return a new captured decode step, or None where device or model do not allow one.
+
+    It is also refused, with a warning, where it disagrees with the model's own forward pass.
+    """
+    fast = policy.fast_model
+    if policy.device.type != "cuda" or fast is None or fast.D not in (32, 64, 128):
         return None
-    model = CudaStep(policy)
-    return model if agrees("fused decoder", disagreement(model), model.dtype) else None
+
+    step = CudaStep(policy)
+    dtype = fast.embedding.weight.dtype
+    return step if agrees("fused decoder", disagreement(step), dtype) else None
 
 
 @torch.no_grad()
-def disagreement(model: CudaStep) -> float:
-    """Return by how much the hidden states after a few tokens differ from those of the model's own
+def disagreement(step: CudaStep) -> float:
+    """Return how much the hidden states after a few tokens differ from those of the model's own
     forward pass, relative to these.
     """
-    policy = model.policy
+    policy = step.policy
     prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
-    ones = torch.ones(4, dtype=torch.int64)
-    decoder = CudaDecoder(model, prompts, ones, ones.float(), 9 * ones, None, 9)
     tokens = torch.arange(12, device=policy.device).view(4, 3) + 7
-    _, shared = policy.prefill(prompts)
-    shared.allocate(4, 3)
-    expected = policy.extend(tokens, shared)
-    model.feed[:4, :3] = tokens
-    model.state["written"][:4] = 1
-    found = model.forward(4, 3, decoder._lay_out(3)).view(expected.shape)
+
+    _, cache = policy.prefill(prompts)
+    cache.allocate(4, 3)
+    expected = policy.extend(tokens, cache)
+
+    ones = torch.ones(4, dtype=torch.int64)
+    request = DecodeRequest(prompts, ones, ones.float(), 9 * ones, truncate=None, room=9)
+    decoder = CudaDecoder(step, request)
+    step.memory.feed[:4, :3] = tokens
+    step.memory.state.written[:4] = 1
+    found = step.forward(4, 3, decoder._lay_out(3)).view(expected.shape)
     return relative_difference(found, expected)

@@ -1,16 +1,17 @@
-"""The rollout: many completions of each prompt, the prompt read once, one token or several
-(`speculative`) a forward pass.
+"""The rollout: many completions of each prompt. The prompt is read once, and a forward pass writes
+one token of each completion, or several with speculative decoding.
 
-Nothing that is sampled depends on the layout of the batch, on who shares it, or on drafts: see
-`grpo.rollout.sampling`. The forward passes are a decoder's: `cuda_decoder`, where the device and
-the model allow it, or else `eager_decoder`.
+What is sampled does not depend on the layout of the batch, on who shares it, or on drafts: see
+`grpo.rollout.sampling`. The forward passes are those of a decoder: `cuda_decoder` where device and
+model allow it, and `eager_decoder` elsewhere.
 
-Shapes: P prompts, G completions each, R = P * G completions.
+Shapes: P prompts, G completions each, C = P * G completions, k drafted tokens, T = 1 + k.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,22 +21,50 @@ from grpo.model.policy import Policy
 from grpo.records import Completion
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
 from grpo.rollout.eager_decoder import EagerDecoder
-from grpo.rollout.speculative import LENGTHS, SHORT, AcceptanceModel, DraftPlans
+from grpo.rollout.request import DecodeRequest
+from grpo.rollout.speculative import LENGTHS, SHORT, AcceptanceModel, DraftPlans, Observation
 from tasks.base import Problem, UserError
 
-Guess = Callable[
-    [str], str
-]  # text so far -> the rest of it; each completion has a copy of its own, which may remember
-PASSED_OVER = 16  # problems in a row that may be too long for the context, before the level is
+# A guess takes the text so far and returns the rest of it. Each completion has its own copy, so a
+# guess may remember what it has seen.
+Guess = Callable[[str], str]
+
+MAX_PASSED = 16  # problems in a row that do not fit the context, before the run gives up
+
+
+class Decoder(Protocol):
+    """Runs the forward passes of one rollout: `EagerDecoder`, or on a GPU `CudaDecoder`.
+
+    `flat` and `aim` describe the cost of a pass, see `AcceptanceModel.length`.
+    """
+
+    flat: int
+    aim: int
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The lengths of drafts that it can verify, in tokens."""
+
+    @property
+    def live(self) -> Tensor:
+        """Which completions (C,) a draft is wanted for: one of those that have read the same."""
+
+    def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Verify the drafts and draw one token more: tokens and log-probabilities (C, T), and how
+        many of them count (C,).
+        """
+
+    def retire(self) -> Tensor:
+        """Drop finished completions; return which stay, in order."""
 
 
 def fitting(
     policy: Policy, problems: Iterable[Problem], passed: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:
-    """Yield the problems whose prompt and target fit the context, and put the others into `passed`.
+    """Yield the problems whose prompt and target fit the context; append the others to `passed`.
 
-    Where a budget is `asked` for (--max-new-tokens), the target must fit that as well. Raises
-    UserError where PASSED_OVER problems in a row do not fit.
+    With a budget (`asked`, from --max-new-tokens) the target must fit that as well. Raises
+    UserError after MAX_PASSED problems in a row that do not fit.
     """
     in_a_row = 0
     for problem in problems:
@@ -47,8 +76,8 @@ def fitting(
         else:
             in_a_row += 1
             passed.append(problem)
-            if in_a_row == PASSED_OVER:
-                budget_for(policy, prompt, problem.target, asked)  # says what is wrong
+            if in_a_row == MAX_PASSED:
+                budget_for(policy, prompt, problem.target, asked)  # raises and says what is wrong
 
 
 def budget_for(
@@ -58,12 +87,7 @@ def budget_for(
     asked: int | None = None,
     declared: int = 0,
 ) -> int:
-    """Return the most new tokens a completion may take; at most what the context leaves.
-
-    That is `asked` (--max-new-tokens), or else a quarter more than the target takes, and no less
-    than the task has `declared`. Raises UserError where `asked` is too small for the target, or
-    the context for prompt and target.
-    """
+    """Return the most new tokens a completion may take; see `budget`."""
     needed = policy.target_length(target)
     return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
 
@@ -71,15 +95,19 @@ def budget_for(
 def budget(
     needed: int, prompt: int, context: int, asked: int | None, name: str, declared: int = 0
 ) -> int:
-    """The same, where the answer takes `needed` tokens after a `prompt` of so many, and the model
-    called `name` has such a `context`.
+    """Return the most new tokens a completion may take.
+
+    That is `asked` (--max-new-tokens), or else a quarter more than the right answer `needed`, and
+    no less than the task has `declared`; in any case at most what the prompt of `prompt` tokens
+    leaves of the `context`. All in tokens. Raises UserError where `asked` is too small for the
+    answer, or the context of the model called `name` for prompt and answer.
     """
     if asked and asked < needed:
         raise UserError(
             f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
-            "that, or "
-            "leave it out"
+            "that, or leave it out"
         )
+
     room = context - prompt
     if room < needed:
         raise UserError(
@@ -88,6 +116,26 @@ def budget(
             "--shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a rollout samples with, apart from prompts and keys.
+
+    `temperatures` and `budgets` (most new tokens) hold for all completions of a prompt, (P,) each;
+    temperature 0 is greedy. `truncate` cuts the distribution (`sampling.truncation`). `guesses`,
+    one for each prompt, are what speculative decoding drafts from.
+    """
+
+    temperatures: Sequence[float]
+    budgets: Sequence[int]
+    truncate: Callable | None = None
+    guesses: Sequence[Guess] | None = None
+
+    def of(self, prompts: slice) -> "Sampling":
+        """Return the part for some of the prompts."""
+        guesses = self.guesses[prompts] if self.guesses else None
+        return Sampling(self.temperatures[prompts], self.budgets[prompts], self.truncate, guesses)
 
 
 def generate(
@@ -101,34 +149,31 @@ def generate(
     guesses: Sequence[Guess] | None = None,
     drafting: AcceptanceModel | None = None,
 ) -> list[list[Completion]]:
-    """Return `len(keys[p])` completions of each prompt p (as many for every prompt), in order.
+    """Return `len(keys[p])` completions of each prompt p (the same number for all), in order.
 
-    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); `temperatures` and `budgets`
-    (most new tokens) count for all completions of a prompt; temperature 0 is greedy. Log-probs are
-    those of the distribution drawn from. `guesses`, one a prompt, are drafted from as `drafting`
-    decides, and its figures brought up to date. Prompts for which a GPU has no memory at once are
-    answered one lot after the other. Raises FloatingPointError where a token was drawn from a
-    distribution that is not finite, UserError where memory runs out.
+    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); see `Sampling` for the other
+    arguments. `drafting` decides how much is drafted and is updated. A completion's log-probs are
+    those of the distribution that it was sampled from.
+
+    Where a GPU has no memory for all prompts at once, they are answered in several batches. Raises
+    FloatingPointError where a token was drawn from a distribution that is not finite, and UserError
+    where memory runs out.
     """
+    sampling = Sampling(temperatures, budgets, truncate, guesses)
+    group_size = len(keys[0])
+    batch_size = policy.prompts_at_once(
+        group_size, max(map(len, prompts)), max(budgets) + SHORT + 1
+    )
     answers: list[list[Completion]] = []
-    lot = policy.prompts_at_once(len(keys[0]), max(map(len, prompts)), max(budgets) + SHORT + 1)
-    for some in (slice(start, start + lot) for start in range(0, len(prompts), lot)):
+    for start in range(0, len(prompts), batch_size):
+        batch = slice(start, start + batch_size)
         try:
-            answers += _generate(
-                policy,
-                prompts[some],
-                keys[some],
-                temperatures[some],
-                budgets[some],
-                truncate,
-                guesses[some] if guesses else None,
-                drafting,
-            )
+            answers += _generate(policy, prompts[batch], keys[batch], sampling.of(batch), drafting)
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"out of memory in the rollout of {len(keys[some]) * len(keys[0])} completions of "
-                f"up to {max(budgets[some])} tokens; give a smaller "
-                "--group-size, fewer --words, or a smaller model"
+                f"out of memory in the rollout of {len(keys[batch]) * group_size} completions of "
+                f"up to {max(budgets[batch])} tokens; give a smaller --group-size, fewer --words, "
+                "or a smaller model"
             ) from error
     return answers
 
@@ -138,28 +183,29 @@ def _generate(
     policy: Policy,
     prompts: Sequence[tuple[int, ...]],
     keys: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    budgets: Sequence[int],
-    truncate: Callable | None,
-    guesses: Sequence[Guess] | None,
+    sampling: Sampling,
     drafting: AcceptanceModel | None,
 ) -> list[list[Completion]]:
     """Answer prompts that fit in memory together; see `generate`."""
-    P, G, room = len(prompts), len(keys[0]), max(budgets)
-    is_drafted = guesses is not None and drafting is not None and drafting.fixed != 0
-    longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= room)
-    width = room + longest + 1  # drafts may reach beyond the budget; there they never count
+    P, G, budget = len(prompts), len(keys[0]), max(sampling.budgets)
+    is_drafted = sampling.guesses is not None and drafting is not None and drafting.fixed != 0
+    longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
+    width = budget + longest + 1  # drafts may reach beyond the budget; there they never count
 
-    keys_C = torch.tensor([key for row in keys for key in row])
-    temperature_C = torch.tensor(temperatures, dtype=torch.float32).repeat_interleave(G)
-    budget_C = torch.tensor(budgets).repeat_interleave(G)
-    request = (prompts, keys_C, temperature_C, budget_C, truncate, width)
+    request = DecodeRequest(
+        prompts,
+        keys=torch.tensor([key for group in keys for key in group]),
+        temperatures=torch.tensor(sampling.temperatures).float().repeat_interleave(G),
+        budgets=torch.tensor(sampling.budgets).repeat_interleave(G),
+        truncate=sampling.truncate,
+        room=width,
+    )
     step = cuda_step(policy)
-    decoder: Decoder = CudaDecoder(step, *request) if step else EagerDecoder(policy, *request)
+    decoder: Decoder = CudaDecoder(step, request) if step else EagerDecoder(policy, request)
 
     drafter = None
-    if is_drafted and guesses is not None and drafting is not None:
-        plans = DraftPlans(policy, [guess for guess in guesses for _ in range(G)], width)
+    if is_drafted and sampling.guesses is not None and drafting is not None:
+        plans = DraftPlans(policy, [guess for guess in sampling.guesses for _ in range(G)], width)
         drafter = _Drafter(plans, drafting, longest, distinct=P * G)
 
     tokens = torch.zeros(P * G, width, dtype=torch.long)
@@ -193,32 +239,6 @@ def _generate(
     return [flat[p * G : (p + 1) * G] for p in range(P)]
 
 
-class Decoder(Protocol):
-    """Runs the forward passes of one rollout: `EagerDecoder`, or on a GPU `CudaDecoder`.
-
-    `flat` and `aim` describe the cost of a pass, see `AcceptanceModel.length`.
-    """
-
-    flat: int
-    aim: int
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """The lengths of drafts that it can verify, in tokens."""
-
-    @property
-    def live(self) -> Tensor:
-        """Which completions (C,) a draft is wanted for: one of those that have read the same."""
-
-    def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Verify the drafts and draw one token more: tokens and log-probabilities (C, T), and how
-        many of them count (C,).
-        """
-
-    def retire(self) -> Tensor:
-        """Drop finished completions; return which rows stay, in order."""
-
-
 class _Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went."""
 
@@ -237,17 +257,20 @@ class _Drafter:
         chosen: Tensor,
         count: Tensor,
         start: float,
-    ):
+    ) -> None:
         """Learn from a pass that began at `start` which drafts were accepted, and what it cost."""
         matched, slipped = self.plans.observe(rows, written, chosen, count)
         self.drafting.observe(
-            drafts.shape[1],
-            self.distinct,
-            decoder.flat,
-            matched,
-            slipped,
-            count,
-            time.perf_counter() - start,
+            Observation(
+                draft_length=drafts.shape[1],
+                rows=self.distinct,
+                flat=decoder.flat,
+                matched=matched,
+                slipped=slipped,
+                completions=int((count > 0).sum()),
+                tokens=int(count.sum()),
+                seconds=time.perf_counter() - start,
+            )
         )
 
     def propose(self, decoder: Decoder, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -266,11 +289,11 @@ class _Drafter:
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
-    if not all(map(math.isfinite, logprobs)):
-        place = next(i for i, value in enumerate(logprobs) if not math.isfinite(value))
-        raise FloatingPointError(
-            f"token {place + 1} of a completion was drawn with a log-probability of "
-            f"{logprobs[place]}: the model's logits are not finite"
-        )
+    for i, value in enumerate(logprobs):
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"token {i + 1} of a completion was drawn with a log-probability of {value}: the "
+                "model's logits are not finite"
+            )
     finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)

@@ -74,7 +74,7 @@ def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) ->
 
 def choose(
     logits_RTV: torch.Tensor,
-    heat_R: torch.Tensor,
+    temperature_R: torch.Tensor,
     uniform_CT: torch.Tensor,
     row_C: torch.Tensor,
     truncate: Callable | None,
@@ -82,12 +82,12 @@ def choose(
     """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their
     log-probabilities, (C, T) each.
 
-    The log-probabilities are those of the distribution drawn from. `heat_R` are temperatures; 0
-    takes the likeliest token.
+    The log-probabilities are those of the distribution drawn from. A temperature of 0 takes the
+    likeliest token.
     """
     R, T, V = logits_RTV.shape
-    greedy_R = heat_R == 0
-    scaled_RTV = logits_RTV.float() / torch.where(greedy_R, 1.0, heat_R)[:, None, None]
+    greedy_R = temperature_R == 0
+    scaled_RTV = logits_RTV.float() / torch.where(greedy_R, 1.0, temperature_R)[:, None, None]
     if truncate is not None:
         scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
     mass_MV = scaled_RTV.view(R * T, V).softmax(-1)

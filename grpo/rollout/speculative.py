@@ -1,19 +1,21 @@
-"""Target drafting: the task guesses how completions go on, and several tokens are verified in one
-forward pass.
+"""Speculative decoding from the task's own guesses.
 
-Every place has its own uniform number (`sampling.uniform`), so what is drawn there depends on the
-policy's distribution and that number alone. A guess that is drawn itself saves a forward pass; the
-first that is not has been replaced by the sample, and the task aims anew from there. So drafts
-cost or save time, and change nothing else. Cf. speculative decoding (arXiv:2211.17192), whose
-acceptance test is needed where the draft is itself drawn; prompt lookup decoding also drafts from
-what is known.
+The task guesses how a completion continues, and several tokens are verified in one forward pass.
+Each place of a completion has its own uniform number (`sampling.uniform`), so what is drawn there
+depends on that number and on the policy's distribution alone. If it is the guessed token, a forward
+pass is saved. The first token that differs is itself the sample, and the task guesses anew from
+there. So drafts change how long a rollout takes, and nothing else.
 
-Shapes: R rows, k drafted tokens.
+Departure from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
+model and needs a test of acceptance; here it is deterministic, as in prompt lookup decoding.
+
+Shapes: C completions, k drafted tokens.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -21,41 +23,68 @@ from torch import Tensor
 
 from grpo.choices import MOST_DRAFTED, is_draft_mode
 from grpo.model.encoding import plain_tokens
+from grpo.model.policy import Policy
 from tasks.base import UserError
 
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)  # of drafts, in tokens
-# tokens: longer drafts are only for completions that may be so long, and a row is aimed for no
-# shorter one
+
+# In tokens. Longer drafts are only for completions with so large a budget, and a plan is never made
+# for fewer tokens.
 SHORT = 31
-NONE = -1  # a token that never is drawn
-# characters of a guess that are tokenized for a token of the draft, when a row is aimed anew: most
-# are never reached
-AHEAD = 10
+
+NO_TOKEN = -1  # a token that is never drawn
+
+# Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
+# never be reached.
+CHARACTERS_PER_TOKEN = 10
+
+MIN_GAIN = 1.3  # drafts are made only if they promise to be so much faster
+PRIOR_WEIGHT = 4  # tokens of the general record that count beside those of each present row
+
 _PIECE = re.compile(r"\s*\S+|\s+")
 
 
-class AcceptanceModel:
-    """How well drafts have done, and so how long the next ones should be. `mode`: "auto", "off",
-    or a fixed length.
+@dataclass(frozen=True)
+class Observation:
+    """What one pass of a decoder did, e.g. ``Observation(draft_length=7, rows=1, flat=48,
+    matched=28, slipped=0, completions=4, tokens=32, seconds=0.01)``.
 
-    `matched` and `slipped` are the tokens that went as planned and those that did not, lately; all
-    else counts since `begin`.
+    `draft_length` is 0 for any number of passes without drafts. `rows` had different tokens, of
+    `completions` completions, which gained `tokens` tokens; `matched` and `slipped` of these agreed
+    with the plans, or did not. `flat` describes the decoder, see `AcceptanceModel.length`.
+    """
+
+    draft_length: int
+    rows: int
+    flat: int
+    matched: int
+    slipped: int
+    completions: int
+    tokens: int
+    seconds: float
+
+
+class AcceptanceModel:
+    """How often drafted tokens are accepted, and so how long the next drafts should be.
+
+    `mode` is "auto", "off", or a fixed length. `matched` and `slipped` are recent counts of drafted
+    tokens that were accepted, or were not; the other figures are those of the present step.
     """
 
     def __init__(self, mode: str = "auto"):
         self.fixed = parse_mode(mode)
-        self.matched, self.slipped = 8.0, 2.0  # taken for granted until something is seen
+        self.matched, self.slipped = 8.0, 2.0  # assumed until something is observed
         self.begin()
 
-    def begin(self):
-        """Start the figures of a step; what was seen before counts half as much from now on."""
+    def begin(self) -> None:
+        """Begin a step; from now on the earlier counts have half their weight."""
         self.matched, self.slipped = self.matched / 2, self.slipped / 2
         self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
 
     @property
     def acceptance(self) -> float:
-        """The probability that a token goes as planned."""
+        """The probability that a drafted token is accepted."""
         return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
 
     def length(
@@ -67,55 +96,47 @@ class AcceptanceModel:
         matched: float = 0,
         slipped: float = 0,
     ) -> int:
-        """Return which of the `lengths` gives the most tokens for the time, in `rows` of which so
-        many tokens matched and slipped.
+        """Return which of the `lengths` promises the most tokens in the same time.
 
-        A fixed length is kept to, or else the longest of them. The rows' own record counts beside
-        the general one, because those that are left at the end are those that went astray. A
-        forward pass over n tokens is taken to last as long as flat + n, and aiming a row anew as
-        `aim` tokens; drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on average at
-        acceptance a (arXiv:2211.17192, eq. 1). A gain that is doubtful is let go.
+        A pass over n tokens is taken to last as long as `flat` + n of them, and planning a draft
+        anew as long as `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on
+        average at acceptance a (arXiv:2211.17192, eq. 1).
+
+        The record of the present rows, `matched` and `slipped`, counts beside the general one,
+        because the rows left at the end of a rollout are those that went astray. A small gain is
+        not worth the risk. A fixed length is returned as it is, or the longest there is room for.
         """
         if self.fixed is not None:
             return min(self.fixed, lengths[-1])
-        a = (matched + 4 * rows * self.acceptance) / (matched + slipped + 4 * rows)
 
-        def speed(k):
-            return (1 - a ** (k + 1)) / (1 - a) / (flat + rows * (k + 1 + aim * (1 - a**k)))
+        prior = PRIOR_WEIGHT * rows
+        a = (matched + prior * self.acceptance) / (matched + slipped + prior)
+
+        def speed(k: int) -> float:
+            tokens = (1 - a ** (k + 1)) / (1 - a)
+            return tokens / (flat + rows * (k + 1 + aim * (1 - a**k)))
 
         best = max(lengths, key=speed)
-        return best if speed(best) > 1.3 * speed(0) else 0
+        return best if speed(best) > MIN_GAIN * speed(0) else 0
 
-    def observe(
-        self,
-        k: int,
-        rows: int,
-        flat: int,
-        matched: int,
-        slipped: int,
-        count: Tensor,
-        seconds: float,
-    ):
-        """Learn from a pass of `rows` rows over drafts of `k` tokens (0: from any number of
-        passes).
+    def observe(self, seen: Observation) -> None:
+        """Learn from a pass."""
+        self.matched += seen.matched
+        self.slipped += seen.slipped
+        self.tokens += seen.tokens
+        self.passes += seen.completions if seen.draft_length else seen.tokens
+        self.seconds += seen.seconds
 
-        `count` tokens of each completion counted; several may be one row.
-        """
-        completions, tokens = int((count > 0).sum()), int(count.sum())
-        self.matched, self.slipped = self.matched + matched, self.slipped + slipped
-        self.passes, self.tokens = (
-            self.passes + (completions if k else tokens),
-            self.tokens + tokens,
-        )
-        self.seconds += seconds
-        self.plain_seconds += seconds * (
-            tokens / completions * (flat + rows) / (flat + rows * (k + 1)) if k else 1
-        )
+        # How long the same tokens would have taken without drafts.
+        slower = 1.0
+        if seen.draft_length:
+            passes = seen.tokens / seen.completions
+            cost = seen.flat + seen.rows * (seen.draft_length + 1)
+            slower = passes * (seen.flat + seen.rows) / cost
+        self.plain_seconds += seen.seconds * slower
 
     def metrics(self) -> dict[str, float]:
-        """Return the step's figures. The time saved is an estimate: by how much passes without
-        drafts would be shorter, see `length`.
-        """
+        """Return the step's figures. The time saved is an estimate, based on `length`."""
         if not self.passes:
             return {}
         return {
@@ -127,160 +148,154 @@ class AcceptanceModel:
     def state_dict(self) -> dict[str, float]:
         return {"matched": self.matched, "slipped": self.slipped}
 
-    def load_state_dict(self, state: dict[str, float]):
+    def load_state_dict(self, state: dict[str, float]) -> None:
         self.matched, self.slipped = state["matched"], state["slipped"]
 
 
 def parse_mode(mode: str) -> int | None:
-    """Return the fixed length of a mode ("off" is 0), None for "auto". Raises UserError for what
-    is none.
+    """Return the fixed length of a mode: None for "auto", 0 for "off".
+
+    Raises UserError if there is no such mode.
     """
     if not is_draft_mode(mode):
         raise UserError(f"draft {mode}: give auto, off, or a number of tokens up to {MOST_DRAFTED}")
-    if mode in ("auto", "off"):
-        return None if mode == "auto" else 0
-    return int(mode)
+    if mode == "auto":
+        return None
+    return 0 if mode == "off" else int(mode)
 
 
 class DraftPlans:
-    """What each of R rows is expected to write, in tokens: `guesses[r]` takes the text so far and
-    returns the rest of it.
+    """What each completion is expected to write, in tokens.
 
-    A row that slips, or comes to the end of a plan that is not the end of its text, is aimed anew
-    when it is next drafted for; rows of the same guess that have written the same are aimed
-    together.
+    `guesses[c]` takes the text so far and returns the rest of it. A plan is made anew, when the
+    completion is next drafted for, once it has slipped or the plan's end is reached. Completions
+    with the same guess and the same text are planned together.
+
+    - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
+    - `until` (C,): where each plan ends;
+    - `is_stale` (C,): whether the completion has departed from its plan;
+    - `matched`, `slipped` (C,): tokens that agreed with the plans, and that did not.
     """
 
-    def __init__(self, policy, guesses: Sequence[Callable[[str], str]], width: int):
-        self.policy, self.guesses = policy, [copy(guess) for guess in guesses]
+    def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
+        self.policy = policy
         self.end = [policy.end]
-        self.texts, self.read = (
-            [""] * len(guesses),
-            [0] * len(guesses),
-        )  # of each row: its text, and how many tokens that is
-        self.pieces: dict[
-            str, list[int]
-        ] = {}  # words, with the white space before them: their tokens
-        self.planned = torch.full((len(guesses), width), NONE)
-        self.is_stale = torch.zeros(
-            len(guesses), dtype=torch.bool
-        )  # went otherwise, and was not aimed anew
-        self.matched, self.slipped = (
-            torch.zeros(len(guesses), dtype=torch.long) for _ in range(2)
-        )  # tokens of each row
-        self.until = torch.zeros(len(guesses), dtype=torch.long)  # where the plan ends
-        first = {guess: row for row, guess in reversed(list(enumerate(guesses)))}
-        self.first = [first[guess] for guess in guesses]  # the first row of the same guess
-        self._aim(
-            torch.arange(len(guesses)),
-            torch.empty(len(guesses), 0, dtype=torch.long),
-            torch.zeros_like(self.until),
-            SHORT,
-        )
+
+        # Each completion has its own copy of the guess, and knows the first one with the same.
+        self.guesses = [copy(guess) for guess in guesses]
+        first = {guess: c for c, guess in reversed(list(enumerate(guesses)))}
+        self.first = [first[guess] for guess in guesses]
+
+        # The text of each completion, as far as it was decoded, and the number of tokens it takes.
+        count = len(guesses)
+        self.texts, self.decoded = [""] * count, [0] * count
+        self.tokens_of_word: dict[str, list[int]] = {}  # with the white space before it
+
+        self.planned = torch.full((count, width), NO_TOKEN)
+        self.until = torch.zeros(count, dtype=torch.long)
+        self.is_stale = torch.zeros(count, dtype=torch.bool)
+        self.matched = torch.zeros(count, dtype=torch.long)
+        self.slipped = torch.zeros(count, dtype=torch.long)
+        no_tokens = torch.empty(count, 0, dtype=torch.long)
+        self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
     def offer(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor, k: int) -> Tensor:
-        """Return the k tokens (R, k) that are expected next in `rows`; of the `tokens` of all rows
-        (all, room), `written` (R,) are.
+        """Return the k tokens expected next (R, k) of the completions `rows`.
+
+        `live` (R,) says which of them a draft is wanted for. `tokens` (C, width) are those of all
+        completions; `written` (R,) of each row have been written.
         """
         if not k:
             return torch.empty(len(rows), 0, dtype=torch.long)
-        lost = (live & (self.is_stale[rows] | (self.until[rows] < written + k))).nonzero()[:, 0]
+
+        needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
+        lost = (live & needs_plan).nonzero()[:, 0]
         if len(lost):
-            self._aim(rows[lost], tokens, written[lost], max(k, SHORT))
+            self._plan(rows[lost], tokens, written[lost], max(k, SHORT))
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
     ) -> tuple[int, int]:
-        """Compare what was written, `count` tokens from `written` on, with the plans; return how
-        many matched and how many slipped.
+        """Compare what was written, `count` tokens (R,) from `written` on, with the plans.
+
+        Returns how many tokens matched, and how many rows slipped.
         """
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
-        real = (
-            (steps < count[:, None])
-            & ~self.is_stale[rows, None]
-            & (places < self.until[rows, None])
-        )
+        is_written = steps < count[:, None]
+        is_planned = ~self.is_stale[rows, None] & (places < self.until[rows, None])
+        is_compared = is_written & is_planned
         as_planned = chosen == self.planned[rows[:, None], places]
-        slipped = (real & ~as_planned).any(1)
-        matched = (real & as_planned).long().cumprod(1).sum(1)
+
+        slipped = (is_compared & ~as_planned).any(1)
+        matched = (is_compared & as_planned).long().cumprod(1).sum(1)
         self.is_stale[rows[slipped]] = True
         self.matched[rows] += matched
         self.slipped[rows] += slipped
         return int(matched.sum()), int(slipped.sum())
 
-    def _aim(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int):
-        """Plan anew how `rows` go on, each at least for a draft of `k` tokens if it goes on so
-        long; `tokens` are those of all rows.
-        """
+    def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
+        """Plan anew how `rows` continue, for at least `k` tokens if the text goes on so long."""
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
-            alike.setdefault((self.first[row], n, tokens[row, :n].numpy().tobytes()), []).append(
-                row
-            )
-        starts = [n for _, n, _ in alike]
-        rests = [
-            self.guesses[row](self._text(row, tokens[row, :n]))
-            for (row, *_), n in zip(alike.values(), starts)
-        ]
-        cuts = [rest.rfind(" ", 0, AHEAD * k) if len(rest) > AHEAD * k else -1 for rest in rests]
-        parts = [rest[:cut] if cut > 0 else rest for rest, cut in zip(rests, cuts)]
+            key = (self.first[row], n, tokens[row, :n].numpy().tobytes())
+            alike.setdefault(key, []).append(row)
+
+        # Of long guesses only the beginning is tokenized, up to a whole word.
+        most = CHARACTERS_PER_TOKEN * k
+        parts, is_whole = [], []
+        for (_, n, _), (row, *_) in alike.items():
+            rest = self.guesses[row](self._text(row, tokens[row, :n]))
+            cut = rest.rfind(" ", 0, most) if len(rest) > most else -1
+            parts.append(rest[:cut] if cut > 0 else rest)
+            is_whole.append(cut <= 0)
+
         plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
-        plans = [plan if cut > 0 else [*plan, *self.end] for plan, cut in zip(plans, cuts)]
-        self._set(alike.values(), starts, plans, [cut <= 0 for cut in cuts])
+        for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):
+            self._set(same, start, [*plan, *self.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:
-        """Return what the row has written. Only what is new is decoded, up to a whole character.
+        """Return what the completion has written. Only what is new is decoded, up to a whole
+        character.
 
-        It is decoded behind the token before it, because some tokenizers drop a space that stands
-        first.
+        It is decoded together with the token before it, because some tokenizers drop a space at the
+        beginning.
         """
-        before = max(0, self.read[row] - 1)
+        before = max(0, self.decoded[row] - 1)
         new = tokens[before:].tolist()
-        known = self.policy.decode(new[: self.read[row] - before])
+        known = self.policy.decode(new[: self.decoded[row] - before])
         text = self.texts[row] + self.policy.decode(new)[len(known) :]
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self.texts[row], self.read[row] = text, len(tokens)
+            self.texts[row], self.decoded[row] = text, len(tokens)
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of `texts`, word by word: the words of a problem come again and again,
-        and most tokenizers part them.
+        """Return the tokens of `texts`, word by word.
 
-        They stand behind a line end, because many tokenizers put a space before what stands first.
+        The words of a problem recur, and most tokenizers separate words. Each word is encoded after
+        a line end, because many tokenizers put a space before what stands first.
         """
-        parted = [_PIECE.findall(text) for text in texts]
-        new = [
-            piece
-            for piece in dict.fromkeys(chain.from_iterable(parted))
-            if piece not in self.pieces
-        ]
+        words = [_PIECE.findall(text) for text in texts]
+        new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
         if new:
-            line_end, *encoded = self._encode(["\n", *("\n" + piece for piece in new)])
-            self.pieces |= {piece: tokens[len(line_end) :] for piece, tokens in zip(new, encoded)}
-        return [
-            list(chain.from_iterable(map(self.pieces.__getitem__, pieces))) for pieces in parted
-        ]
+            line_end, *encoded = self._encode(["\n", *("\n" + word for word in new)])
+            for word, tokens in zip(new, encoded):
+                self.tokens_of_word[word] = tokens[len(line_end) :]
+        return [list(chain(*map(self.tokens_of_word.__getitem__, text))) for text in words]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return plain_tokens(self.policy.tokenizer, texts)
 
-    def _set(
-        self,
-        rows: Iterable[list[int]],
-        starts: Iterable[int],
-        plans: Iterable[list[int]],
-        is_whole: Iterable[bool],
-    ):
-        """Write each of the `plans` down for its rows, from its start on; a whole one lasts for
-        ever, with nothing behind its end.
+    def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
+        """Write down a plan for its rows, from `start` on.
+
+        Nothing follows a plan that is whole, so it never has to be made anew.
         """
-        width = self.planned.shape[1]
-        for alike, start, plan, lasts in zip(rows, starts, plans, is_whole, strict=True):
-            end = min(start + len(plan), width)
-            self.planned[alike, start:end] = torch.tensor(plan[: end - start], dtype=torch.long)
-            if lasts:
-                self.planned[alike, end:] = NONE
-            self.until[alike] = end + width * lasts
-            self.is_stale[alike] = False
+        rows, width = list(rows), self.planned.shape[1]
+        end = min(start + len(plan), width)
+        self.planned[rows, start:end] = torch.tensor(plan[: end - start], dtype=torch.long)
+        if is_whole:
+            self.planned[rows, end:] = NO_TOKEN
+        self.until[rows] = end + width * is_whole
+        self.is_stale[rows] = False

@@ -35,7 +35,7 @@ from grpo.model.llama import FAMILIES
 from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
 from grpo.model.prompts import check_format
-from grpo.rollout.cuda_graph import bucket
+from grpo.rollout.cuda_memory import bucket
 from grpo.rollout.generate import budget
 from grpo.run.start import start_from
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at

@@ -26,9 +26,10 @@ from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.model.prefix_cache import ATTENTION_NAME
 from grpo.rollout import cuda_decoder as fused
-from grpo.rollout import cuda_graph as captured
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import cuda_step
+from grpo.rollout.cuda_memory import bucket
+from grpo.rollout.request import DecodeRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
@@ -113,21 +114,23 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
     ones = torch.ones(rows, dtype=torch.int64)
-    decoder = fused.CudaDecoder(
-        model, prompts, torch.randint(1 << 60, (rows,)), ones.float(), ones * room, None, room
-    )
-    model.own.normal_()
-    model.state["written"][:rows] = context - prompt
+    keys = torch.randint(1 << 60, (rows,))
+    request = DecodeRequest(prompts, keys, ones.float(), ones * room, None, room)
+    decoder = fused.CudaDecoder(model, request)
+    model.memory.row_cache.normal_()
+    written = model.memory.state.written
+    written[:rows] = context - prompt
     tiles = decoder._lay_out(T)
-    kept = model.state["written"].clone()
+    kept = written.clone()
 
     def run():
-        model.state["written"].copy_(kept)
-        model.run(captured.bucket(rows), T, tiles, None)
+        written.copy_(kept)
+        model.run(bucket(rows), T, tiles, None)
 
     seconds = time_of(run)
-    weights = sum(p.numel() for p in policy.causal.parameters()) * model.own.element_size()
-    token = 2 * len(model.blocks) * model.K * model.D * model.own.element_size()
+    fast, size = policy.fast_model, model.memory.row_cache.element_size()
+    weights = sum(p.numel() for p in policy.causal.parameters()) * size
+    token = 2 * len(fast.blocks) * fast.K * fast.D * size
     return (
         seconds,
         weights + token * (len(prompts) * prompt + rows * (context - prompt)),
@@ -159,32 +162,31 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     task, rng, model = Interleave(), random.Random(1), cuda_step(policy)
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
-    truth = [rng.choices(range(model.V), k=new) for _ in range(P * G)]
+    vocabulary = len(policy.head.weight)
+    truth = [rng.choices(range(vocabulary), k=new) for _ in range(P * G)]
     plans = [
-        [token if rng.random() < right else (token + 1) % model.V for token in row] for row in truth
+        [token if rng.random() < right else (token + 1) % vocabulary for token in row]
+        for row in truth
     ]
     fixed = torch.tensor(truth, device=policy.device)
 
     class Simulated(DraftPlans):
-        def _set(self, rows, starts, aimed, is_whole):
-            each = [
-                (row, start) for alike, start in zip(rows, starts) for row in alike
-            ]  # each has a text of its own
-            super()._set(
-                *zip(*each), [plans[row][start:] for row, start in each], [True] * len(each)
-            )
+        def _set(self, rows, start, plan, is_whole):
+            for row in rows:  # each has a text of its own
+                super()._set([row], start, plans[row][start:], True)
 
         def _text(self, row, tokens):
             return super()._text(row, ids[: len(ids) * len(tokens) // new])
 
     def sample(logits_MV, R, T, truncate):
-        places = model.state["written"][:R, None] + torch.arange(T, device=policy.device)
-        wanted = fixed[model.state["slot"][:R]].gather(1, places.clamp(max=new - 1))
+        state = model.memory.state
+        places = state.written[:R, None] + torch.arange(T, device=policy.device)
+        wanted = fixed[state.slot[:R]].gather(1, places.clamp(max=new - 1))
         logits_MV.scatter_(1, wanted.view(-1, 1), 60.0)
         type(model).sample(model, logits_MV, R, T, truncate)
 
     engine.DraftPlans, model.sample = Simulated, sample
-    model.forget_graphs()
+    model.free()
     try:
         drafting = AcceptanceModel("auto")
         first, best, found = rollout(
@@ -199,7 +201,7 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
     finally:
         engine.DraftPlans = DraftPlans
         del model.sample
-        model.forget_graphs()
+        model.free()
     assert [list(answer.tokens) for group in found for answer in group] == truth
     return first, best, drafting.metrics()
 
@@ -249,8 +251,7 @@ def main():
                 f"{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
                 flush=True,
             )
-            cuda_step(policy).rows = 0  # the next case makes its own caches
-            cuda_step(policy).own = cuda_step(policy).shared = None
+            cuda_step(policy).free()  # the next case makes its own caches
     if tables != ["steps"]:
         print(
             "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "

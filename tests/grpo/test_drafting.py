@@ -11,7 +11,7 @@ from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.cuda_decoder import CudaDecoder
 from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.sampling import sample_key, uniform
-from grpo.rollout.speculative import LENGTHS, NONE, AcceptanceModel, DraftPlans
+from grpo.rollout.speculative import LENGTHS, NO_TOKEN, AcceptanceModel, DraftPlans, Observation
 from tasks.base import UserError, problem_at
 from tasks.drafts import Guess
 from tasks.interleave import Interleave
@@ -128,12 +128,10 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     drafting = AcceptanceModel("7")
 
     class Known(DraftPlans):  # texts of random models do not survive decoding and encoding
-        def _aim(self, rows, tokens, written, k):
-            plans = [
-                list(plain[int(self.guesses[row](""))][0].tokens)[n:]
-                for row, n in zip(rows.tolist(), written.tolist())
-            ]
-            self._set(rows.tolist(), written.tolist(), plans, [True] * len(rows))
+        def _plan(self, rows, tokens, written, k):
+            for row, n in zip(rows.tolist(), written.tolist()):
+                answer = plain[int(self.guesses[row](""))][0]
+                self._set([row], n, answer.tokens[n:], True)
 
     import grpo.rollout.generate as engine
 
@@ -172,7 +170,7 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
     # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
     # drafts that were eight passes over one
     drafting = AcceptanceModel("auto")
-    drafting.observe(7, 1, 48, 28, 0, torch.tensor([8, 8, 8, 8]), 1.0)
+    drafting.observe(Observation(7, 1, 48, 28, 0, completions=4, tokens=32, seconds=1.0))
     assert drafting.metrics() == {
         "draft/acceptance": drafting.acceptance,
         "draft/tokens_per_forward": 8,
@@ -209,10 +207,10 @@ def test_plans_by_hand():
     assert plans.offer(rows, live, written, nothing, 3).tolist() == [[0, 1, 2], [7, 6, 9]]
     assert plans.offer(rows, live, written, nothing, 0).shape == (2, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "_aim", None)  # a plan up to the end of the text lasts
+        patch.setattr(plans, "_plan", None)  # a plan up to the end of the text lasts
         assert plans.offer(rows, live, written, torch.tensor([2, 1]), 4).tolist() == [
-            [2, 3, 9, NONE],
-            [6, 9, NONE, NONE],
+            [2, 3, 9, NO_TOKEN],
+            [6, 9, NO_TOKEN, NO_TOKEN],
         ]
     # row 0 writes a, then f for b; row 1 writes h, g, and ends
     chosen = torch.tensor([[0, 5, 0], [7, 6, 9]])
@@ -226,7 +224,7 @@ def test_plans_by_hand():
     assert plans.offer(rows, torch.tensor([True, False]), written, torch.tensor([2, 3]), 3)[
         0
     ].tolist() == [2, 3, 9]  # "cd", aimed anew
-    assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NONE
+    assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NO_TOKEN
 
 
 def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
@@ -394,7 +392,7 @@ def test_a_fixed_length_off_and_nonsense():
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
     drafting = AcceptanceModel("auto")
-    drafting.observe(3, 3, 64, 12, 4, torch.tensor([4, 0, 4]), 0.5)
+    drafting.observe(Observation(3, 3, 64, 12, 4, completions=2, tokens=8, seconds=0.5))
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
     other = AcceptanceModel("auto")
     other.load_state_dict(drafting.state_dict())

@@ -206,14 +206,14 @@ def test_what_counts_of_a_draft_by_hand():
         ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1]),
     ],
 )
-def test_parting_by_hand(row, written, last, sources, row_then, first):
+def test_splitting_rows_by_hand(row, written, last, sources, row_then, first):
     decoder = EagerDecoder.__new__(EagerDecoder)
     decoder.row, decoder.written, decoder.last = (
         torch.tensor(row),
         torch.tensor(written),
         torch.tensor(last),
     )
-    assert decoder._part().tolist() == sources
+    assert decoder._split_rows().tolist() == sources
     assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
 
 

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step, disagreement
-from grpo.rollout.cuda_graph import CudaStep
+from grpo.rollout.cuda_layers import CudaLayers
+from grpo.rollout.request import DecodeRequest
 from grpo.rollout.sampling import truncation
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 
@@ -78,17 +79,10 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
     truth = [answer.tokens for group in plain for answer in group]
 
     class Planned(DraftPlans):  # texts of random models do not survive decoding and encoding
-        def _aim(self, rows, tokens, written, k):
-            plans = [
-                [token if place % 70 < 69 else 7 for place, token in enumerate(truth[row])]
-                for row in rows.tolist()
-            ]
-            self._set(
-                rows.tolist(),
-                written.tolist(),
-                [plan[n:] for plan, n in zip(plans, written.tolist())],
-                [True] * len(plans),
-            )
+        def _plan(self, rows, tokens, written, k):
+            for row, n in zip(rows.tolist(), written.tolist()):
+                plan = [token if i % 70 < 69 else 7 for i, token in enumerate(truth[row])]
+                self._set([row], n, plan[n:], True)
 
     monkeypatch.setattr(engine, "DraftPlans", Planned)
     drafting = AcceptanceModel(length)
@@ -121,11 +115,12 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         shared.allocate(rows, length)
         expected = policy.extend(tokens, shared)
         model, ones = cuda_step(policy), torch.ones(rows, dtype=torch.int64)
-        decoder = CudaDecoder(model, prompts, ones, ones.float(), length * ones, None, length)
+        request = DecodeRequest(prompts, ones, ones.float(), length * ones, None, length)
+        decoder = CudaDecoder(model, request)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
-            model.feed[:rows, :T] = tokens[:, place : place + T]
-            model.state["written"][:rows] = 1 + place
+            model.memory.feed[:rows, :T] = tokens[:, place : place + T]
+            model.memory.state.written[:rows] = 1 + place
             found = model.forward(rows, T, decoder._lay_out(T)).view(rows, T, -1)
             torch.testing.assert_close(found, expected[:, place : place + T], atol=1e-3, rtol=1e-3)
 
@@ -205,7 +200,7 @@ def test_products_of_few_tokens(M, X, K):
     if not kernels.IS_HOPPER:
         pytest.skip("for Hopper only")
     x, weight = (torch.randn(rows, K, device="cuda", dtype=torch.bfloat16) for rows in (M, X))
-    found = CudaStep._product(
+    found, _ = CudaLayers._multiply(
         SimpleNamespace(processors=132, kernels=kernels), x, SimpleNamespace(weight=weight)
     )
     assert found.dtype == torch.float32 and found.shape[1:] == (M, X)
@@ -227,13 +222,9 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     ].tokens
 
     class Planned(DraftPlans):
-        def _aim(self, rows, tokens, written, k):
-            self._set(
-                rows.tolist(),
-                written.tolist(),
-                [list(plan[n:]) for n in written.tolist()],
-                [True] * len(rows),
-            )
+        def _plan(self, rows, tokens, written, k):
+            for row, n in zip(rows.tolist(), written.tolist()):
+                self._set([row], n, plan[n:], True)
 
     monkeypatch.setattr(engine, "DraftPlans", Planned)
 

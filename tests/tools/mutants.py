@@ -250,10 +250,10 @@ TABLE = {
     ],
     ("grpo/rollout/generate.py", "grpo/test_memory.py"): [
         (
-            "every lot at the first one's temperatures",
-            "generate",
-            "temperatures[some]",
-            "temperatures[:lot]",
+            "every batch at the first one's temperatures",
+            "Sampling.of",
+            "self.temperatures[prompts]",
+            "self.temperatures[: prompts.stop - prompts.start]",
         ),
     ],
     ("grpo/tools/plan.py", "grpo/test_plan.py"): [
@@ -376,7 +376,7 @@ TABLE = {
             "written[:, None]",
             "written[:, None] + 1",
         ),
-        ("end of the text not drafted", "DraftPlans._aim", "[*plan, *self.end]", "plan"),
+        ("end of the text not drafted", "DraftPlans._plan", "[*plan, *self.end]", "plan"),
     ],
     (
         "grpo/rollout/eager_decoder.py",
@@ -405,8 +405,8 @@ TABLE = {
         (
             "numbers repeated within a draft",
             "EagerDecoder.step",
-            "torch.arange(hidden.shape[1])",
-            "0 * torch.arange(hidden.shape[1])",
+            "torch.arange(hidden_RTE.shape[1])",
+            "0 * torch.arange(hidden_RTE.shape[1])",
         ),
         (
             "budget exceeded by one",
@@ -415,8 +415,8 @@ TABLE = {
             "self.budget - self.written + 1",
         ),
         (
-            "rows with other tokens not parted",
-            "EagerDecoder._part",
+            "rows with other tokens not split",
+            "EagerDecoder._split_rows",
             "torch.stack([self.row, self.written, self.last])",
             "torch.stack([self.row, self.written, self.written])",
         ),

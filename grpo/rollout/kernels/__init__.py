@@ -1,31 +1,37 @@
-"""The decode step's own kernels, in Triton: everything between the matrix products.
+"""The Triton kernels of the decode step: everything between the matrix products.
 
-Products are left to the vendor's library, but for those of few tokens on a Hopper GPU; what lies
-between them would otherwise be some forty small kernels a layer. A product is bare: the norm of
-its inputs, the second half of its adapter and its bias are left to the kernel that reads it.
-Arithmetic is in float32, roundings stand where `transformers` has them, but for those of the
-norms. Rows that are not live write nothing that anyone reads.
+PyTorch would launch some forty small kernels a layer between the products; here there are five.
+The products themselves are left to the vendor's library, except those of few tokens on a Hopper
+GPU (`multiply`).
 
-Shapes: R rows, T tokens of each that are fed at once, M = R * T, N hidden size, H query heads, K
-key heads, Q = H / K, D head size, L tokens of a prompt, V vocabulary. A row's first `written - 1`
-tokens are in the cache; those fed stand behind them.
+A product comes out unfinished: the kernel that reads it sums its parts and applies the RMSNorm of
+its input, the second half of its LoRA adapter, and its bias.
+
+Arithmetic is in float32. Results are rounded where `transformers` rounds them, except inside the
+norms. Rows that are not live write nothing that is ever read.
+
+Shapes: R rows, T tokens of each in a pass, M = R * T tokens, E hidden size, H query heads, K key
+heads, Q = H / K, D head size, P prompts, L tokens of a prompt, V vocabulary, S parts of a product,
+r rank of an adapter. A row's first `written - 1` tokens are in the cache; the pass appends its T
+tokens to them.
 """
 
-from grpo.rollout.kernels.attention import attend, join
-from grpo.rollout.kernels.launch import EARLY, IS_HOPPER
-from grpo.rollout.kernels.layers import add, multiply, rotate_and_store, silu_mul
-from grpo.rollout.kernels.sampling import advance, pick, sum_blocks
+from grpo.rollout.kernels.attention import attend, combine_splits
+from grpo.rollout.kernels.launch import IS_HOPPER, LAUNCH
+from grpo.rollout.kernels.layers import add_and_weigh, rotate_and_store, silu_mul
+from grpo.rollout.kernels.products import multiply
+from grpo.rollout.kernels.sampling import accept, reduce_blocks, sample
 
 __all__ = [
-    "EARLY",
     "IS_HOPPER",
-    "add",
-    "advance",
+    "LAUNCH",
+    "accept",
+    "add_and_weigh",
     "attend",
-    "join",
+    "combine_splits",
     "multiply",
-    "pick",
+    "reduce_blocks",
     "rotate_and_store",
+    "sample",
     "silu_mul",
-    "sum_blocks",
 ]

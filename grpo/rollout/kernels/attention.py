@@ -1,4 +1,10 @@
-"""Attention of each token to its prompt and to its row's own tokens, in stretches."""
+"""Attention of each token to its prompt and to its row's own tokens.
+
+The keys are divided into splits, which are read in parallel and combined afterwards (FlashDecoding;
+arXiv:2402.05099 for prompts that several rows share). The partial result of a split is the maximum
+of the scores and the sum of their exponentials, (M, H, splits) each, and the weighted sum of the
+values (M, H, splits, D).
+"""
 
 import triton
 import triton.language as tl
@@ -7,319 +13,201 @@ from grpo.rollout.kernels.launch import for_any_batch, wait
 
 
 @triton.jit
-def _attend_stretch(
-    q_MD,
-    keys,
-    values,
-    base,
-    begin,
-    end,
-    last_M,
-    scale,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """The softmax of each query over the keys from `begin` up to `end`, not beyond its `last`:
-    tops, sums of exponentials, weighted values.
+def _attend_keys(
+    q_ND, keys, values, base, begin, end, last_N, scale,
+    D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Return the partial result of N = BLOCK_Q queries over the keys from `begin` up to `end`.
+
+    A query sees no key beyond its `last`. It may see none at all, where it belongs to a draft: so
+    the maximum begins at a finite number.
     """
-    d, n = tl.arange(0, D), tl.arange(0, BLOCK_N)
-    top = tl.full(
-        [BLOCK_M], -1e30, tl.float32
-    )  # finite: a query of a draft may see nothing of a stretch
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, D], tl.float32)
-    for s in range(begin, end, BLOCK_N):
-        real = s + n < end
-        at = base + (s + n)[:, None] * D + d[None, :]
-        key = tl.load(keys + at, mask=real[:, None], other=0.0)
-        value = tl.load(values + at, mask=real[:, None], other=0.0)
-        scores = tl.dot(q_MD, tl.trans(key), input_precision="tf32x3") * scale
-        scores = tl.where(
-            real[None, :] & ((s + n)[None, :] <= last_M[:, None]), scores, -float("inf")
-        )
-        higher = tl.maximum(top, tl.max(scores, 1))
+    d = tl.arange(0, D)
+    j = tl.arange(0, BLOCK_KEYS)
+    maximum = tl.full([BLOCK_Q], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    output = tl.zeros([BLOCK_Q, D], tl.float32)
+
+    for block in range(begin, end, BLOCK_KEYS):
+        is_real = block + j < end
+        at = base + (block + j)[:, None] * D + d[None, :]
+        key = tl.load(keys + at, mask=is_real[:, None], other=0.0)
+        value = tl.load(values + at, mask=is_real[:, None], other=0.0)
+
+        scores = tl.dot(q_ND, tl.trans(key), input_precision="tf32x3") * scale
+        is_seen = is_real[None, :] & ((block + j)[None, :] <= last_N[:, None])
+        scores = tl.where(is_seen, scores, -float("inf"))
+
+        # The softmax is computed online (arXiv:1805.02867): earlier sums are rescaled whenever the
+        # maximum grows.
+        higher = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(top - higher)
+        shrink = tl.exp(maximum - higher)
         total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(
-            weights.to(value.dtype), value, input_precision="tf32x3"
-        )
-        top = higher
-    return top, total, acc
+        weighted = tl.dot(weights.to(value.dtype), value, input_precision="tf32x3")
+        output = output * shrink[:, None] + weighted
+        maximum = higher
+    return maximum, total, output
+
+
+@triton.jit
+def _attend_split(
+    query_MHD, keys, values, maxima, sums, outputs,
+    first_token, tokens, k, base, begin, end, seen, split, splits, scale,
+    IS_CAUSAL: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Attend from the queries of `tokens` neighbouring tokens to one split of keys; store the
+    partial results as number `split`.
+
+    The queries are those of the Q heads that share the key head `k`. The keys begin at `base` in
+    the cache. The first token sees the keys up to number `seen`; if IS_CAUSAL, each token sees one
+    more than the one before.
+    """
+    Q: tl.constexpr = H // K
+    i = tl.arange(0, BLOCK_Q)
+    d = tl.arange(0, D)
+    mask = i < tokens * Q
+    head = (first_token + i // Q).to(tl.int64) * H + k * Q + i % Q
+    q = tl.load(query_MHD + head[:, None] * D + d[None, :], mask=mask[:, None], other=0.0)
+    last = seen + (i // Q if IS_CAUSAL else tl.zeros_like(i))
+
+    maximum, total, output = _attend_keys(
+        q, keys, values, base, begin, end, last, scale, D, BLOCK_Q, BLOCK_KEYS
+    )
+    at = head * splits + split
+    tl.store(maxima + at, maximum, mask=mask)
+    tl.store(sums + at, total, mask=mask)
+    tl.store(outputs + at[:, None] * D + d[None, :], output, mask=mask[:, None])
 
 
 @for_any_batch
 def attend(
-    q_MHD,
-    keys,
-    values,
-    own_keys,
-    own_values,
-    tile_prompt,
-    tile_first,
-    tile_tokens,
-    length_P,
-    written_R,
-    slot_R,
-    live_R,
-    sums,
-    tops,
-    partial,
-    scale,
-    longest,
-    room,
-    tiles,
-    R,
-    T,
-    first,
-    splits,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    PROMPT: tl.constexpr,
-    OWN: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Attention to stretches of PROMPT keys of the prompts, by the first programs, and of OWN keys
-    of each row, by the others.
+    query_MHD, prompt_keys, prompt_values, row_keys, row_values,
+    tile_prompt, tile_first, tile_tokens,
+    length_P, written_R, slot_R, live_R,
+    maxima, sums, outputs,
+    scale, prompt_room, row_room, tiles, R, T, prompt_splits, splits,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    PROMPT_SPLIT: tl.constexpr, ROW_SPLIT: tl.constexpr,
+    PROMPT_QUERIES: tl.constexpr, ROW_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Compute the partial results of all splits.
 
-    BLOCK_P and BLOCK_R are the queries of a program, Q for each of its tokens, and perhaps some
-    that are none. A token has `splits` stretches, its row's own from `first` on. Written are the
-    scores' tops, the sums of their exponentials, and the weighted values, (M, H, splits) and (M,
-    H, splits, D), for `join`.
+    The first programs read splits of PROMPT_SPLIT keys of the prompts, the others splits of
+    ROW_SPLIT keys of the rows. A program has PROMPT_QUERIES or ROW_QUERIES queries, Q of each
+    token; some of them may be padding. A tile is a run of neighbouring tokens that share a prompt.
+    Of a token's `splits` partial results the first `prompt_splits` belong to its prompt.
+    The prompt caches are (P, K, prompt_room, D), the row caches (slots, K, row_room, D).
     """
     program = tl.program_id(0)
-    if program < tiles * K * first:
-        _attend_prompt(
-            program % tiles,
-            program // tiles % K,
-            program // tiles // K,
-            q_MHD,
-            keys,
-            values,
-            tile_prompt,
-            tile_first,
-            tile_tokens,
-            length_P,
-            sums,
-            tops,
-            partial,
-            scale,
-            longest,
-            splits,
-            H,
-            K,
-            D,
-            PROMPT,
-            BLOCK_P,
-            BLOCK_N,
-        )
+    prompt_programs = tiles * K * prompt_splits
+    if program < prompt_programs:
+        tile = program % tiles
+        k = program // tiles % K
+        split = program // tiles // K
+        p = tl.load(tile_prompt + tile).to(tl.int64)
+        tokens = tl.load(tile_tokens + tile)
+        length = tl.load(length_P + p)
+        begin = split * PROMPT_SPLIT
+        wait()
+        if tokens > 0 and begin < length:
+            _attend_split(
+                query_MHD, prompt_keys, prompt_values, maxima, sums, outputs,
+                tl.load(tile_first + tile), tokens, k, (p * K + k) * prompt_room * D,
+                begin, tl.minimum(begin + PROMPT_SPLIT, length), length, split, splits, scale,
+                False, H, K, D, PROMPT_QUERIES, BLOCK_KEYS,
+            )  # fmt: skip
     else:
-        program -= tiles * K * first
-        stretch, parts = program // R // K, tl.cdiv(T, BLOCK_R // (H // K))
-        _attend_own(
-            program % R,
-            program // R % K,
-            stretch // parts,
-            stretch % parts,
-            q_MHD,
-            own_keys,
-            own_values,
-            written_R,
-            slot_R,
-            live_R,
-            sums,
-            tops,
-            partial,
-            scale,
-            room,
-            T,
-            first,
-            splits,
-            H,
-            K,
-            D,
-            OWN,
-            BLOCK_R,
-            BLOCK_N,
-        )
+        _attend_row(
+            program - prompt_programs,
+            query_MHD, row_keys, row_values, maxima, sums, outputs,
+            written_R, slot_R, live_R,
+            scale, row_room, R, T, prompt_splits, splits,
+            H, K, D, ROW_SPLIT, ROW_QUERIES, BLOCK_KEYS,
+        )  # fmt: skip
 
 
 @triton.jit
-def _attend_prompt(
-    tile,
-    k,
-    split,
-    q_MHD,
-    keys,
-    values,
-    tile_prompt,
-    tile_first,
-    tile_tokens,
-    length_P,
-    sums,
-    tops,
-    partial,
-    scale,
-    longest,
-    splits,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """One stretch of a prompt, for a key head and a tile of tokens that share it. Prompt caches
-    are (P, K, longest, D).
-    """
-    Q: tl.constexpr = H // K
-    p, tokens = tl.load(tile_prompt + tile).to(tl.int64), tl.load(tile_tokens + tile)
-    length = tl.load(length_P + p)
-    begin = split * SPLIT
-    wait()
-    if tokens > 0 and begin < length:
-        i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
-        inside = i < tokens * Q
-        m = tl.load(tile_first + tile) + i // Q  # the tokens of a tile are neighbours
-        head = m.to(tl.int64) * H + k * Q + i % Q
-        q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-        base = (p * K + k) * longest * D
-        last = tl.zeros_like(i) + length  # every query sees all of the prompt
-        top, total, acc = _attend_stretch(
-            q,
-            keys,
-            values,
-            base,
-            begin,
-            tl.minimum(begin + SPLIT, length),
-            last,
-            scale,
-            D,
-            BLOCK_M,
-            BLOCK_N,
-        )
-        at = head * splits + split
-        tl.store(tops + at, top, mask=inside)
-        tl.store(sums + at, total, mask=inside)
-        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
+def _attend_row(
+    program,
+    query_MHD, row_keys, row_values, maxima, sums, outputs,
+    written_R, slot_R, live_R,
+    scale, row_room, R, T, prompt_splits, splits,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Attend from some tokens of a row to one split of the row's own tokens."""
+    tokens_at_once: tl.constexpr = BLOCK_Q // (H // K)
+    parts = tl.cdiv(T, tokens_at_once)
+    r = program % R
+    k = program // R % K
+    part = program // R // K % parts
+    split = program // R // K // parts
 
-
-@triton.jit
-def _attend_own(
-    r,
-    k,
-    split,
-    part,
-    q_MHD,
-    own_keys,
-    own_values,
-    written_R,
-    slot_R,
-    live_R,
-    sums,
-    tops,
-    partial,
-    scale,
-    room,
-    T,
-    own,
-    splits,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """One stretch of a row's own tokens, for a key head and a part of the tokens fed; into the
-    places from `own` on.
-    """
-    Q: tl.constexpr = H // K
-    filled = tl.load(written_R + r) - 1
-    first = part * (BLOCK_M // Q)
-    after = tl.minimum(first + BLOCK_M // Q, T)
+    first = part * tokens_at_once
+    after = tl.minimum(first + tokens_at_once, T)
+    cached = tl.load(written_R + r) - 1
     begin = split * SPLIT
-    end = tl.minimum(tl.minimum(filled + after, room), begin + SPLIT)
-    is_live, slot = tl.load(live_R + r) != 0, tl.load(slot_R + r)
+    end = tl.minimum(tl.minimum(cached + after, row_room), begin + SPLIT)
+    is_live = tl.load(live_R + r) != 0
+    slot = tl.load(slot_R + r)
     wait()
     if is_live & (begin < end):
-        i, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
-        inside = i < (after - first) * Q
-        t = first + i // Q
-        head = (r * T + t).to(tl.int64) * H + k * Q + i % Q
-        q = tl.load(q_MHD + head[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
-        base = (slot * K + k) * room * D
-        last = filled + t  # the last token that a query may see: itself
-        top, total, acc = _attend_stretch(
-            q, own_keys, own_values, base, begin, end, last, scale, D, BLOCK_M, BLOCK_N
-        )
-        at = head * splits + own + split
-        tl.store(tops + at, top, mask=inside)
-        tl.store(sums + at, total, mask=inside)
-        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=inside[:, None])
+        _attend_split(
+            query_MHD, row_keys, row_values, maxima, sums, outputs,
+            r * T + first, after - first, k, (slot * K + k) * row_room * D,
+            begin, end, cached + first, prompt_splits + split, splits, scale,
+            True, H, K, D, BLOCK_Q, BLOCK_KEYS,
+        )  # fmt: skip
 
 
 @for_any_batch
-def join(
-    out_MHD,
-    length_R,
-    written_R,
-    live_R,
-    sums,
-    tops,
-    partial,
-    M,
-    T,
-    first,
-    splits,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    PROMPT: tl.constexpr,
-    OWN: tl.constexpr,
-    PAIRS: tl.constexpr,
-    TOGETHER: tl.constexpr,
-):
-    """One softmax of a query's stretches (Hydragen, arXiv:2402.05099). One program for PAIRS of
-    token and head, TOGETHER stretches at once.
+def combine_splits(
+    out_MHD, length_R, written_R, live_R, maxima, sums, outputs,
+    M, T, prompt_splits, splits,
+    H: tl.constexpr, D: tl.constexpr,
+    PROMPT_SPLIT: tl.constexpr, ROW_SPLIT: tl.constexpr,
+    PAIRS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Combine the partial results of each query into one softmax (arXiv:2402.05099, section 3.1).
+
+    One program handles PAIRS pairs of token and head, TOGETHER splits at a time. `length_R` is the
+    length of each row's prompt.
     """
-    pair, i, d = (
-        tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS),
-        tl.arange(0, TOGETHER),
-        tl.arange(0, D),
-    )
+    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    i = tl.arange(0, TOGETHER)
+    d = tl.arange(0, D)
     m = tl.minimum(pair // H, M - 1)
     r = m // T
+
+    # How many splits the query has: those of its prompt, then those of its row.
     is_live = (pair < M * H) & (tl.load(live_R + r) != 0)
-    prompt = (tl.load(length_R + r) + PROMPT - 1) // PROMPT
-    number = prompt + tl.minimum((tl.load(written_R + r) + m % T + OWN - 1) // OWN, splits - first)
-    number = tl.where(is_live, number, 0)
+    in_prompt = (tl.load(length_R + r) + PROMPT_SPLIT - 1) // PROMPT_SPLIT
+    in_row = (tl.load(written_R + r) + m % T + ROW_SPLIT - 1) // ROW_SPLIT
+    number = tl.where(is_live, in_prompt + tl.minimum(in_row, splits - prompt_splits), 0)
+
     wait()
-    top, total, acc = (
-        tl.full([PAIRS], -1e30, tl.float32),
-        tl.zeros([PAIRS], tl.float32),
-        tl.zeros([PAIRS, D], tl.float32),
-    )
+    maximum = tl.full([PAIRS], -1e30, tl.float32)
+    total = tl.zeros([PAIRS], tl.float32)
+    output = tl.zeros([PAIRS, D], tl.float32)
     for begin in range(0, tl.max(number), TOGETHER):
         s = begin + i[None, :]
-        place = pair[:, None] * splits + tl.where(
-            s < prompt[:, None], s, first + s - prompt[:, None]
-        )
-        real = s < number[:, None]
-        here = tl.load(tops + place, mask=real, other=-float("inf"))
-        higher = tl.maximum(top, tl.max(here, 1))
-        shrink, grow = tl.exp(top - higher), tl.exp(here - higher[:, None])
-        total = total * shrink + tl.sum(tl.load(sums + place, mask=real, other=0.0) * grow, 1)
+        is_real = s < number[:, None]
+        place = tl.where(s < in_prompt[:, None], s, prompt_splits + s - in_prompt[:, None])
+        at = pair[:, None] * splits + place
+
+        here = tl.load(maxima + at, mask=is_real, other=-float("inf"))
+        higher = tl.maximum(maximum, tl.max(here, 1))
+        shrink = tl.exp(maximum - higher)
+        grow = tl.exp(here - higher[:, None])
+        total = total * shrink + tl.sum(tl.load(sums + at, mask=is_real, other=0.0) * grow, 1)
         values = tl.load(
-            partial + place[:, :, None] * D + d[None, None, :], mask=real[:, :, None], other=0.0
+            outputs + at[:, :, None] * D + d[None, None, :], mask=is_real[:, :, None], other=0.0
         )
-        acc = acc * shrink[:, None] + tl.sum(values * grow[:, :, None], 1)
-        top = higher
-    tl.store(
-        out_MHD + pair[:, None] * D + d[None, :],
-        (acc / total[:, None]).to(out_MHD.dtype.element_ty),
-        mask=is_live[:, None],
-    )
+        output = output * shrink[:, None] + tl.sum(values * grow[:, :, None], 1)
+        maximum = higher
+
+    out = (output / total[:, None]).to(out_MHD.dtype.element_ty)
+    tl.store(out_MHD + pair[:, None] * D + d[None, :], out, mask=is_live[:, None])

@@ -1,4 +1,4 @@
-"""How the decode step's kernels are launched."""
+"""How the kernels of the decode step are launched."""
 
 import torch
 import triton
@@ -6,29 +6,32 @@ import triton.language as tl
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # a Triton that was built without it
+except ImportError:  # Triton was built without them
     gdc_launch_dependents = gdc_wait = None
 
+# A jitted kernel that is compiled once for any size of the batch, and once more for the size 1.
 for_any_batch = triton.jit(
-    do_not_specialize_on_alignment=("T", "M", "R", "tiles", "first", "splits")
-)  # one kernel for 1 and one for all else
+    do_not_specialize_on_alignment=("T", "M", "R", "tiles", "prompt_splits", "splits")
+)
+
 IS_HOPPER = (
     gdc_wait is not None
     and torch.cuda.is_available()
     and torch.cuda.get_device_capability()[0] == 9
 )
-EARLY = (
-    {"launch_pdl": True} if IS_HOPPER else {}
-)  # launch a kernel while the one before it is still at work (programmatic dependent launch)
-_IS_EARLY = tl.constexpr(IS_HOPPER)
+
+# Programmatic dependent launch: start a kernel while the one before it is still running.
+LAUNCH = {"launch_pdl": True} if IS_HOPPER else {}
+_USES_PDL = tl.constexpr(IS_HOPPER)
 
 
 @triton.jit
 def wait():
-    """Let the next kernel be launched, and wait until the one before this has done all. What was
-    written by the one before the last product may be read before: a product lets the next kernel
-    be launched when it has waited itself.
+    """Allow the next kernel to start, and wait until the previous one has finished.
+
+    What the kernel before the last matrix product has written may be read before the wait: a
+    product lets the next kernel start only after it has waited itself.
     """
-    if _IS_EARLY:
+    if _USES_PDL:
         gdc_launch_dependents()
         gdc_wait()
