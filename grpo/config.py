@@ -350,8 +350,8 @@ class Config:
     )
     schedule: str | None = flag(
         None,
-        "learning rate after the warm-up (default: constant for builtin, cosine, down to zero at "
-        "the last step, for other models)",
+        "learning rate after the warm-up (default: constant for builtin; for other models cosine, "
+        "which falls to zero over the steps of the last level)",
         group=OPTIMIZER,
         choices=SCHEDULES,
     )

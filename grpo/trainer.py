@@ -465,7 +465,8 @@ class Trainer:
         A constant rate does not know how long the run is, so a run that goes on for longer than
         planned is the longer run. Cosine falls from the full rate, at the first step after the
         warm-up, to almost zero at the last step; its warm-up is at most all steps but the last, so
-        that the full rate is reached however short the run.
+        that the full rate is reached however short the run. On a ladder it begins to fall when the
+        last level is reached, so that the hardest level is not left with the smallest rates.
         """
         warmup, steps = self.config.warmup, self.config.steps
         if self.config.schedule != "cosine":
@@ -475,7 +476,10 @@ class Trainer:
         warmup = min(warmup, steps - 1)
         if step <= warmup:
             return step / (warmup + 1)
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup - 1) / (steps - warmup)))
+        if not self.curriculum.is_last:
+            return 1.0
+        start = max(warmup, self.curriculum.steps_before_last)
+        return 0.5 * (1 + math.cos(math.pi * (step - start - 1) / (steps - start)))
 
     def metrics(
         self, step: int, groups: list[Group], learned: dict[str, float], clock: "_Clock"

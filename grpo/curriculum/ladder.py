@@ -122,6 +122,16 @@ class Curriculum:
     def level(self) -> int:
         return self.rungs[self.rung]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether training is at the last rung."""
+        return self.rung + 1 == len(self.rungs)
+
+    @property
+    def steps_before_last(self) -> int:
+        """How many steps have been made on all rungs but the last."""
+        return sum(int(steps) for steps, _, _ in self.spent[:-1])
+
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure
         function of the arguments and the state; the first has the current level.
@@ -255,7 +265,7 @@ class Curriculum:
         return [Decision(step, self.level, self.level, "stay", f"{said}; {asked}", figures)]
 
     def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
-        if self.rung + 1 < len(self.rungs):
+        if not self.is_last:
             return [self._move(+1, step, "promotion", why, **figures)]
         return [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)]
 
@@ -285,7 +295,7 @@ class Curriculum:
             f"the budget of the rung is spent: {', '.join(used)}; its last mean score is "
             f"{self.scores.get(self.level, 0):.3f}"
         )
-        if self.rung + 1 < len(self.rungs):
+        if not self.is_last:
             return [self._move(+1, step, "budget", why, **figures)]
         return [self._end(step, "budget", why.replace("the rung", "the last rung"), **figures)]
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from grpo import trainer as trainer_module
 from grpo.config import Config
+from grpo.curriculum.ladder import Curriculum
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
+from grpo.records import StepSummary
 from grpo.rollout.generate import budget_for
 from grpo.trainer import Trainer, _Clock, step_summary
 from tasks.base import Problem, Score, UserError, key_of
@@ -367,12 +369,23 @@ def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
     ]
 
 
+def test_on_a_ladder_cosine_begins_at_the_last_level(tiny_policy):
+    trainer = trainer_for(tiny_policy, steps=7, warmup=1, schedule="cosine")
+    trainer.curriculum = Curriculum([3, 5, 10])
+    shares = []
+    for step in range(1, 8):
+        shares.append(round(trainer.lr_factor(step), 4))
+        trainer.curriculum.observe(StepSummary(step, {trainer.curriculum.level: [0.5]}))
+        if step in (1, 3):  # up; the last level is reached after step 3
+            trainer.curriculum._climb(step, "")
+    assert shares == [0.5, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+
+
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
 def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
     config = Config(steps=steps, warmup=warmup, schedule="cosine")
-    shares = [
-        Trainer.lr_factor(SimpleNamespace(config=config), step) for step in range(1, steps + 1)
-    ]
+    trainer = SimpleNamespace(config=config, curriculum=Curriculum([10]))
+    shares = [Trainer.lr_factor(trainer, step) for step in range(1, steps + 1)]
     peak = shares.index(max(shares))
     assert shares[peak] == 1.0 and all(0 < share <= 1 for share in shares)
     assert shares[: peak + 1] == sorted(shares[: peak + 1])

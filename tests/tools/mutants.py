@@ -788,8 +788,14 @@ TABLE = {
         (
             "cosine falls during the warm-up",
             "Trainer.lr_factor",
-            "math.pi * (step - warmup - 1) / (steps - warmup)",
+            "math.pi * (step - start - 1) / (steps - start)",
             "math.pi * (step - 1) / steps",
+        ),
+        (
+            "cosine falls on every level",
+            "Trainer.lr_factor",
+            "max(warmup, self.curriculum.steps_before_last)",
+            "warmup",
         ),
         (
             "tries share their numbers",
