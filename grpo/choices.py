@@ -13,7 +13,7 @@ PROMOTIONS = ("running", "heldout")
 SCHEDULES = ("constant", "cosine")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
-WAYS = ("auto", "off", "imitation", "demonstrations")
+WAYS = ("auto", "off", "imitation")
 MOST_DRAFTED = 127  # tokens
 
 

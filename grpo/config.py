@@ -409,8 +409,8 @@ class Config:
     warm_start: str = flag(
         "auto",
         "how a policy that earns nothing begins: imitation (of a few right answers, before the "
-        "first step), demonstrations (the right answer joins groups that fail), off; auto: "
-        "imitation where the pre-flight finds the first level out of reach, else off",
+        "first step) or off; auto: imitation where the pre-flight finds the first level out of "
+        "reach, else off",
         group=CURRICULUM,
         choices=WAYS,
     )

@@ -26,7 +26,8 @@ class Completion:
     budget ran out); `logprobs` their natural-log probabilities under the distribution they were
     drawn from (temperature and truncation included), one for each token; `text` what they write
     (`Policy.decode`): all but that end token, with any other control token by its name.
-    `is_demonstration`: nobody sampled it, it is the right answer, and its log-probabilities are 0.
+    `is_demonstration`: it was not sampled but is the task's right answer, for imitation; its
+    log-probabilities are 0.
     """
 
     tokens: tuple[int, ...]
@@ -42,7 +43,7 @@ class Group:
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action`
     what was done with the group ("keep", "skip", "resample": this try was discarded and drawn
-    anew, "demonstrate": a copy with the right answer was learned from instead); `advantages` has
+    anew, "imitate": a right answer that was imitated); `advantages` has
     one number for each completion, or (--credit alignment) one list for each, of a number for each
     of its tokens, or is empty where the group was not learned from; `trap` is what half of its
     completions or more do instead of what was asked, as the task names it (`Score.parts["trap"]`),
@@ -78,9 +79,7 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of the group, end tokens included; none where a demonstration was put in,
-        for nothing else is new.
-        """
+        """Sampled tokens of the group, end tokens included; none in a group that is imitated."""
         if any(completion.is_demonstration for completion in self.completions):
             return 0
         return sum(len(completion.tokens) for completion in self.completions)

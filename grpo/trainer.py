@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 from grpo.config import Config
-from grpo.curriculum.demonstrations import fails, right_answer, with_demonstration
 from grpo.curriculum.ladder import Curriculum
-from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
+from grpo.curriculum.warm_start import WarmStart, most_updates, right_answer, warm_start
 from grpo.distributed import ALONE, Ranks
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
@@ -275,18 +274,7 @@ class Trainer:
                 if group.action == "resample"
             ]
             attempt += 1
-        if self.config.warm_start == "demonstrations":
-            groups += self.demonstrate(groups)
         return groups
-
-    def demonstrate(self, groups: Sequence[Group]) -> list[Group]:
-        """Return a copy with the right answer of each group that fails, to be learned from in its
-        place.
-        """
-        failed = [group for group in groups if group.action != "resample" and fails(group)]
-        for group in failed:
-            group.action = "demonstrate"
-        return [with_demonstration(self.policy, self.task, group) for group in failed]
 
     def imitate(self, look: Callable[[], float]) -> list[Group]:
         """Imitate right answers of the training split until the policy earns something

@@ -338,4 +338,4 @@ class VarianceMonitor:
 
 
 def _wasted(groups: Sequence[Group]) -> int:
-    return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
+    return sum(group.tokens for group in groups if group.action != "keep")

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo.records import Group
+from grpo.model.policy import Policy
+from grpo.records import Completion, Group
+from tasks.base import Problem, Task, scores_of
 
 ANSWERS = 32  # of an update
 LOOK_EVERY = (
@@ -41,6 +43,24 @@ class WarmStart:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
+    """Return the right answer of a problem as a group of one, with advantage 1."""
+    tokens = (*policy.target_tokens(problem.target), policy.end)
+    text = policy.decode(tokens)
+    completion = Completion(tokens, (0.0,) * len(tokens), text, "stop", is_demonstration=True)
+    return Group(
+        index,
+        problem,
+        policy.encode(problem),
+        1.0,
+        [completion],
+        scores=scores_of(task, problem, [text]),
+        action="imitate",
+        advantages=[1.0],
+        shots=policy.shots(problem),
+    )
 
 
 def most_updates(steps: int, completions: int) -> int:

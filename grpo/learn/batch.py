@@ -38,9 +38,6 @@ class MicroBatch:
     advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
     temperatures_R: Tensor
     weights_R: Tensor
-    demonstrated_R: Tensor | None = (
-        None  # True where a row is a demonstration; None: there are none
-    )
 
 
 def micro_batches(
@@ -130,13 +127,11 @@ def _tensors(bundle, device) -> MicroBatch:
         n = len(completion.tokens)
         tokens[r, :n], mask[r, :n] = torch.tensor(completion.tokens), True
         old[r, :n] = torch.tensor(completion.logprobs)
-    demonstrated = torch.tensor([completion.is_demonstration for completion, *_ in rows])
     temperatures = [group.temperature for group, part in bundle for _ in part]
     return MicroBatch(
         prompts=[group.prompt for group, _ in bundle],
         names=[(group.index, sample) for group, part in bundle for *_, sample in part],
         completions=[completion.tokens for completion, *_ in rows],
-        demonstrated_R=to_device(demonstrated, device) if demonstrated.any() else None,
         places_M=flat_indices([len(completion.tokens) for completion, *_ in rows], T, device),
         **{
             name: to_device(tensor, device)

@@ -29,8 +29,6 @@ from torch import Tensor
 
 from grpo.choices import LOSSES
 
-SHAPING = 0.1  # gamma of the shaping of demonstrations, as in the paper
-
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     """Return the weight of each token of each row, (R,) float64, from the lengths of *all* rows of
@@ -89,20 +87,6 @@ def policy_loss(
     return _zero_padding(loss_RT, mask_RT), low_RT & mask_RT, high_RT & mask_RT
 
 
-def demonstration_loss(logp_RT: Tensor, advantages: Tensor, mask_RT: Tensor) -> Tensor:
-    """Return the loss (R, T) of rows that were not sampled: -f(p) A, f(p) = p / (p + SHAPING), 0
-    at padding.
-
-    The right answer is a sample of a policy that always writes it, so the ratio is the policy's
-    probability p itself, and it is not clipped (LUFFY, arXiv:2504.14945, eq. 6 and 7). Shaped by
-    f, a token that the policy finds unlikely gets a gradient that is up to 1 / SHAPING times
-    larger, and one that it knows gets almost none.
-    """
-    advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
-    p_RT = _zero_padding(logp_RT, mask_RT).exp()
-    return _zero_padding(-p_RT / (p_RT + SHAPING) * advantages_RT, mask_RT)
-
-
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref
     - logp.
@@ -128,7 +112,6 @@ def step_loss(
     ref_RT: Tensor | None = None,
     entropy_RT: Tensor | None = None,
     importance_RT: Tensor | None = None,
-    demonstrated_R: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
@@ -144,10 +127,6 @@ def step_loss(
     )
     if importance_RT is not None:
         loss_RT = loss_RT * _zero_padding(importance_RT, mask_RT)
-    if demonstrated_R is not None:
-        shown_RT = demonstrated_R[:, None]
-        loss_RT = torch.where(shown_RT, demonstration_loss(logp_RT, advantages, mask_RT), loss_RT)
-        low_RT, high_RT = low_RT & ~shown_RT, high_RT & ~shown_RT
     terms = {"tokens": mask_RT, "clipped_low": low_RT, "clipped_high": high_RT}
     if ref_RT is not None:
         terms["kl"] = kl_k3(_zero_padding(logp_RT, mask_RT), _zero_padding(ref_RT, mask_RT))

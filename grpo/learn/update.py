@@ -178,7 +178,6 @@ def _backward(
         ref_RT=reference_RT,
         entropy_RT=entropy_RT,
         importance_RT=importance_RT,
-        demonstrated_R=batch.demonstrated_R,
     )
     with low_precision_backward(policy.low_precision_backward):
         loss.backward()
@@ -222,8 +221,6 @@ def _figures(seen: Sequence[Seen]) -> tuple[float, dict[str, float], float, list
         for name, value in parts.items():
             sums[name] += value.item()
         difference_RT = (batch.old_RT - logp_RT) * batch.mask_RT
-        if batch.demonstrated_R is not None:  # nobody sampled those
-            difference_RT = difference_RT * ~batch.demonstrated_R[:, None]
         parity = max(parity, difference_RT.abs().max().item())
         worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
         sums["parity"] += (

@@ -119,7 +119,7 @@ def budget(
 
 
 @dataclass(frozen=True)
-class Sampling:
+class PromptSettings:
     """What a rollout samples with, apart from prompts and keys.
 
     `temperatures` and `budgets` (most new tokens) hold for all completions of a prompt, (P,) each;
@@ -132,10 +132,12 @@ class Sampling:
     truncate: Callable | None = None
     guesses: Sequence[Guess] | None = None
 
-    def of(self, prompts: slice) -> "Sampling":
+    def of(self, prompts: slice) -> "PromptSettings":
         """Return the part for some of the prompts."""
         guesses = self.guesses[prompts] if self.guesses else None
-        return Sampling(self.temperatures[prompts], self.budgets[prompts], self.truncate, guesses)
+        return PromptSettings(
+            self.temperatures[prompts], self.budgets[prompts], self.truncate, guesses
+        )
 
 
 def generate(
@@ -151,7 +153,7 @@ def generate(
 ) -> list[list[Completion]]:
     """Return `len(keys[p])` completions of each prompt p (the same number for all), in order.
 
-    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); see `Sampling` for the other
+    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); see `PromptSettings` for the other
     arguments. `drafting` decides how much is drafted and is updated. A completion's log-probs are
     those of the distribution that it was sampled from.
 
@@ -159,7 +161,7 @@ def generate(
     FloatingPointError where a token was drawn from a distribution that is not finite, and UserError
     where memory runs out.
     """
-    sampling = Sampling(temperatures, budgets, truncate, guesses)
+    settings = PromptSettings(temperatures, budgets, truncate, guesses)
     group_size = len(keys[0])
     batch_size = policy.prompts_at_once(
         group_size, max(map(len, prompts)), max(budgets) + SHORT + 1
@@ -168,7 +170,7 @@ def generate(
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
         try:
-            answers += _generate(policy, prompts[batch], keys[batch], sampling.of(batch), drafting)
+            answers += _generate(policy, prompts[batch], keys[batch], settings.of(batch), drafting)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory in the rollout of {len(keys[batch]) * group_size} completions of "
@@ -183,29 +185,29 @@ def _generate(
     policy: Policy,
     prompts: Sequence[tuple[int, ...]],
     keys: Sequence[Sequence[int]],
-    sampling: Sampling,
+    settings: PromptSettings,
     drafting: AcceptanceModel | None,
 ) -> list[list[Completion]]:
     """Answer prompts that fit in memory together; see `generate`."""
-    P, G, budget = len(prompts), len(keys[0]), max(sampling.budgets)
-    is_drafted = sampling.guesses is not None and drafting is not None and drafting.fixed != 0
+    P, G, budget = len(prompts), len(keys[0]), max(settings.budgets)
+    is_drafted = settings.guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
     width = budget + longest + 1  # drafts may reach beyond the budget; there they never count
 
     request = DecodeRequest(
         prompts,
         keys=torch.tensor([key for group in keys for key in group]),
-        temperatures=torch.tensor(sampling.temperatures).float().repeat_interleave(G),
-        budgets=torch.tensor(sampling.budgets).repeat_interleave(G),
-        truncate=sampling.truncate,
+        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
+        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
+        truncate=settings.truncate,
         room=width,
     )
     step = cuda_step(policy)
     decoder: Decoder = CudaDecoder(step, request) if step else EagerDecoder(policy, request)
 
     drafter = None
-    if is_drafted and sampling.guesses is not None and drafting is not None:
-        plans = DraftPlans(policy, [guess for guess in sampling.guesses for _ in range(G)], width)
+    if is_drafted and settings.guesses is not None and drafting is not None:
+        plans = DraftPlans(policy, [guess for guess in settings.guesses for _ in range(G)], width)
         drafter = _Drafter(plans, drafting, longest, distinct=P * G)
 
     tokens = torch.zeros(P * G, width, dtype=torch.long)

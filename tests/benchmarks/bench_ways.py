@@ -3,10 +3,9 @@ of steps, several seeds.
 
     python tests/benchmarks/bench_ways.py --model DIR --words 10 --steps 300 --seeds 0,1,2 --jobs 5
 
-Arms: the ladder from one word on; demonstrations in groups that fail; imitation and then GRPO; and,
-as the control, imitation alone on as many answers as the others sample completions. Every arm is
-an ordinary run in runs/, so that its texts can be read. What follows `--` goes to every run, e.g.
-`-- --learning-rate 3e-4 --beta 0.02`.
+Arms: the ladder from one word on; imitation and then GRPO; and, as the control, imitation alone on
+as many answers as the others sample completions. Every arm is an ordinary run in runs/, so that its
+texts can be read. What follows `--` goes to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`.
 
 Prints a Markdown table: held-out score before, after imitation, at each quarter of the steps,
 exact answers, tokens, minutes. A run that is there already is not made again.
@@ -27,7 +26,6 @@ from grpo.curriculum.preflight import LEVELS
 TOP = Path(__file__).resolve().parents[2]
 ARMS = {
     "ladder": ["--warm-start", "off"],
-    "demonstrations": ["--warm-start", "demonstrations", "--no-ramp"],
     "imitation": ["--warm-start", "imitation", "--no-ramp"],
     "imitation alone": ["--warm-start", "imitation", "--no-ramp"],
 }

@@ -69,7 +69,7 @@ class Job:
     micro: int = 0
     vllm: bool = False
     at_once: int = 1
-    budget: int = 0
+    budget: int | None = None
 
     @property
     def name(self) -> str:

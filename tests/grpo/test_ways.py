@@ -1,7 +1,6 @@
-"""How a policy that earns nothing begins: demonstrations in the group, imitation."""
+"""How a policy that earns nothing begins: with an imitation of right answers."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,22 @@ from transformers import AutoModelForCausalLM
 import train
 from grpo import load_run
 from grpo.config import Config
-from grpo.curriculum.demonstrations import demonstration, fails, right_answer
 from grpo.curriculum.preflight import Start
-from grpo.curriculum.warm_start import ANSWERS, ENOUGH, LOOK_EVERY, most_updates, warm_start
+from grpo.curriculum.warm_start import (
+    ANSWERS,
+    ENOUGH,
+    LOOK_EVERY,
+    most_updates,
+    right_answer,
+    warm_start,
+)
 from grpo.learn.imitate import imitate
-from grpo.learn.loss import SHAPING, demonstration_loss, step_loss
 from grpo.learn.optimizer import default_rate
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run.rollouts import write_rollouts
 from grpo.run.session import Run
 from grpo.trainer import Trainer
-from grpo.variance import VarianceMonitor
 from tasks import audit
 from tasks.base import Problem, Score, UserError, problem_at
 from tasks.interleave import Interleave
@@ -70,91 +73,21 @@ def trainer_for(policy, way, **options):
     return Trainer(config, Interleave(), policy)
 
 
-# Demonstrations in the group.
+# Imitation.
 
 
 def test_the_right_answer_is_a_completion_that_ends(one_policy):
-    shown = demonstration(one_policy, PROBLEM)
+    answer = right_answer(
+        one_policy,
+        Interleave(),
+        0,
+        problem_at(Interleave(), level=3, split="train", seed=0, index=0),
+    )
+    (shown,) = answer.completions
     assert one_policy.decode(shown.tokens) == shown.text
-    assert shown.text.split() == PROBLEM.target.split()
-    assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration
-    assert len(shown.tokens) == one_policy.target_length(PROBLEM.target)
-
-
-@pytest.mark.parametrize(
-    "exact, verdict, expected",
-    [
-        ([False, False], "failed", True),
-        ([False, False], "varied", True),
-        ([False, True], "varied", False),
-        ([True, True], "solved", False),
-        ([False, False], "solved", False),
-    ],
-)
-def test_a_group_fails_where_nothing_in_it_is_right(exact, verdict, expected):
-    assert fails(group(exact, verdict=verdict)) == expected
-
-
-def test_the_highest_score_is_right_where_a_task_never_says_exact():
-    """As in the pre-flight: a group that holds such an answer needs no demonstration."""
-    drawn = group([False, False], verdict="varied")
-    drawn.scores[0] = Score(1.0)
-    assert not fails(drawn)
-
-
-def test_demonstration_loss_is_that_of_the_paper():
-    """-f(p) A with f(p) = p / (p + 0.1), and its gradient f'(p) p by the log-probability."""
-    logp = torch.tensor([[-0.1, -3.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[True, True, False]])
-    loss = demonstration_loss(logp, torch.tensor([2.0], dtype=torch.float64), mask)
-    expected = [-2 * math.exp(x) / (math.exp(x) + SHAPING) for x in (-0.1, -3.0)]
-    assert loss[0].tolist() == pytest.approx([*expected, 0.0])
-
-    loss.sum().backward()
-    slopes = [-2 * SHAPING * math.exp(x) / (math.exp(x) + SHAPING) ** 2 for x in (-0.1, -3.0)]
-    assert logp.grad[0].tolist() == pytest.approx([*slopes, 0.0])
-
-
-def test_only_demonstrated_rows_have_that_loss_and_they_are_never_clipped():
-    logp = torch.tensor([[-0.2, -0.4], [-2.0, -3.0]], dtype=torch.float64)
-    old = torch.zeros(2, 2, dtype=torch.float64) - 0.3
-    mask = torch.ones(2, 2, dtype=torch.bool)
-    advantages = torch.tensor([-1.0, -1.0], dtype=torch.float64)
-    weights = torch.tensor([0.25, 0.25], dtype=torch.float64)
-    settings = dict(clip_low=0.2, clip_high=0.2)
-    shown = torch.tensor([False, True])
-
-    plain, _ = step_loss("dapo", logp, old, advantages, mask, weights, **settings)
-    first, _ = step_loss(
-        "dapo", logp[:1], old[:1], advantages[:1], mask[:1], weights[:1], **settings
-    )
-    loss, sums = step_loss(
-        "dapo", logp, old, advantages, mask, weights, demonstrated_R=shown, **settings
-    )
-    second = 0.25 * demonstration_loss(logp[1:], advantages[1:], mask[1:]).sum()
-    assert loss.item() == pytest.approx((first + second).item()) and loss != plain
-    assert sums["clipped_low"] == 0  # the second row's ratio is far below the bound
-
-
-def test_failing_groups_get_the_right_answer_and_the_step_learns_from_it(tiny_policy):
-    """An untrained policy earns nothing: without demonstrations no group could be learned from."""
-    trainer = trainer_for(tiny_policy, "demonstrations")
-    report = trainer.step()
-    sampled = [g for g in report.groups if g.attempt == 0]
-    shown = [g for g in report.groups if g.attempt == 1]
-    assert {g.action for g in sampled} == {"demonstrate"} and len(shown) == len(sampled) == 3
-    assert all(g.completions[-1].is_demonstration and g.action == "keep" for g in shown)
-    assert all(g.scores[-1].exact and g.advantages[-1] > 0 for g in shown)
-    assert [g.completions[:-1] for g in shown] == [g.completions[:-1] for g in sampled]
-
-    # Figures are of what was sampled, once; parity knows no sampler of a demonstration.
-    assert report.metrics["num_tokens"] == sum(g.tokens for g in sampled)
-    assert report.metrics["exact"] == 0 and report.metrics["wasted_tokens"] == 0
-    assert report.metrics["parity/max_abs_logprob_diff"] < 1e-3
-    assert report.metrics["grad_norm"] > 0
-
-
-# Imitation.
+    assert shown.text.split() == answer.problem.target.split() and answer.scores[0].exact
+    assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration and answer.tokens == 0
+    assert len(shown.tokens) == one_policy.target_length(answer.problem.target)
 
 
 def counted(scores):
@@ -237,17 +170,6 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
     other = trainer_for(tiny_policy, "imitation", steps=1)
     other.restore(state)
     assert other.started == trainer.started
-
-
-def test_copies_that_were_learned_from_are_not_wasted():
-    """The original of a demonstrated group taught something: its tokens are no waste."""
-    monitor = VarianceMonitor("skip", temperature=1.0)
-    monitor.observe([group([False, False], verdict="failed")])
-    before = monitor.wasted
-    shown = group([False, False], verdict="failed")
-    shown.action = "demonstrate"
-    monitor.observe([shown])
-    assert monitor.wasted == before
 
 
 # What a run chooses.

@@ -251,7 +251,7 @@ TABLE = {
     ("grpo/rollout/generate.py", "grpo/test_memory.py"): [
         (
             "every batch at the first one's temperatures",
-            "Sampling.of",
+            "PromptSettings.of",
             "self.temperatures[prompts]",
             "self.temperatures[: prompts.stop - prompts.start]",
         ),
@@ -634,8 +634,8 @@ TABLE = {
         (
             "kept tokens are the wasted ones",
             "_wasted",
-            "group.action not in ('keep', 'demonstrate')",
-            "group.action in ('keep', 'demonstrate')",
+            "group.action != 'keep'",
+            "group.action == 'keep'",
         ),
         (
             "half a group is no common trap",
@@ -746,21 +746,13 @@ TABLE = {
             "min(solved, len(rungs) - 1)",
         ),
     ],
-    ("grpo/curriculum/demonstrations.py", "grpo/test_ways.py"): [
-        (
-            "right groups get demonstrations too",
-            "fails",
-            "not any(map(is_right, group.scores))",
-            "not all(map(is_right, group.scores))",
-        ),
+    ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
         (
             "the right answer does not end",
-            "demonstration",
+            "right_answer",
             "(*policy.target_tokens(problem.target), policy.end)",
             "policy.target_tokens(problem.target)",
         ),
-    ],
-    ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
         (
             "imitation goes on when it is enough",
             "warm_start",
