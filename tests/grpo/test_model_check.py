@@ -25,6 +25,7 @@ from grpo.model import check as model_check
 from grpo.model import prefix_cache
 from grpo.model.check import EXACT, MISSING, ROUGH, _distance, _factor, choose_path
 from grpo.model.load import BUILTIN, load_policy
+from grpo.model.merged_linear import MergedLinear
 from grpo.model.policy import Policy
 from grpo.model.probe import probe_of
 from tasks.base import UserError
@@ -54,6 +55,41 @@ def refused(model) -> str:
     assert said.startswith(f"--model odd: {type(model).__name__} is not supported: ")
     assert "\n" not in said
     return said
+
+
+def adapters_of(policy):
+    return [weight for name, weight in policy.model.named_parameters() if "lora_B" in name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
+    """Its B is 0: nothing that it is multiplied with would be seen."""
+    copies = MergedLinear.copies
+    monkeypatch.setattr(
+        MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
+    )
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
+        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
+    assert policy.path == "shared"
+    assert not any(weight.any() for weight in adapters_of(policy))
+
+
+def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained():
+    policy = load_policy("builtin", device="cpu", dtype="bfloat16", lora_rank=8)
+    seen = []
+    for size in (0.0, 30.0):
+        for weight in adapters_of(policy):
+            torch.nn.init.constant_(weight, size)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                model_check,
+                "_distance",
+                lambda *pair: seen.append(_distance(*pair)) or seen[-1],
+            )
+            choose_path(policy)
+        assert policy.path == "fast"
+        assert all((weight == size).all() for weight in adapters_of(policy))
+    assert len(seen) == 4 and seen[:2] == seen[2:] != [0.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

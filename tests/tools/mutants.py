@@ -312,6 +312,19 @@ TABLE = {
             "WeightCopy(lora_b, adapter.b.data, 1.0)",
         ),
     ],
+    (
+        "grpo/model/check.py",
+        "grpo/test_model_check.py::test_the_path_does_not_depend_on_how_far_an_adapter_was_trained "
+        "grpo/test_model_check.py::test_a_new_adapter_hides_no_mistake_in_how_it_is_merged",
+    ): [
+        ("new adapters compared as they are", "_probe_adapters", "ADAPTER_STD", "0.0"),
+        (
+            "adapters left as the comparison made them",
+            "_probe_adapters",
+            "zip(adapters, kept)",
+            "()",
+        ),
+    ],
     ("grpo/model/matmul.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
         (
             "bias forgotten by the faster product",
