@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A real model the whole way: what it can do before training, 10 words by the defaults, then 25 and
-# 50 words from that policy, an evaluation on the test split, and a report of both runs.
+# A real model the whole way: what it can do before training, 10 words by the defaults, a second run
+# that climbs to 50 words, an evaluation of it on the test split, and a report of both runs.
 #
 #     runs/real.sh MODEL [NAME]
 #
@@ -20,7 +20,8 @@ fi
 if [ -d "$long/checkpoints" ]; then
     python train.py --resume "$long"
 else
-    python train.py --model "$short" --curriculum 10,25,50 --name "$name-50"
+    python train.py --model "$model" --task interleave --name "$name-50" --steps 1300 \
+        --curriculum 10,15,25,35,50 --promote-at 0.9 --credit alignment
 fi
 python eval.py --model "$long" --words 10,25,50 --problems 200 --split test --json "runs/$name-test.json"
 python -m grpo.report "$short" "$long" -o "runs/$name.html"
