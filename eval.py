@@ -139,83 +139,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         default="builtin",
         help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id",
     )
-    parser.add_argument(
-        "--task",
-        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
-    )
-    parser.add_argument(
-        "--words",
-        "--levels",
-        default="",
-        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
-    )
-    parser.add_argument(
-        "--problems", type=int, default=200, help="most distinct problems at each level"
-    )
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=1,
-        help="independent completions of each problem, whose mean counts (for tasks of few "
-        "problems)",
-    )
-    parser.add_argument(
-        "--dataset",
-        default="",
-        metavar="FILE",
-        help="take them from this JSONL file (tasks.generate)",
-    )
-    parser.add_argument(
-        "--foreign",
-        action="store_true",
-        help="and as many problems of foreign kinds of text in all: tables, code, lists, numbers, "
-        "other alphabets ...",
-    )
-    parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
-    parser.add_argument("--temperature", type=float, help="default: the run's, else 1")
-    parser.add_argument(
-        "--greedy", action="store_true", help="take the likeliest token each time (temperature 0)"
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        help="sample from the k likeliest tokens (default: the run's, else all)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        help="completion budget (default: the run's, else a quarter more than the target takes)",
-    )
-    parser.add_argument(
-        "--system",
-        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        metavar="K",
-        help="solved problems of the training split before each question (default: the run's, else "
-        "0)",
-    )
-    parser.add_argument(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables of the model's chat template (default: the run's, else {})",
-    )
-    parser.add_argument(
-        "--wording",
-        metavar="FILE",
-        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
-        "default: the run's)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the problems, their examples and the samples"
-    )
+    _add_problem_flags(parser)
+    _add_sampling_flags(parser)
+    _add_prompt_flags(parser)
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--worst",
@@ -234,6 +160,92 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, others = parser.parse_known_args(argv)
     check(arguments)
     return arguments, others
+
+
+def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is evaluated."""
+    add = parser.add_argument
+    add(
+        "--task",
+        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
+    )
+    add(
+        "--words",
+        "--levels",
+        default="",
+        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
+    )
+    add("--problems", type=int, default=200, help="most distinct problems at each level")
+    add(
+        "--samples",
+        type=int,
+        default=1,
+        help="independent completions of each problem, whose mean counts (for tasks of few "
+        "problems)",
+    )
+    add(
+        "--dataset",
+        default="",
+        metavar="FILE",
+        help="take them from this JSONL file (tasks.generate)",
+    )
+    add(
+        "--foreign",
+        action="store_true",
+        help="and as many problems of foreign kinds of text in all: tables, code, lists, numbers, "
+        "other alphabets ...",
+    )
+    add("--split", default="test", choices=["train", "validation", "test"])
+    add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how completions are sampled."""
+    add = parser.add_argument
+    add("--temperature", type=float, help="default: the run's, else 1")
+    add("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    add(
+        "--top-k",
+        type=int,
+        help="sample from the k likeliest tokens (default: the run's, else all)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
+    )
+    add(
+        "--max-new-tokens",
+        type=int,
+        help="completion budget (default: the run's, else a quarter more than the target takes)",
+    )
+
+
+def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what stands around a problem's prompt."""
+    add = parser.add_argument
+    add(
+        "--system",
+        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
+    )
+    add(
+        "--shots",
+        type=int,
+        metavar="K",
+        help="solved problems of the training split before each question (default: the run's, else "
+        "0)",
+    )
+    add(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the model's chat template (default: the run's, else {})",
+    )
+    add(
+        "--wording",
+        metavar="FILE",
+        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
+        "default: the run's)",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -23,23 +23,19 @@ DEGENERATE = CLASSES[1:]
 DIVERSITY = 0.25  # of a group's texts; 1 of 16 is "identical", 4 of 16 are hardly better
 TRAP = "trap "  # prefix of the causes of alarms that are traps
 TRUNCATED = "truncated"
-TRUNCATED_REMEDY = (
-    "give a larger --max-new-tokens, or a reward that does not pay for going on and on"
-)
+TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"
 COLLAPSED = ("identical", "failed", "tied")  # without variance, and without being right
 REMEDIES = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
-    "--temperature, go back to a "
-    "shorter level, or pay by another --reward",
-    "failed": "every completion earns the lowest reward: the level is too hard; start with a "
+    "--temperature, go back to a shorter level, or choose another --reward",
+    "failed": "every completion gets the lowest reward: the level is too hard; start with a "
     "shorter one, or let --ramp climb",
-    "tied": "different texts earn the same: the reward is too coarse; pay by another --reward",
-    "solved": "every completion earns the highest reward: the level is too easy; ask "
-    "for more words",
+    "tied": "different texts get the same reward: it is too coarse; choose another --reward",
+    "solved": "every completion gets the highest reward: the level is too easy; ask for more words",
 }
 TRAP_REMEDY = (
-    "start shorter (--ramp), pay by another --reward that does not pay it, or sample "
-    "hotter (--temperature)"
+    "start at a shorter level (--ramp), choose a --reward that does not reward it, or raise "
+    "--temperature"
 )
 
 
@@ -190,7 +186,7 @@ class VarianceMonitor:
             why = f"{lost:.0%} of the groups lost their diversity"
         elif failing >= self.trigger:
             self.temperature = self.base
-            why = f"{failing:.0%} of the groups earn the same with different texts"
+            why = f"{failing:.0%} of the groups have different texts and equal rewards"
         elif lost <= self.release:
             self.temperature = max(before / self.cool, self.base)
             why = f"{1 - lost:.0%} of the groups have diverse texts"
@@ -249,7 +245,7 @@ class VarianceMonitor:
                 shares, rewards, values = zip(*past)
                 lines.append(
                     f"ALARM: for {self.alarms[TRAP + name]} steps {fmean(shares):.0%} of the "
-                    f"completions are the trap '{name}', paid {fmean(rewards, shares):.2f} "
+                    f"completions are in the trap '{name}', reward {fmean(rewards, shares):.2f} "
                     f"(score {fmean(values, shares):.2f}): {TRAP_REMEDY}"
                 )
         return lines

@@ -687,8 +687,8 @@ def test_an_alarm_stops_the_run_in_good_order(tmp_path, monkeypatch, capsys, tin
     assert train.main([*options, "--name", "a"]) == 3
     reason = (
         # (0 + 0.1 + 0.2 + 0.3) / 4
-        "ALARM: for 5 steps 100% of the completions are the trap 'sulks', paid 0.15 (score 0.50): "
-        + TRAP_REMEDY
+        "ALARM: for 5 steps 100% of the completions are in the trap 'sulks', reward 0.15 "
+        "(score 0.50): " + TRAP_REMEDY
     )
     said = capsys.readouterr().out.splitlines()
     assert said[-1].endswith(f"  stopped after step 5: {reason}") and any(

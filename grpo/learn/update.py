@@ -78,26 +78,23 @@ def update(
     micro_tokens: int,
     before: dict[tuple[int, int], Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Take one optimizer step on `groups` (advantages filled in); return means over the step's
-    tokens.
+    """Take one optimizer step on `groups`, whose advantages are filled in.
 
-    Micro-batches have at most `micro_tokens` tokens, which changes no gradient.
+    Returns means over the step's tokens: "loss", "grad_norm" (before clipping), "kl" (to the
+    reference; only with `beta`), "entropy" (nats), "clip_ratio/low", "clip_ratio/high"; and how far
+    the policy is from the sampler, which on the first pass over a rollout is rounding alone:
+    "parity/max_abs_logprob_diff", "parity/kl", and "parity/worst", the three tokens that differ
+    most. Micro-batches of at most `micro_tokens` tokens save memory and change no gradient. With
+    several ranks each takes a part of the completions; gradients and figures are those of all.
 
-    Keys: "loss", "grad_norm" (before clipping), "kl" (to the reference; only with `beta`),
-    "entropy" (nats), "clip_ratio/low", "clip_ratio/high", and of policy against sampler, which on
-    the first pass over a rollout is rounding alone, "parity/max_abs_logprob_diff", "parity/kl" and
-    "parity/worst", the three tokens that differ most.
+    With an `importance_limit` the loss's ratio is that of the policy to itself in the first pass,
+    and tokens are weighed by the truncated ratio of the latter to the sampler, min(p / q, limit)
+    (https://fengyao.notion.site/off-policy-rl). `before` holds the first pass's log-probabilities
+    by completion: an empty one is filled, and later passes use it.
 
-    With an `importance_limit` the ratio of the loss is that of the policy to itself as it was in
-    the first pass, and its tokens are weighed by the truncated ratio of that to the sampler, min(p
-    / q, limit) (https://fengyao.notion.site/off-policy-rl); `before` then holds the first pass's
-    log-probabilities by completion: an empty one is filled, and used by later passes. Of several
-    ranks (the optimizer's) each takes a part of the completions; the gradients and the figures are
-    those of all.
-
-    Raises FloatingPointError, before the weights change, when loss or gradient is not finite, or
-    parity beyond `parity_limit`; and after it, before anything is written, when the step has left
-    a weight or a moment that is not finite.
+    Raises FloatingPointError if the loss or the gradient is not finite or parity exceeds
+    `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
+    step, before anything is written.
     """
     ranks = optimizer.ranks
     optimizer.clear()
@@ -126,7 +123,7 @@ def update(
     check_step(named_tensors(policy, optimizer), ranks)
 
     mean = {name: value / sums["tokens"] for name, value in sums.items()}
-    metrics = {
+    return {
         "loss": total,
         "grad_norm": grad_norm,
         "entropy": mean["entropy"],
@@ -135,8 +132,8 @@ def update(
         "parity/max_abs_logprob_diff": parity,
         "parity/kl": mean["parity"],
         "parity/worst": worst,
+        **({"kl": mean["kl"]} if settings.beta else {}),
     }
-    return metrics | ({"kl": mean["kl"]} if settings.beta else {})
 
 
 Seen = tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]  # batch, loss, its parts, logp_RT

@@ -12,6 +12,7 @@ import multiprocessing
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +344,11 @@ class Step:
             value.data.copy_(state[name])
 
 
-def train(arguments):
+def train(arguments) -> None:
+    """Pretrain until the steps or minutes asked for are over; then save the model.
+
+    With a state file, training can be done in parts: each continues where the last one stopped.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(arguments.vocabulary)
@@ -351,30 +356,65 @@ def train(arguments):
     counts: dict[str, Any] = dict(step=0, tokens=0, seconds=0.0)
     if state is not None and state.exists():
         counts = json.loads(state.with_suffix(".json").read_text())
-    fork = multiprocessing.get_context(
-        "fork"
-    )  # the workers must exist before torch computes anything
-    queue = fork.Queue(maxsize=32)
-    for worker in range(arguments.workers):
-        batches = Batches(
-            tokenizer,
-            arguments.seed * 1000 + worker + 1 + 10**6 * counts["step"],
-            arguments.batch_tokens,
-        )
-        fork.Process(target=serve, args=(batches, queue), daemon=True).start()
+
+    # The worker processes must be forked before torch computes anything.
+    queue = _start_workers(arguments, tokenizer, counts["step"])
     checks = Batches(tokenizer, arguments.seed * 1000, arguments.batch_tokens)
+
     model = build(arguments, tokenizer)
     model.to(torch.device(device))  # type: ignore[arg-type]  # wrapped without its types
-    parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"{parameters / 1e6:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True
-    )
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"{millions:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
+
     take = Step(model, device)
     begun = time.time()
     take.prepare(arguments.batch_tokens)
     print(f"prepared in {time.time() - begun:.0f} s", flush=True)
     if state is not None and counts["step"]:
         take.load(load_file(state))
+
+    def report(rows: int | None = None, **figures) -> None:
+        sizes = {} if rows is None else {"rows": rows}
+        skills = accuracy_by_skill(model, checks, device, **sizes)
+        print(json.dumps(figures | skills), flush=True)
+
+    is_done = _take_steps(arguments, take, queue, counts, report)
+    if state:
+        save_file({name: value.detach().cpu() for name, value in take.state().items()}, state)
+        state.with_suffix(".json").write_text(json.dumps(counts))
+    if not is_done:
+        print(
+            f"{counts['step']} steps in {counts['seconds']:.0f} s so far; the same command "
+            "continues",
+            flush=True,
+        )
+        return
+
+    cost = dict(
+        steps=counts["step"],
+        tokens=counts["tokens"],
+        seconds=round(counts["seconds"]),
+        hardware=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    )
+    report(1024, **cost)
+    save(model, tokenizer, arguments, cost)
+
+
+def _start_workers(arguments, tokenizer, step: int):
+    """Start the processes that make batches; return the queue that they fill."""
+    fork = multiprocessing.get_context("fork")
+    queue = fork.Queue(maxsize=32)
+    for worker in range(arguments.workers):
+        seed = arguments.seed * 1000 + worker + 1 + 10**6 * step
+        batches = Batches(tokenizer, seed, arguments.batch_tokens)
+        fork.Process(target=serve, args=(batches, queue), daemon=True).start()
+    return queue
+
+
+def _take_steps(
+    arguments, take: Step, queue, counts: dict[str, Any], report: Callable[..., None]
+) -> bool:
+    """Train, and count in `counts`, until all or this part is done; return whether all is."""
     before, start = counts["seconds"], time.time()
     while True:
         counts["seconds"] = before + time.time() - start
@@ -382,38 +422,16 @@ def train(arguments):
             counts["step"] / arguments.steps, counts["seconds"] / (60 * arguments.minutes)
         )
         if progress >= 1 or time.time() - start > 60 * arguments.part_minutes:
-            break
+            return progress >= 1
+
+        # Warm-up over 100 steps; linear decay over the last 40 % of the run.
         rate = arguments.rate * min(1.0, (counts["step"] + 1) / 100, (1 - progress) / 0.4)
         tokens, learned = queue.get()
         loss = take(tokens, learned, rate)
         if counts["step"] % 1000 == 0:
-            print(
-                json.dumps(
-                    counts
-                    | dict(loss=round(loss.item(), 4))
-                    | accuracy_by_skill(model, checks, device)
-                ),
-                flush=True,
-            )
+            report(**counts, loss=round(loss.item(), 4))
         counts["step"] += 1
         counts["tokens"] += tokens.size
-    if state:
-        save_file({name: value.detach().cpu() for name, value in take.state().items()}, state)
-        state.with_suffix(".json").write_text(json.dumps(counts))
-    if progress < 1:
-        print(
-            f"{counts['step']} steps in {counts['seconds']:.0f} s so far; the same command goes on",
-            flush=True,
-        )
-        return
-    cost = dict(
-        steps=counts["step"],
-        tokens=counts["tokens"],
-        seconds=round(counts["seconds"]),
-        hardware=torch.cuda.get_device_name() if device == "cuda" else "cpu",
-    )
-    print(json.dumps(cost | accuracy_by_skill(model, checks, device, rows=1024)), flush=True)
-    save(model, tokenizer, arguments, cost)
 
 
 def save(model, tokenizer, arguments, cost):

@@ -734,13 +734,12 @@ class Run:
     def _evaluate(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Score the policy on held-out problems that training has not seen; write and show the
-        line, return it and the answers.
+        """Score the policy on held-out problems that training has not seen.
 
-        Where there is no such problem the evaluation is skipped, which is said, and (None, [])
-        returned: training goes on.
+        Writes and shows a line; returns it and the answers. Without such problems the evaluation is
+        skipped with a warning, (None, []) is returned, and training goes on.
         """
-        trainer, config, task = self.trainer, self.config, self.trainer.task
+        trainer, task = self.trainer, self.trainer.task
         sampling = self._sampling
         found = find_problems(
             trainer.policy,
@@ -772,14 +771,7 @@ class Run:
         line = {
             "step": trainer.done,
             "purpose": purpose,
-            **config.mark,
-            "task": config.task,
-            "level": level,
-            "unit": getattr(task, "level_unit", ""),
-            "split": "validation",
-            "temperature": config.temperature,
-            "top_k": config.top_k,
-            "top_p": config.top_p,
+            **self._circumstances(level),
             "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
             "asked": found.asked,
             "dropped": found.dropped,
@@ -792,6 +784,20 @@ class Run:
         self.console.evaluation(line)
         self._warn_of_truncation(line)
         return line, groups
+
+    def _circumstances(self, level: int) -> dict[str, Any]:
+        """Return what is evaluated and how it is sampled, for a line of eval.jsonl."""
+        config = self.config
+        return {
+            **config.mark,
+            "task": config.task,
+            "level": level,
+            "unit": getattr(self.trainer.task, "level_unit", ""),
+            "split": "validation",
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
+        }
 
     def _warn_once(self, text: str):
         """Say a warning, unless it has been said since the run was opened."""

@@ -255,7 +255,7 @@ def panel(
     ]
     if scored:
         target, text, score = scored[ROTATE * report.step % len(scored)]
-        head = f"paid {score.reward:.3f}"
+        head = f"reward {score.reward:.3f}"
         rows.append(
             _columns(
                 _quiet(head),

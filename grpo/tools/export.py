@@ -9,8 +9,9 @@ folder must be new or empty.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,22 @@ from grpo.run.reader import RunData, load_run
 from grpo.run.sources import check_base
 from grpo.show.console import interval
 from tasks.base import Parser, UserError, exit_status
+
+Record = Mapping[str, Any]
+
+# Of the configuration, what the model card names.
+SETTINGS = (
+    "loss",
+    "scale",
+    "credit",
+    "beta",
+    "learning_rate",
+    "prompts",
+    "group_size",
+    "temperature",
+    "lora_rank",
+    "seed",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,80 +127,80 @@ def export(
 
 
 def card(run: RunData, step: int, *, adapter: bool) -> str:
-    """Return the model card: what it is, how it was made, how it scored on held-out problems
-    before and after, what it is not.
+    """Return the model card in Markdown: what the model is, how it was made, and how it scored on
+    held-out problems before and after.
     """
     config, facts = run.config, run.config.get("facts", {})
     reports = [line for line in run.reports if line["step"] <= step]
-    rows = [
-        f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | "
-        f"{line['exact']:.3f} | {line['n']} |"
-        for line in reports
-    ]
-    control = (
-        f"\n**A control run ({config['control']}): its rewards carried no information.**\n"
-        if config.get("control", "none") != "none"
-        else ""
-    )
     metric = reports[0].get("metric", "score") if reports else "score"
-    front = [
+    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS)
+    control = ""
+    if config.get("control", "none") != "none":
+        control = (
+            f"\n**A control run ({config['control']}): its rewards carried no information.**\n"
+        )
+
+    lines = [
+        "---",
         "library_name: " + ("peft" if adapter else "transformers"),
         "pipeline_tag: text-generation",
         "tags: [grpo, reinforcement-learning]",
+        *([f"base_model: {config['model']}"] if _is_hub_id(config) else []),
+        "---",
+        f"# {run.path.name}",
+        "",
+        _summary(config, step),
+        control,
+        f"Held-out {metric} (validation problems that training never saw; sampled at temperature "
+        f"{config['temperature']:g}; mean and 95 % interval):",
+        "",
+        "| step | level | mean | exact | n |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | "
+            f"{line['exact']:.3f} | {line['n']} |"
+            for line in reports
+        ),
+        "",
+        f"Settings: {settings}.",
+        "",
+        f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
+        f"{facts.get('device')}, at commit {facts.get('commit')}, begun {facts.get('started')}.",
+        "",
+        "It was trained for this one task; its other abilities were not evaluated.",
+        "",
     ]
-    name = (
-        Path(config["model"]).name if Path(config["model"]).exists() else config["model"]
-    )  # a folder of one machine is nobody else's business
-    start = Path(config["start"]) if config.get("start") else None
-    if start is not None and config["model"] == str(start):
-        name = start.parent.parent.name
-    is_hub_id = name == config["model"] != "builtin" and not Path(name).exists()
-    front += [f"base_model: {name}"] if is_hub_id else []
-    learning = {
-        name: config[name]
-        for name in (
-            "loss",
-            "scale",
-            "credit",
-            "beta",
-            "learning_rate",
-            "prompts",
-            "group_size",
-            "temperature",
-            "lora_rank",
-            "seed",
-        )
-    }
-    return "\n".join(
-        [
-            "---",
-            *front,
-            "---",
-            f"# {run.path.name}",
-            "",
-            f"`{name}` trained by GRPO for {step} steps on the task `{config['task']}`, level "
-            f"{config['level']}"
-            + (f", by way of {config['curriculum']}" if config.get("curriculum") else "")
-            + f", paid by `{config.get('reward') or 'the task'}`."
-            + (f" Training began with {origin(start)}." if start else ""),
-            control,
-            f"Held-out {metric} (validation problems that training never saw; sampled at "
-            f"temperature {config['temperature']:g}; mean and 95 % interval):",
-            "",
-            "| step | level | mean | exact | n |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-            "Settings: " + ", ".join(f"{name} {value}" for name, value in learning.items()) + ".",
-            "",
-            f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
-            f"{facts.get('device')}, at commit {facts.get('commit')}, begun "
-            f"{facts.get('started')}.",
-            "",
-            "It was trained for this one task; what else its base could do was not looked after.",
-            "",
-        ]
+    return "\n".join(lines)
+
+
+def _summary(config: Record, step: int) -> str:
+    """Return one sentence on how the model was trained, and one on where training began."""
+    start = _start_of(config)
+    path = f", by way of {config['curriculum']}" if config.get("curriculum") else ""
+    summary = (
+        f"`{_base_name(config)}` trained by GRPO for {step} steps on the task "
+        f"`{config['task']}`, level {config['level']}{path}, rewarded by "
+        f"`{config.get('reward') or 'the task'}`."
     )
+    return summary + (f" Training began with {origin(start)}." if start else "")
+
+
+def _start_of(config: Record) -> Path | None:
+    """Return the checkpoint of an earlier run that training began with, if any."""
+    return Path(config["start"]) if config.get("start") else None
+
+
+def _is_hub_id(config: Record) -> bool:
+    model = config["model"]
+    return _base_name(config) == model != "builtin" and not Path(model).exists()
+
+
+def _base_name(config: Record) -> str:
+    """Return what to call the model that training began with, without the paths of this machine."""
+    model, start = config["model"], _start_of(config)
+    if start is not None and model == str(start):
+        return start.parent.parent.name
+    return Path(model).name if Path(model).exists() else model
 
 
 def origin(start: Path) -> str:

@@ -1,4 +1,4 @@
-"""Why was it paid that? Looks into what a run has stored, from the whole down to a token.
+"""Why did a completion get its reward? Shows what a run has stored, from all steps down to a token.
 
     python -m grpo.inspect runs/NAME steps                 what each step did
     python -m grpo.inspect runs/NAME step 12               its groups: class, spread, advantages
@@ -16,74 +16,26 @@ damaged file.
 """
 
 import argparse
-import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from grpo.run.reader import RunData, load_run, rollout_record
-from grpo.run.rollouts import summaries
-from grpo.show.alignment import aligned, counts, first_divergence, rendered
-from grpo.show.console import interval
-from grpo.show.tables import (
-    WHY,
-    advantage_of,
-    class_of,
-    classes_of,
-    done_to,
-    said_of,
-    show_table,
-    spread_of,
-    tint,
-    trap_of,
+from grpo.run.reader import load_run
+from grpo.tools.inspect_views import (
+    export_rollouts,
+    show_compare,
+    show_degenerate,
+    show_group,
+    show_replay,
+    show_step,
+    show_steps,
+    show_tokens,
 )
-from grpo.text import escape_control
-from grpo.tools.tabular import export
-from tasks.base import Parser, UserError, exit_status
+from tasks.base import Parser, exit_status
 
-Record = Mapping[str, Any]
-PIPE_WIDTH = 160  # columns where the output is no terminal
-STEP_FIGURES = {  # of a line of metrics.jsonl: head of the column -> key, format
-    "step": ("step", "d"),
-    "level": ("level", "d"),
-    "reward": ("reward", ".3f"),
-    "std": ("reward_std", ".3f"),
-    "score": ("value", ".3f"),
-    "exact": ("exact", ".2f"),
-    "groups": ("groups/count", "d"),
-    "kept": ("groups/kept", "d"),
-    "T": ("temperature", ".2f"),
-    "distinct": ("distinct_completions", ".1f"),
-    "entropy": ("entropy", ".3f"),
-    "KL": ("kl", ".4f"),
-    "gradient": ("grad_norm", ".3f"),
-    "tokens": ("completions/mean_length", ".0f"),
-    "s": ("step_time", ".1f"),
-}
-GROUP_FIGURES = {
-    "group": ("group", "d"),
-    "level": ("level", "d"),
-    "T": ("temperature", ".2f"),
-    "reward": ("reward", ".3f"),
-    "std": ("reward_std", ".3f"),
-    "score": ("value", ".3f"),
-    "exact": ("exact", ".2f"),
-    "distinct": ("distinct", "d"),
-}
-COMPARED = {
-    "reward": "reward",
-    "score": "value",
-    "spread": "group_std",
-    "entropy": "entropy",
-    "gradient": "grad_norm",
-}
+PIPE_WIDTH = 160  # columns if the output is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(argv: Sequence[str] | None) -> int:
     arguments = parse(argv)
     run = load_run(arguments.run)
-    console = (
-        Console(highlight=False)
-        if sys.stdout.isatty()
-        else Console(width=PIPE_WIDTH, highlight=False)
-    )
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     try:
         return arguments.command(run, arguments, console) or 0
     except BrokenPipeError:  # `| head` has seen enough
@@ -106,6 +54,7 @@ def show(argv: Sequence[str] | None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags; `command` is the view that was asked for."""
     parser = Parser(
         prog="python -m grpo.inspect",
         description=__doc__,
@@ -113,67 +62,35 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="the directory of a run")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = _Commands(parser)
 
-    def command(
-        name: str, function, help: str, *numbers: str, many: bool = False, kinds: bool = True
-    ) -> argparse.ArgumentParser:
-        part = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        part.set_defaults(command=function)
-        part.add_argument("--json", action="store_true", help="as JSON")
-        for number in numbers:
-            part.add_argument(number, type=int)
-        if many:
-            part.add_argument(
-                "--from",
-                dest="first",
-                type=int,
-                default=0,
-                metavar="STEP",
-                help="from this step on",
-            )
-            part.add_argument(
-                "--to",
-                dest="last_step",
-                type=int,
-                default=10**9,
-                metavar="STEP",
-                help="up to this step",
-            )
-            part.add_argument("--level", type=int, help="of this level only")
-            part.add_argument(
-                "--last", type=int, default=0, metavar="N", help="the last N of them only"
-            )
-        elif kinds:
-            part.add_argument(
-                "--kind",
-                default="step",
-                choices=["step", "eval", "promotion", "preflight", "failed"],
-                help="what was drawn: for training, an evaluation, a look, a step that failed",
-            )
-        return part
-
-    command("steps", show_steps, "what each step did", many=True)
-    command("step", show_step, "the groups of a step", "step")
-    group = command(
-        "group", show_group, "the completions of a group, best paid first", "step", "group"
+    commands.add("steps", show_steps, "what each step did", over_steps=True)
+    commands.add("step", show_step, "the groups of a step", "step")
+    group = commands.add(
+        "group", show_group, "the completions of a group, highest reward first", "step", "group"
     )
-    group.add_argument("--whole", action="store_true", help="hide no right words")
-    tokens = command("tokens", show_tokens, "the tokens of a completion", "step", "group", "sample")
+    group.add_argument("--whole", action="store_true", help="show all words, the right ones too")
+
+    tokens = commands.add(
+        "tokens", show_tokens, "the tokens of a completion", "step", "group", "sample"
+    )
     tokens.add_argument(
         "--policy",
         action="store_true",
-        help="entropy and parity too, by the policy of that step, made again (seconds)",
+        help="entropy and parity too, by the policy of that step, computed again (seconds)",
     )
-    replaying = command("replay", show_replay, "make a step's update again", "step", kinds=False)
-    for part in (tokens, replaying):
+    replay = commands.add(
+        "replay", show_replay, "repeat a step's update and compare", "step", has_kinds=False
+    )
+    for part in (tokens, replay):
         part.add_argument(
             "--task",
             metavar="FILE:CLASS",
-            help="where the run's task is a program: name it, to say that it may be executed",
+            help="if the run's task is a program: its name, to allow that it is executed",
         )
-    degenerate = command(
-        "degenerate", show_degenerate, "the groups whose rewards did not differ", many=True
+
+    degenerate = commands.add(
+        "degenerate", show_degenerate, "the groups whose rewards did not differ", over_steps=True
     )
     degenerate.add_argument(
         "--class",
@@ -181,10 +98,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=["identical", "solved", "failed", "tied"],
         help="of this class only",
     )
-    compare = command("compare", show_compare, "runs side by side", many=True)
+    compare = commands.add("compare", show_compare, "runs side by side", over_steps=True)
     compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
-    exporting = command("export", export_rollouts, "every completion, a line each", many=True)
-    exporting.add_argument(
+    export = commands.add(
+        "export", export_rollouts, "every completion, one on a line", over_steps=True
+    )
+    export.add_argument(
         "output",
         type=Path,
         metavar="FILE",
@@ -193,342 +112,54 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def show_steps(run: RunData, arguments, console: Console):
-    lines = chosen(run.metrics, arguments)
-    if not lines:
-        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    if not as_json(lines, arguments, console):
-        figures = {
-            head: figure
-            for head, figure in STEP_FIGURES.items()
-            if any(line.get(figure[0]) is not None for line in lines)
-        }
-        show_table(console, lines, figures, {"classes": classes_of})
-        console.print(
-            f"next: python -m grpo.inspect {run.path} step {lines[-1]['step']}", style="dim"
-        )
+class _Commands:
+    """The commands of a parser, and the flags that they share."""
 
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parts = parser.add_subparsers(required=True, metavar="COMMAND")
 
-def show_step(run: RunData, arguments, console: Console):
-    groups = run.groups(arguments.step, arguments.kind)
-    lines = [
-        {
-            "step": arguments.step,
-            **line,
-            "advantages": spread_of(group),
-            "prompt": group.problem.prompt,
-        }
-        for line, group in zip(summaries(groups), groups)
-    ]
-    if not as_json(lines, arguments, console):
-        show_table(
-            console,
-            lines,
-            GROUP_FIGURES,
-            {
-                "class": class_of,
-                "done": done_to,
-                "advantages": lambda line: line["advantages"],
-                "trap": trap_of,
-            },
-        )
-        most = max(lines, key=lambda line: line["reward_std"])
-        kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
-        console.print(
-            f"next: python -m grpo.inspect {run.path} group {arguments.step} {most['group']}{kind}",
-            style="dim",
-        )
+    def add(
+        self,
+        name: str,
+        view,
+        help: str,
+        *numbers: str,
+        over_steps: bool = False,
+        has_kinds: bool = True,
+    ) -> argparse.ArgumentParser:
+        """Add a command that takes `numbers`, and return its parser.
 
-
-def show_group(run: RunData, arguments, console: Console):
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    order = sorted(range(len(group.completions)), key=lambda sample: -group.scores[sample].reward)
-    target = group.problem.target
-    if as_json(
-        [
-            {
-                "step": arguments.step,
-                "group": arguments.group,
-                "sample": sample,
-                **rollout_record(group, sample),
-                "first_divergence": first_divergence(target, group.texts[sample]),
-            }
-            for sample in order
-        ],
-        arguments,
-        console,
-    ):
-        return
-    line = summaries([group])[0]
-    by = f" by {run.config['reward']}" if run.config.get("reward") else ""
-    console.print(Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt)))
-    console.print(Text.assemble(("wanted  ", "bold"), escape_control(target)))
-    console.print(
-        Text.assemble(
-            ("group   ", "bold"),
-            class_of(line),
-            f", {done_to(line)}; reward {line['reward']:.3f} ± {line['reward_std']:.3f}, "
-            f"{line['distinct']} different of {len(order)}, temperature {group.temperature:g}",
-        )
-    )
-    alike = defaultdict(list)  # text -> the completions that wrote it, in order of reward
-    for sample in order:
-        alike[group.texts[sample]].append(sample)
-    for text, samples in alike.items():
-        completion, score, columns = (
-            group.completions[samples[0]],
-            group.scores[samples[0]],
-            aligned(target, text),
-        )
-        console.print()
-        console.print(
-            Text.assemble(
-                (f"completion{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}", "bold"),
-                f"  paid {score.reward:.3f}{by}, score {score.value:.3f}, advantage "
-                f"{advantage_of(group, samples[0])}, "
-                f"{len(completion.tokens)} tokens, "
-                f"{'ended' if completion.finish == 'stop' else 'cut by the budget'}",
+        A command `over_steps` can select steps; the others can select the kind of a step, if
+        `has_kinds`.
+        """
+        part = self.parts.add_parser(name, help=help, description=help, allow_abbrev=False)
+        part.set_defaults(command=view)
+        part.add_argument("--json", action="store_true", help="as JSON")
+        for number in numbers:
+            part.add_argument(number, type=int)
+        if over_steps:
+            _add_step_filters(part)
+        elif has_kinds:
+            part.add_argument(
+                "--kind",
+                default="step",
+                choices=["step", "eval", "promotion", "preflight", "failed"],
+                help="what was sampled: for training, an evaluation, a promotion check, the "
+                "pre-flight, or a step that failed",
             )
-        )
-        console.print(
-            Text(
-                f"{counts(columns)}; "
-                f"{first_divergence(target, text) or 'right to the end'}{said_of(score.parts)}",
-                "dim",
-            )
-        )
-        console.print(rendered(columns, whole=arguments.whole))
-    console.print(
-        f"\nnext: python -m grpo.inspect {run.path} tokens {arguments.step} {arguments.group} "
-        f"{order[-1]}",
-        style="dim",
+        return part
+
+
+def _add_step_filters(part: argparse.ArgumentParser) -> None:
+    add = part.add_argument
+    add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
+    add(
+        "--to",
+        dest="last_step",
+        type=int,
+        default=10**9,
+        metavar="STEP",
+        help="up to this step",
     )
-
-
-def show_tokens(run: RunData, arguments, console: Console):
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    if not 0 <= arguments.sample < len(group.completions):
-        raise UserError(
-            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to "
-            f"{len(group.completions) - 1}"
-        )
-    completion = group.completions[arguments.sample]
-    advantage = group.advantages[arguments.sample] if group.advantages else None
-    texts = texts_of_tokens(run, completion.tokens)
-    lines = [
-        {
-            "position": i,
-            "token": token,
-            "text": text,
-            "logprob": logprob,
-            "advantage": advantage[i] if isinstance(advantage, list) else advantage,
-        }
-        for i, (token, text, logprob) in enumerate(
-            zip(completion.tokens, texts, completion.logprobs)
-        )
-    ]
-    figures = {
-        "position": ("position", "d"),
-        "token": ("token", "d"),
-        "log-prob": ("logprob", ".4f"),
-        "advantage": ("advantage", "+.3f"),
-    }
-    if arguments.policy and arguments.kind != "step":
-        raise UserError(
-            "--policy: only a training step's policy can be made again, not that of --kind "
-            f"{arguments.kind}"
-        )
-    if arguments.policy:
-        from grpo.tools.replay import token_figures  # the trainer: it takes seconds to import
-
-        for line, entropy, logprob in zip(
-            lines,
-            *token_figures(run, arguments.step, arguments.group, arguments.sample, arguments.task),
-        ):
-            line |= {"entropy": entropy, "parity": line["logprob"] - logprob}
-        figures |= {"entropy": ("entropy", ".4f"), "parity": ("parity", "+.1e")}
-    if not as_json(lines, arguments, console):
-        show_table(
-            console,
-            lines,
-            figures,
-            {"text": lambda line: Text(escape_control(line["text"] or ""), tint(line["logprob"]))},
-        )
-
-
-def show_replay(run: RunData, arguments, console: Console) -> int:
-    from grpo.tools.replay import replay  # the trainer: it takes seconds to import
-
-    found = replay(run, arguments.step, arguments.task)
-    same, lines = (
-        found["same"],
-        [
-            {"figure": name, "stored": old, "again": new, "same": old == new}
-            for name, (old, new) in found["figures"].items()
-        ],
-    )
-    if not as_json([{**found, "figures": lines}], arguments, console):
-        show_table(
-            console,
-            [line for line in lines if line["figure"] != "advantages"],
-            {"stored": ("stored", ".17g"), "made again": ("again", ".17g")},
-            {
-                "": lambda line: line["figure"],
-                "same": lambda line: (
-                    Text("yes", "green") if line["same"] else Text("no", "bold red")
-                ),
-            },
-        )
-        console.print(
-            "advantages from the stored rewards: "
-            f"{'the same' if lines[-1]['same'] else 'they differ'}"
-        )
-        start = (
-            f"the checkpoint of step {found['start']}"
-            if found["start"]
-            else "the model that the run began with"
-        )
-        console.print(
-            f"step {arguments.step} made again from {start}: "
-            + ("the same, to the last bit" if same else "it differs")
-        )
-    return 0 if same else 1
-
-
-def show_degenerate(run: RunData, arguments, console: Console):
-    lines = chosen(
-        run.group_index,
-        arguments,
-        lambda line: line["class"] != "varied" and arguments.verdict in (None, line["class"]),
-    )
-    if as_json(lines, arguments, console):
-        return
-    if not lines:
-        console.print("no such group: the rewards of every one differ")
-        return
-    show_table(
-        console,
-        lines,
-        {"step": ("step", "d"), **GROUP_FIGURES},
-        {"why": lambda line: WHY[line["class"]], "done": done_to, "trap": trap_of},
-    )
-    console.print(
-        f"{len(lines)} of {len(run.group_index)} groups; next: python -m grpo.inspect {run.path} "
-        f"group {lines[-1]['step']} {lines[-1]['group']}",
-        style="dim",
-    )
-
-
-def show_compare(run: RunData, arguments, console: Console):
-    rows = [compared(data, arguments) for data in (run, *map(load_run, arguments.others))]
-    if as_json(rows, arguments, console):
-        return
-    table = Table("", box=None)
-    for row in rows:
-        table.add_column(Text(row["run"]))
-    for name in rows[0]:
-        cells = [row[name] for row in rows]
-        if name != "run" and any(cell is not None for cell in cells):
-            table.add_row(
-                name,
-                *(
-                    Text(
-                        "-"
-                        if cell is None
-                        else f"{cell:.4g}"
-                        if isinstance(cell, float)
-                        else str(cell)
-                    )
-                    for cell in cells
-                ),
-            )
-    console.print(table)
-
-
-def compared(run: RunData, arguments) -> dict[str, Any]:
-    """Return a run's line of `compare`: means over the last ten of the steps chosen, held-out
-    scores first and last, what differs in its flags.
-    """
-    lines = chosen(run.metrics, arguments)
-    if not lines:
-        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    means = {
-        name: fmean(values)
-        if (values := [line[key] for line in lines[-10:] if line.get(key) is not None])
-        else None
-        for name, key in COMPARED.items()
-    }
-    heldout = (
-        {"held out before": run.reports[0], "held out at the end": run.reports[-1]}
-        if run.reports
-        else {}
-    )
-    flags = {
-        name: run.config.get(name)
-        for name in (
-            "task",
-            "level",
-            "curriculum",
-            "reward",
-            "model",
-            "start",
-            "loss",
-            "credit",
-            "on_degenerate",
-            "seed",
-        )
-    }
-    return {
-        "run": run.path.name,
-        **flags,
-        "steps": len(lines),
-        "million tokens": lines[-1]["num_tokens"] / 1e6,
-        "minutes": sum(line["step_time"] for line in lines) / 60,
-        **{f"{name}, last 10 steps": value for name, value in means.items()},
-        **{name: f"{interval(line)} at {line['level']}" for name, line in heldout.items()},
-    }
-
-
-def export_rollouts(run: RunData, arguments, console: Console):
-    steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step][
-        -arguments.last :
-    ]
-    records = (
-        record for record in run.each_rollout(steps) if arguments.level in (None, record["level"])
-    )
-    number = export(arguments.output, records)
-    console.print(f"{arguments.output}: {number:,} completions of {len(steps)} steps")
-
-
-def chosen(
-    lines: Sequence[Record], arguments, good: Callable[[Record], bool] = lambda line: True
-) -> list[Record]:
-    """Return the `good` lines that the filters --from, --to, --level and --last leave."""
-    kept = [
-        line
-        for line in lines
-        if arguments.first <= line["step"] <= arguments.last_step
-        and arguments.level in (None, line["level"])
-        and good(line)
-    ]
-    return kept[-arguments.last :]
-
-
-def as_json(lines: Sequence[Record], arguments, console: Console) -> bool:
-    """Print the lines as one JSON array, if that was asked for; return whether it was."""
-    if arguments.json:
-        console.file.write(json.dumps(lines, ensure_ascii=False, indent=1) + "\n")
-    return arguments.json
-
-
-def texts_of_tokens(run: RunData, tokens: Sequence[int]) -> list[str | None]:
-    """Return the text of each token by the tokenizer of a checkpoint of the run; None where there
-    is none.
-    """
-    files = sorted((run.path / "checkpoints").glob("step-*/tokenizer.json"))
-    if not files:
-        return [None] * len(tokens)
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(files[-1]))
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    add("--level", type=int, help="of this level only")
+    add("--last", type=int, default=0, metavar="N", help="the last N of them only")

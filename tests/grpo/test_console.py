@@ -247,7 +247,7 @@ def test_panel_shows_progress_figures_and_a_completion():
         "5,321 tok/s",
         "KL 0.0012",
         "groups 5 varied, 2 solved",
-        "paid 0.900  target {+of+} {+all+}",
+        "reward 0.900  target {+of+} {+all+}",
     ):
         assert part in text
 
@@ -281,7 +281,7 @@ def test_panel_shows_one_completion_after_the_other():
     texts = [f"word{i}" for i in range(4)]
     shown = [
         re.search(
-            r"paid (\d\.\d+) +\[-target-\]\{\+(word\d)",
+            r"reward (\d\.\d+) +\[-target-\]\{\+(word\d)",
             rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), 9)),
         ).groups()
         for step in range(1, 5)
@@ -339,7 +339,7 @@ def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert f"  {COMMAND}\n" in text  # left to the terminal to wrap, to be copied whole
     assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text.replace(COMMAND, "")))
-    panel_row = next(line for line in text.splitlines() if "paid 0.500" in line)
+    panel_row = next(line for line in text.splitlines() if "reward 0.500" in line)
     assert (
         "{+[bold]one[/bold]+}" in panel_row
         and r"{+\x1b[31mred\x1b[2J+}" in text

@@ -166,7 +166,7 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
         and f"`{tiny_model.name}` trained by GRPO" in text
         and str(tiny_model.parent) not in text
         and "lora_rank 4" in text
-        and "paid by `similarity`" in text
+        and "rewarded by `similarity`" in text
     )
 
 

@@ -198,11 +198,11 @@ def test_step(made, capsys):
 def test_group_says_why_a_completion_was_paid(made, capsys):
     text = said(capsys, made, "group", 1, 0).out
     assert (
-        "completions 0, 2  paid 1.000 by prefix, score 1.000, advantage +0.500" in text
+        "completions 0, 2  reward 1.000 (prefix), score 1.000, advantage +0.500" in text
         and "right to the end" in text
     )
     assert (
-        "completion 1  paid 0.250 by prefix" in text
+        "completion 1  reward 0.250 (prefix)" in text
         and "word 2: wrote 'x' for 'b'; matches 4\n" in text
         and "a [-b-]{+x+} c d" in text
     )
@@ -347,7 +347,7 @@ def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
         ((run, "step", "x"), "invalid int"),
         (
             (run, "tokens", 0, 0, 0, "--kind", "eval", "--policy"),
-            "--policy: only a training step's",
+            "--policy: only the policy of a training step",
         ),
         ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none"),
     ]:

@@ -156,7 +156,7 @@ def test_what_is_said_of_a_run(made):
         ["task", "t"],
         ["level", "4 words"],
         ["model", "builtin"],
-        ["paid by", "prefix"],
+        ["reward", "prefix"],
         ["steps", "6"],
         ["tokens", "600"],
         ["time", "0:09 min"],

@@ -199,7 +199,7 @@ def headline(run: RunData) -> list[tuple[str, str]]:
         "task": config.get("task"),
         "level": f"{config.get('level', '')} {unit}",
         "model": f"{model}, started from {start}" if start not in (None, model) else model,
-        "paid by": config.get("reward") or "the task's own reward",
+        "reward": config.get("reward") or "the task's own reward",
         "steps": f"{len(run.metrics):,}",
         "tokens": f"{last.get('num_tokens', 0):,}",
         "time": time + (" h" if time.count(":") > 1 else " min"),
