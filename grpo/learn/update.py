@@ -5,7 +5,7 @@ Shapes: R rows (completions), T tokens, M tokens of all of them.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,18 +122,26 @@ def update(
     optimizer.step()
     check_step(named_tensors(policy, optimizer), ranks)
 
-    mean = {name: value / sums["tokens"] for name, value in sums.items()}
     return {
         "loss": total,
         "grad_norm": grad_norm,
-        "entropy": mean["entropy"],
-        "clip_ratio/low": mean["clipped_low"],
-        "clip_ratio/high": mean["clipped_high"],
         "parity/max_abs_logprob_diff": parity,
-        "parity/kl": mean["parity"],
         "parity/worst": worst,
-        **({"kl": mean["kl"]} if settings.beta else {}),
+        **_means(sums, has_kl=settings.beta > 0),
     }
+
+
+def _means(sums: Mapping[str, float], *, has_kl: bool) -> dict[str, float]:
+    """Return means over the step's tokens, by the names of metrics."""
+    names = {
+        "entropy": "entropy",
+        "clipped_low": "clip_ratio/low",
+        "clipped_high": "clip_ratio/high",
+        "parity": "parity/kl",
+    }
+    if has_kl:
+        names["kl"] = "kl"
+    return {metric: sums[name] / sums["tokens"] for name, metric in names.items()}
 
 
 Seen = tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]  # batch, loss, its parts, logp_RT

@@ -299,8 +299,8 @@ def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
     # share (4 * 0.9 + 0.5) / 5 = 0.82; paid 0.5 + 0.5 * 0.5 / 4.1 = 0.561; score 0.25 + 0.5 * 0.5
     # / 4.1 = 0.311
     assert (
-        line == "ALARM: for 5 steps 82% of the completions are in the trap 'sulks', reward 0.56 (score "
-        f"0.31): {TRAP_REMEDY}"
+        line == "ALARM: for 5 steps 82% of the completions are in the trap 'sulks', reward 0.56 "
+        f"(score 0.31): {TRAP_REMEDY}"
     )
 
 
