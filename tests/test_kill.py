@@ -112,7 +112,7 @@ def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "grpo.run.session.summarise",
+            "grpo.run.heldout.summarise",
             lambda groups: (signal.raise_signal(signal.SIGTERM), summarise(groups))[1],
         )
         assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGTERM

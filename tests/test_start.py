@@ -19,9 +19,10 @@ import eval as evaluation
 import train
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
+from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
-from grpo.run.session import EVAL_SEED, Run
+from grpo.run.session import Run
 from grpo.tools import export
 from grpo.tools.plan import parse as parse_plan
 from grpo.tools.replay import replay

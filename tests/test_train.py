@@ -833,7 +833,7 @@ def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
     )
     assert (
         sum(
-            "ALARM: for 5 steps 100% of the completions are the trap 'sulks'" in line
+            "ALARM: for 5 steps 100% of the completions are in the trap 'sulks'" in line
             for line in capsys.readouterr().out.splitlines()
         )
         == 1

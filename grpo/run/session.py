@@ -7,17 +7,12 @@ others go through the same motions and write nothing.
 
 import dataclasses
 import json
-import os
 import platform
-import re
-import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +21,7 @@ import peft
 import torch
 import transformers
 
-from data.files import read_json
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled, translated
-from grpo.curriculum.ladder import PROMOTE_AT, is_shown
 from grpo.curriculum.preflight import (
     PROBLEMS,
     LevelSurvey,
@@ -44,39 +37,24 @@ from grpo.curriculum.preflight import (
     survey,
 )
 from grpo.distributed import ALONE, Ranks
-from grpo.evaluate import (
-    Sampling,
-    budgets,
-    evaluate,
-    find_problems,
-    summarise,
-    truncated_share,
-    truncation_warning,
-)
 from grpo.learn.optimizer import default_rate
-from grpo.learn.update import named_tensors
-from grpo.model.finite import check_loaded
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Decision, Group, StepReport
 from grpo.rollout.generate import fitting
 from grpo.run import checkpoint as checkpoints
-from grpo.run.background import HostMemory, Save, Saved, Writer
 from grpo.run.checkpoint import (
-    CheckpointRules,
     find_resume,
-    load_optimizer,
-    load_rng,
-    rng_state,
-    save_optimizer,
 )
+from grpo.run.conclusion import files_of, is_solved, next_commands, supply_line, verdict_of
 from grpo.run.files import NoFiles, RunFiles
+from grpo.run.folders import latest_run, new_folder
+from grpo.run.heldout import EVAL_SEED, PROMOTION_SEED, WARM_START_SEED, HeldOut
 from grpo.run.lock import locked
-from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of
+from grpo.run.saver import Saver
 from grpo.run.sources import (
-    NAME,
     accepted,
     check,
     differences,
@@ -87,9 +65,8 @@ from grpo.run.sources import (
 from grpo.run.start import start_from
 from grpo.text import shortened
 from grpo.trainer import Trainer, curriculum_of
-from grpo.verdict import Verdict, reach_verdict, values_by_problem
+from grpo.verdict import Verdict
 from tasks.base import (
-    REGISTRY,
     Task,
     UserError,
     plain_texts_of,
@@ -99,13 +76,8 @@ from tasks.base import (
     trust,
 )
 
-EVAL_SEED = 1_000_003  # held-out problems are the same in every run and step, whatever its seed
 BUILTIN_RATE = 2e-4
-WARM_START_SEED = 3_000_017  # of the looks that end an imitation
 WARM_START_PROBLEMS = 32
-PROMOTION_SEED = (
-    2_000_003  # of the looks that promotion hangs on: what is reported was not chosen by
-)
 
 
 class Display(Protocol):
@@ -134,13 +106,14 @@ def open_run(
     """
     if config.resume is None:
         config, warnings = start_from(config, given)
-        folder = ranks.first(lambda: home / config.name if config.name else _free(home, config))
+        named = home / config.name if config.name else None
+        folder = ranks.first(lambda: named or new_folder(home, config))
         if ranks.first(folder.exists):
             raise UserError(
                 f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
             )
         return Run(folder, warnings=warnings, ranks=ranks), config
-    path = _latest(home) if config.resume == "latest" else Path(config.resume)
+    path = latest_run(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
@@ -256,23 +229,24 @@ class Run:
             *(f"config.yaml, since {self.checkpoint.name} was saved: {line}" for line in since),
         ]
 
+    def _dependencies(self) -> dict[str, Any]:
+        """Return what the run depends on, as each checkpoint keeps it."""
+        config = dataclasses.asdict(self.config)
+        return self.sources | {"config": config, "accepted": self.accepted}
+
     def attach(self, trainer: Trainer, console: Display):
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
-        self.rules = CheckpointRules(
-            config.save_every, config.save_threshold, config.best_margin, config.best_spacing
-        )
-        self.best: str | None = None  # the name of the checkpoint with the highest reward
-        self.saved: int | None = None  # the last step that is saved, or being saved
-        self.memory, self.writer = HostMemory(), Writer()
-        self.step_times: list[float] = []  # in seconds, until the spacing of saves is chosen
-        self.chosen_spacing: int | None = None  # by the last save, on the first rank
-        self.warned: set[str] = set()
+        self.saver = Saver(self.folder, config, trainer, self.ranks, console, self._dependencies)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.sources.get("base") is None:
             self.check_sources(trainer.task)
-        if not self.ranks.is_first:
-            return
+        if self.ranks.is_first:
+            self._make_files()
+        self.heldout = HeldOut(config, trainer, self.ranks, self.files, console)
+
+    def _make_files(self):
+        config = self.config
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.checkpoint:
             self.locks.enter_context(locked(self.folder))
@@ -355,16 +329,7 @@ class Run:
             raise UserError(
                 f"{self.checkpoint}: its state lacks {error}; the run was made by another version"
             ) from error
-        self.rules.load_state_dict(state["rules"])
-        if self.rules.spacing is None:
-            note = read_json(self.checkpoint / "manifest.json")["note"]
-            self.rules.spacing = note.get("spacing")
-        self.best, self.saved = state["best"], checkpoints.step_of(self.checkpoint)
-        load_optimizer(self.checkpoint, self.trainer.optimizer)
-        check_loaded(
-            named_tensors(self.trainer.policy, self.trainer.optimizer), str(self.checkpoint)
-        )
-        load_rng(self.checkpoint)
+        self.saver.restore(self.checkpoint, state)
         self._record_rungs()
         done = self.trainer.done
         self.files.rewind(done)
@@ -411,7 +376,7 @@ class Run:
             raise
         except BaseException:
             try:
-                self._collect_save(wait=True)
+                self.saver.collect(wait=True)
             except UserError as error:  # what ends the run comes first
                 self.warn(str(error))
             raise
@@ -420,131 +385,26 @@ class Run:
         """Save the state of this step where the rules ask for it, and say what became of the save
         before.
         """
-        self._collect_save()
-        self._settle_spacing(report.metrics["step_time"])
         reward_range = self.trainer.reward_range
         earned = (
             rescaled(report.metrics["reward"], reward_range)
             if reward_range
             else report.metrics["value"]
         )
-        reasons = self.rules.reasons(report.step, earned)
-        if not reasons and (self.trainer.ended or report.step == self.config.steps):
-            reasons = ["the last step"]
-        if reasons:
-            self._save(reasons)
-
-    def _settle_spacing(self, step_time: float):
-        """Until the rules know how far apart saves for a new best are, ask the last save; all
-        ranks learn it alike.
-        """
-        if self.rules.spacing is not None:
-            return
-        self.step_times.append(step_time)
-        if self.rules.last is not None:
-            self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
+        is_last = bool(self.trainer.ended) or report.step == self.config.steps
+        self.saver.save_if_due(report.step, earned, report.metrics["step_time"], is_last=is_last)
 
     def leave(self, signal: str):
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run
         here; say so.
         """
-        if self.saved != self.trainer.done:
-            self._save([signal])
-        self._collect_save(wait=True)
+        if self.saver.saved != self.trainer.done:
+            self.saver.save([signal])
+        self.saver.collect(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with "
             f"--resume {self.folder}"
         )
-
-    def _save(self, reasons: list[str]):
-        """Copy the state as it is after this step, and have the copy written while training goes
-        on.
-        """
-        begun = time.perf_counter()
-        self._collect_save(wait=True)
-        self.saved = self.trainer.done
-        if any("best" in reason for reason in reasons):
-            self.best = f"step-{self.saved:06d}"
-        optimizer = self.trainer.optimizer.state_dict()  # of all ranks
-        if not self.ranks.is_first:
-            return
-
-        tensors, is_copied = self._copied(self.trainer.policy.saved_tensors(), optimizer)
-        best = self.folder / "checkpoints" / self.best if self.best else None
-        save = Save(
-            self.folder,
-            self.saved,
-            partial(self._write_state, tensors, self._state_texts()),
-            reasons,
-            waiting=time.perf_counter() - begun,
-            spacing=self.rules.spacing or self.chosen_spacing,
-            step_times=tuple(self.step_times),
-            keep=best if self.config.keep_best else None,
-            in_background=is_copied,
-        )
-        if is_copied:
-            self.writer.start(save)
-        else:
-            self._say_saved(save())
-
-    def _copied(
-        self, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
-    ) -> tuple[dict[str, Any], bool]:
-        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as
-        they are and False.
-        """
-        live = {"weights": weights, "optimizer": optimizer}
-        if self.trainer.optimizer.is_shared:
-            del live["optimizer"]  # has been gathered into host memory
-        try:
-            return {"optimizer": optimizer, **self.memory.copy(live)}, True
-        except MemoryError as error:
-            self._warn_once(
-                f"no host memory for a copy of what is saved ({error}): training waits while "
-                "checkpoints are written"
-            )
-            return {"optimizer": optimizer, "weights": weights}, False
-
-    def _collect_save(self, *, wait: bool = False):
-        """Say that the checkpoint under way is written, if it is; raise the writer's error. With
-        `wait` none is under way after it.
-        """
-        if saved := self.writer.collect(wait=wait):
-            self._say_saved(saved)
-
-    def _say_saved(self, saved: Saved):
-        for line in (saved.line, *saved.removed):
-            self.console.say(line)
-        if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
-            self.chosen_spacing = saved.spacing
-            self.console.say(
-                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps "
-                "apart or more, "
-                f"to take {checkpoints.SHARE:.0%} of the time at most"
-            )
-
-    def _state_texts(self) -> dict[str, str]:
-        """Return the JSON files of a checkpoint as they are now."""
-        state = {
-            "trainer": self.trainer.state(),
-            "rules": self.rules.state_dict(),
-            "best": self.best,
-        }
-        sources = self.sources | {
-            "config": dataclasses.asdict(self.config),
-            "accepted": self.accepted,
-        }
-        return {
-            "rng.json": json.dumps(rng_state()),
-            "trainer.json": json.dumps(state),
-            NAME: json.dumps(sources, indent=1) + "\n",
-        }
-
-    def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path):
-        self.trainer.policy.save(folder, tensors["weights"])
-        save_optimizer(folder, tensors["optimizer"])
-        for name, text in texts.items():
-            (folder / name).write_text(text)
 
     def preflight(self) -> Start | None:
         """Sample a few problems of each level, show what came of it, and let the run start where
@@ -593,7 +453,7 @@ class Run:
             trainer.policy,
             trainer.supply,
             levels_to_survey(trainer.supply, rungs),
-            SurveySettings(self._sampling, config.group_size, config.variance_threshold),
+            SurveySettings(self.heldout.sampling, config.group_size, config.variance_threshold),
             rungs=rungs,
             ranks=self.ranks,
         )
@@ -647,12 +507,6 @@ class Run:
         )
         self.files.finish()
 
-    @property
-    def _sampling(self) -> Sampling:
-        """How training and evaluations alike sample."""
-        config = self.config
-        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens or 0)
-
     def evaluate(self, is_final: bool = False):
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
@@ -666,7 +520,7 @@ class Run:
 
         every = []
         for level in sorted(levels):
-            every += self._evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
+            every += self.heldout.evaluate(level, EVAL_SEED, config.eval_problems, "report")[1]
         if every:
             self.files.keep("eval", self.trainer.done, every)
 
@@ -699,7 +553,8 @@ class Run:
         level = trainer.curriculum.level
 
         def look() -> float:
-            line, _ = self._evaluate(level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start")
+            size = WARM_START_PROBLEMS
+            line, _ = self.heldout.evaluate(level, WARM_START_SEED, size, "warm start")
             return line["mean"] if line else 0.0
 
         answers = trainer.imitate(look)
@@ -709,9 +564,10 @@ class Run:
         decision = Decision(0, level, level, "imitation", made.why, made.to_json())
         self.files.decided([decision])
         self.console.say(decision.line)
-        _, groups = self._evaluate(self.level, EVAL_SEED, self.config.eval_problems, "imitation")
+        size = self.config.eval_problems
+        _, groups = self.heldout.evaluate(self.level, EVAL_SEED, size, "imitation")
         self.files.keep("imitated", 0, groups)
-        self._save(["after imitation"])
+        self.saver.save(["after imitation"])
 
     def promote_if_due(self):
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and
@@ -720,7 +576,7 @@ class Run:
         curriculum, step = self.trainer.curriculum, self.trainer.done
         if not curriculum.wants_look(step):
             return
-        line, groups = self._evaluate(
+        line, groups = self.heldout.evaluate(
             curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion"
         )
         if line is None:
@@ -731,91 +587,6 @@ class Run:
         for decision in decisions:
             self.console.say(decision.line)
 
-    def _evaluate(
-        self, level: int, seed: int, size: int, purpose: str
-    ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Score the policy on held-out problems that training has not seen.
-
-        Writes and shows a line; returns it and the answers. Without such problems the evaluation is
-        skipped with a warning, (None, []) is returned, and training goes on.
-        """
-        trainer, task = self.trainer, self.trainer.task
-        sampling = self._sampling
-        found = find_problems(
-            trainer.policy,
-            task,
-            level=level,
-            split="validation",
-            seed=seed,
-            size=size,
-            seen=trainer.seen.keys(),
-            sampling=sampling,
-        )
-        if not found.problems:
-            self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
-            return None, []
-
-        # A report and a promotion check may share a problem of a small family: never its
-        # completion as well.
-        mine = evaluate(
-            trainer.policy,
-            task,
-            self.ranks.share(found.problems),
-            sampling=sampling,
-            seed=0 if seed == EVAL_SEED else seed,
-        )
-        groups = self.ranks.gather(mine)
-        for index, group in enumerate(groups):
-            group.index = index
-
-        line = {
-            "step": trainer.done,
-            "purpose": purpose,
-            **self._circumstances(level),
-            "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
-            "asked": found.asked,
-            "dropped": found.dropped,
-            "too_long": found.too_long,
-            "metric": getattr(task, "metric", "score"),
-            **summarise(groups),
-            "truncated": truncated_share(groups),
-        }
-        self.files.evaluated(line)
-        self.console.evaluation(line)
-        self._warn_of_truncation(line)
-        return line, groups
-
-    def _circumstances(self, level: int) -> dict[str, Any]:
-        """Return what is evaluated and how it is sampled, for a line of eval.jsonl."""
-        config = self.config
-        return {
-            **config.mark,
-            "task": config.task,
-            "level": level,
-            "unit": getattr(self.trainer.task, "level_unit", ""),
-            "split": "validation",
-            "temperature": config.temperature,
-            "top_k": config.top_k,
-            "top_p": config.top_p,
-        }
-
-    def _warn_once(self, text: str):
-        """Say a warning, unless it has been said since the run was opened."""
-        if text not in self.warned:
-            self.warned.add(text)
-            self.console.warn(text)
-
-    def _warn_of_truncation(self, line: dict[str, Any]):
-        """Warn where most completions of an evaluation were truncated, again only after one where
-        they were not.
-        """
-        text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
-        if not text:
-            self.warned.discard(key)
-        elif key not in self.warned:
-            self.warned.add(key)
-            self.console.warn(text)
-
     def end_if_solved(self):
         """End the run where the last level is solved in training and on held-out problems."""
         trainer, step = self.trainer, self.trainer.done
@@ -823,13 +594,13 @@ class Run:
             return
 
         level = trainer.curriculum.level
-        line, groups = self._evaluate(
+        line, groups = self.heldout.evaluate(
             level, PROMOTION_SEED, self.config.promote_problems, "promotion"
         )
         if line is None:
             return
         self.files.keep("promotion", step, groups)
-        if not _is_solved(line):
+        if not is_solved(line):
             return
 
         trainer.solved = (
@@ -843,7 +614,7 @@ class Run:
         """Evaluate the trained policy, say what the run came to, and return its exit status."""
         if self.ranks.first(lambda: self._last_report_step() < self.trainer.done):
             self.evaluate(is_final=True)
-        self._collect_save(wait=True)
+        self.saver.collect(wait=True)
         return self.ranks.first(self._conclude)
 
     def _last_report_step(self) -> int:
@@ -855,7 +626,7 @@ class Run:
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
-        verdict = self._verdict()
+        verdict = verdict_of(self.folder, trainer, self.level)
         said = load_run(self.folder).verdict
         if said is None or said["step"] < trainer.done:
             self.files.concluded({**verdict.to_json(), **self.config.mark})
@@ -865,65 +636,15 @@ class Run:
         self.files.finish()
         return verdict.exit_status
 
-    def _verdict(self) -> Verdict:
-        """Return the verdict at the asked level; failing that, at an easier one that
-        was learned.
-        """
-        run, trainer = load_run(self.folder), self.trainer
-        first_step = min((line["step"] for line in run.reports), default=trainer.done)
-        before = {line["level"]: line for line in run.reports if line["step"] == first_step}
-        stored = run.steps("eval")
-        imitated = run.groups(0, "imitated") if run.steps("imitated") else []
-        groups = [
-            run.groups(step, "eval") if step in stored else []
-            for step in (first_step, trainer.done)
-        ]
-
-        verdicts = {
-            level: reach_verdict(
-                level,
-                values_by_problem(groups[0], level),
-                values_by_problem(groups[1], level),
-                run.metrics,
-                was_solved=level in before and _is_solved(before[level]),
-                stopped=trainer.stopped,
-                imitated=values_by_problem(imitated, level) or None,
-            )
-            for level in sorted({*before, self.level}, reverse=True)
-        }
-        learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
-        asked = verdicts[self.config.level]
-        return asked if asked in learned or not learned else learned[0]
-
     def _show_summary(self, verdict: Verdict):
-        reports, config = self.reports, self.config
-        files = {
-            "metrics": self.folder / "metrics.jsonl",
-            "rollouts": self.folder / "rollouts",
-            "samples": self.folder / "samples.log",
-            "checkpoints": self.folder / "checkpoints",
-        }
-        self.console.say(self._supplied())
-        flag = "--words" if config.task == "interleave" else "--levels"
-        options = "".join(
-            f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
-        )
-        before, after = (
-            [line for line in reports if line["level"] == config.level][i:][:1] for i in (0, -1)
-        )
-        task = self.trainer.task
+        config, task = self.config, self.trainer.task
+        self.console.say(supply_line(self.folder, self.trainer, self.level))
+        reports = [line for line in self.reports if line["level"] == config.level]
         self.console.summary(
-            before,
-            after,
-            {name: str(path) for name, path in files.items()},
-            [
-                f"python eval.py --model {self.folder} --task {config.task}{options} {flag} "
-                f"{config.level}",
-                f"python -m grpo.inspect {self.folder} step {self.trainer.done}",
-                f"python -m grpo.report {self.folder}",
-                f"python -m tasks.audit {self.folder}"
-                + (f" --task {config.task}" if config.task not in REGISTRY else ""),
-            ],
+            reports[:1],
+            reports[-1:],
+            files_of(self.folder),
+            next_commands(self.folder, config, self.trainer.done),
             verdict.lines(
                 getattr(task, "metric", "score"),
                 getattr(task, "level_unit", ""),
@@ -945,25 +666,6 @@ class Run:
         """Return the reported evaluations: the lines of eval.jsonl that are not looks."""
         return load_run(self.folder).reports
 
-    def _supplied(self) -> str:
-        """Return how many different problems were trained on, how often one came back, and the
-        share of a finite family.
-        """
-        before = self.trainer.inherited
-        seen = len(self.trainer.seen) - before
-        drawn = sum(line["groups/count"] for line in read_metrics(self.folder / "metrics.jsonl"))
-        imitated = self.trainer.started.answers if self.trainer.started else 0
-        size = self.trainer.supply.family_size(self.level)
-        share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
-        earlier = f", besides {before:,} in earlier runs" if before else ""
-        more = f" and {imitated:,} imitated answers" if imitated else ""
-        return f"trained on {seen:,} different problems in {drawn:,} draws{more}{share}{earlier}"
-
-
-def _is_solved(line: Mapping[str, Any]) -> bool:
-    """Return whether a held-out evaluation passes the test that a ladder asks for."""
-    return is_shown(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
-
 
 def check_fit(trainer: Trainer, probes: int = 16):
     """Raise UserError before anything is trained where a level does not fit the context or the
@@ -974,28 +676,3 @@ def check_fit(trainer: Trainer, probes: int = 16):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
             trainer.budget(trainer.policy.encode(problem), problem)
-
-
-def _free(home: Path, config: Config) -> Path:
-    """Return a directory that does not exist yet, named after task, level and seed."""
-    task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
-    level = f"-{config.level}" if config.level else ""
-    options = "".join(
-        f"-{part}"
-        for value in config.task_options.values()
-        if (part := re.sub(r"[^a-z0-9-]", "", Path(value).name.lower()))
-    )
-    supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
-    control = "".join(f"-{name}" for name in config.mark.values())
-    base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
-    names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
-    return next(home / name for name in names if not (home / name).exists())
-
-
-def _latest(home: Path) -> Path:
-    runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
-    if not runs:
-        raise UserError(
-            f"--resume: no run in {home}{os.sep} to go on with; start one without --resume"
-        )
-    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)

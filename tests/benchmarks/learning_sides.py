@@ -29,7 +29,7 @@ from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
 from grpo.rollout.generate import fitting
-from grpo.run.session import EVAL_SEED
+from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Trainer
 from tasks.base import Problem, Task, UserError, load_task, scores_of
 from tasks.supply import Supply

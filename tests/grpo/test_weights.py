@@ -135,6 +135,7 @@ def test_programs_end_with_status_2_and_one_line(tmp_path, monkeypatch, capsys, 
     monkeypatch.chdir(tmp_path)
     make_tiny_model(tmp_path / "model")
     change(tmp_path / "model" / "model.safetensors", missing)
+    capsys.readouterr()  # the progress of the saving
     assert main(["--model", "model", "--words", "6"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and "--model model: the tensors there are not those" in lines[0]

@@ -842,8 +842,13 @@ TABLE = {
             "sample_key('eval', seed, problem.key)",
         ),
     ],
-    ("grpo/run/session.py", "grpo/test_background.py"): [
-        ("what is being written goes on learning", "Run._copied", "self.memory.copy(live)", "live"),
+    ("grpo/run/saver.py", "grpo/test_background.py"): [
+        (
+            "what is being written goes on learning",
+            "Saver._copied",
+            "self.memory.copy(live)",
+            "live",
+        ),
     ],
     ("grpo/run/background.py", "grpo/test_background.py"): [
         (

@@ -1,0 +1,91 @@
+"""How a run ends: its verdict, and the summary on the console."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Config
+from grpo.curriculum.ladder import PROMOTE_AT, is_shown
+from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
+from grpo.trainer import Trainer
+from grpo.verdict import Verdict, reach_verdict, values_by_problem
+from tasks.base import REGISTRY
+
+
+def is_solved(line: Mapping[str, Any]) -> bool:
+    """Return whether a held-out evaluation passes the test that a ladder asks for."""
+    return is_shown(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
+
+
+def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
+    """Return the verdict on the run in `folder` at the `level` that was asked for.
+
+    If nothing was learned there, it is the one on the hardest easier level that was learned.
+    """
+    run = load_run(folder)
+    first_step = min((line["step"] for line in run.reports), default=trainer.done)
+    before = {line["level"]: line for line in run.reports if line["step"] == first_step}
+    stored = run.steps("eval")
+    imitated = run.groups(0, "imitated") if run.steps("imitated") else []
+    groups = [
+        run.groups(step, "eval") if step in stored else [] for step in (first_step, trainer.done)
+    ]
+
+    verdicts = {
+        each: reach_verdict(
+            each,
+            values_by_problem(groups[0], each),
+            values_by_problem(groups[1], each),
+            run.metrics,
+            was_solved=each in before and is_solved(before[each]),
+            stopped=trainer.stopped,
+            imitated=values_by_problem(imitated, each) or None,
+        )
+        for each in sorted({*before, level}, reverse=True)
+    }
+    learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
+    asked = verdicts[level]
+    return asked if asked in learned or not learned else learned[0]
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Return where the summary says that things are."""
+    return {
+        "metrics": str(folder / "metrics.jsonl"),
+        "rollouts": str(folder / "rollouts"),
+        "samples": str(folder / "samples.log"),
+        "checkpoints": str(folder / "checkpoints"),
+    }
+
+
+def next_commands(folder: Path, config: Config, step: int) -> list[str]:
+    """Return what to run after a run that ended at `step`."""
+    level_flag = "--words" if config.task == "interleave" else "--levels"
+    options = "".join(
+        f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
+    )
+    task = f" --task {config.task}" if config.task not in REGISTRY else ""
+    return [
+        f"python eval.py --model {folder} --task {config.task}{options} {level_flag} "
+        f"{config.level}",
+        f"python -m grpo.inspect {folder} step {step}",
+        f"python -m grpo.report {folder}",
+        f"python -m tasks.audit {folder}{task}",
+    ]
+
+
+def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
+    """Return how many different problems were trained on, how often one came back, and the
+    share of a finite family.
+    """
+    before = trainer.inherited
+    seen = len(trainer.seen) - before
+    drawn = sum(line["groups/count"] for line in read_metrics(folder / "metrics.jsonl"))
+    imitated = trainer.started.answers if trainer.started else 0
+    size = trainer.supply.family_size(level)
+    share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
+    earlier = f", besides {before:,} in earlier runs" if before else ""
+    more = f" and {imitated:,} imitated answers" if imitated else ""
+    return f"trained on {seen:,} different problems in {drawn:,} draws{more}{share}{earlier}"

@@ -1,0 +1,34 @@
+"""The directories of runs: a new one for a run, and the one that was written last."""
+
+import os
+import re
+from pathlib import Path
+
+from grpo.config import Config
+from tasks.base import UserError
+
+
+def new_folder(home: Path, config: Config) -> Path:
+    """Return a directory that does not exist yet, named after task, level and seed."""
+    task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
+    level = f"-{config.level}" if config.level else ""
+    options = "".join(
+        f"-{part}"
+        for value in config.task_options.values()
+        if (part := re.sub(r"[^a-z0-9-]", "", Path(value).name.lower()))
+    )
+    supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
+    control = "".join(f"-{name}" for name in config.mark.values())
+    base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
+    names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
+    return next(home / name for name in names if not (home / name).exists())
+
+
+def latest_run(home: Path) -> Path:
+    """Return the run below `home` that was begun or resumed last."""
+    runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
+    if not runs:
+        raise UserError(
+            f"--resume: no run in {home}{os.sep} to go on with; start one without --resume"
+        )
+    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)

@@ -1,0 +1,139 @@
+"""Evaluations of a run on held-out problems: a line of eval.jsonl each, on file and console."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from grpo.config import Config
+from grpo.distributed import Ranks
+from grpo.evaluate import (
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    summarise,
+    truncated_share,
+    truncation_warning,
+)
+from grpo.records import Group
+from grpo.run.files import NoFiles, RunFiles
+from grpo.trainer import Trainer
+
+# Held-out problems are the same in every run and at every step, whatever the run's seed. What a
+# promotion depends on is not what is reported: a reported score was chosen by nothing.
+EVAL_SEED = 1_000_003
+PROMOTION_SEED = 2_000_003
+WARM_START_SEED = 3_000_017
+
+
+class Messages(Protocol):
+    """Where evaluations are shown."""
+
+    def warn(self, line: str) -> None: ...
+    def evaluation(self, line: Mapping[str, Any]) -> None: ...
+
+
+class HeldOut:
+    """Scores the policy of a run on problems that it was not trained on."""
+
+    def __init__(
+        self,
+        config: Config,
+        trainer: Trainer,
+        ranks: Ranks,
+        files: RunFiles | NoFiles,
+        console: Messages,
+    ):
+        self.config, self.trainer, self.ranks = config, trainer, ranks
+        self.files, self.console = files, console
+        self.warned: set[str] = set()
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training and evaluations alike sample."""
+        config = self.config
+        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens or 0)
+
+    def evaluate(
+        self, level: int, seed: int, size: int, purpose: str
+    ) -> tuple[dict[str, Any] | None, list[Group]]:
+        """Score the policy on held-out problems that training has not seen.
+
+        Writes and shows a line; returns it and the answers. Without such problems the evaluation is
+        skipped with a warning, (None, []) is returned, and training goes on.
+        """
+        trainer, task = self.trainer, self.trainer.task
+        sampling = self.sampling
+        found = find_problems(
+            trainer.policy,
+            task,
+            level=level,
+            split="validation",
+            seed=seed,
+            size=size,
+            seen=trainer.seen.keys(),
+            sampling=sampling,
+        )
+        if not found.problems:
+            self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
+            return None, []
+
+        # A report and a promotion check may share a problem of a small family: never its
+        # completion as well.
+        mine = evaluate(
+            trainer.policy,
+            task,
+            self.ranks.share(found.problems),
+            sampling=sampling,
+            seed=0 if seed == EVAL_SEED else seed,
+        )
+        groups = self.ranks.gather(mine)
+        for index, group in enumerate(groups):
+            group.index = index
+
+        line = {
+            "step": trainer.done,
+            "purpose": purpose,
+            **self._circumstances(level),
+            "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
+            "asked": found.asked,
+            "dropped": found.dropped,
+            "too_long": found.too_long,
+            "metric": getattr(task, "metric", "score"),
+            **summarise(groups),
+            "truncated": truncated_share(groups),
+        }
+        self.files.evaluated(line)
+        self.console.evaluation(line)
+        self._warn_of_truncation(line)
+        return line, groups
+
+    def _circumstances(self, level: int) -> dict[str, Any]:
+        """Return what is evaluated and how it is sampled, for a line of eval.jsonl."""
+        config = self.config
+        return {
+            **config.mark,
+            "task": config.task,
+            "level": level,
+            "unit": getattr(self.trainer.task, "level_unit", ""),
+            "split": "validation",
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
+        }
+
+    def _warn_once(self, text: str):
+        """Say a warning, unless it has been said since the run was opened."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self.console.warn(text)
+
+    def _warn_of_truncation(self, line: dict[str, Any]):
+        """Warn where most completions of an evaluation were truncated, again only after one where
+        they were not.
+        """
+        text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
+        if not text:
+            self.warned.discard(key)
+        elif key not in self.warned:
+            self.warned.add(key)
+            self.console.warn(text)

@@ -1,0 +1,195 @@
+"""Saving a run: when a checkpoint is due, the copy of the state, and the write in the background.
+
+The state is copied to host memory, and the copy is written while training goes on. Where there is
+no host memory for a copy, training waits.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from data.files import read_json
+from grpo.config import Config
+from grpo.distributed import Ranks
+from grpo.learn.update import named_tensors
+from grpo.model.finite import check_loaded
+from grpo.run import checkpoint as checkpoints
+from grpo.run.background import HostMemory, Save, Saved, Writer
+from grpo.run.checkpoint import (
+    CheckpointRules,
+    load_optimizer,
+    load_rng,
+    rng_state,
+    save_optimizer,
+)
+from grpo.run.sources import NAME
+from grpo.trainer import Trainer
+
+
+class Messages(Protocol):
+    """Where it is said what was saved."""
+
+    def say(self, line: str, style: str = "") -> None: ...
+    def warn(self, line: str) -> None: ...
+
+
+class Saver:
+    """The checkpoints of one run.
+
+    - `saved`: the last step that is saved, or being saved;
+    - `best`: the name of the checkpoint with the highest reward;
+    - `step_times`: in seconds, until the spacing of saves is chosen;
+    - `chosen_spacing`: the spacing that the last save chose, on the first rank.
+
+    `dependencies` returns what the run depends on, for `sources.json`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        trainer: Trainer,
+        ranks: Ranks,
+        console: Messages,
+        dependencies: Callable[[], dict[str, Any]],
+    ):
+        self.folder, self.config, self.trainer = folder, config, trainer
+        self.ranks, self.console, self.dependencies = ranks, console, dependencies
+        self.rules = CheckpointRules(
+            config.save_every, config.save_threshold, config.best_margin, config.best_spacing
+        )
+        self.best: str | None = None
+        self.saved: int | None = None
+        self.memory, self.writer = HostMemory(), Writer()
+        self.step_times: list[float] = []
+        self.chosen_spacing: int | None = None
+        self.has_warned_of_memory = False
+
+    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Load the optimizer, the random state and the rules of a checkpoint."""
+        self.rules.load_state_dict(state["rules"])
+        if self.rules.spacing is None:
+            note = read_json(checkpoint / "manifest.json")["note"]
+            self.rules.spacing = note.get("spacing")
+        self.best, self.saved = state["best"], checkpoints.step_of(checkpoint)
+
+        optimizer = self.trainer.optimizer
+        load_optimizer(checkpoint, optimizer)
+        check_loaded(named_tensors(self.trainer.policy, optimizer), str(checkpoint))
+        load_rng(checkpoint)
+
+    def save_if_due(self, step: int, earned: float, step_time: float, *, is_last: bool) -> None:
+        """Save the state after `step` if the rules ask for it or it is the last one.
+
+        `earned` is the step's mean reward on a scale from 0 to 1, `step_time` in seconds. Also says
+        what became of the save before.
+        """
+        self.collect()
+        self._settle_spacing(step_time)
+        reasons = self.rules.reasons(step, earned)
+        if not reasons and is_last:
+            reasons = ["the last step"]
+        if reasons:
+            self.save(reasons)
+
+    def _settle_spacing(self, step_time: float):
+        """Until the rules know how far apart saves for a new best are, ask the last save.
+
+        All ranks get the same answer.
+        """
+        if self.rules.spacing is not None:
+            return
+        self.step_times.append(step_time)
+        if self.rules.last is not None:
+            self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
+
+    def save(self, reasons: list[str]):
+        """Copy the state after this step, and write the copy while training goes on."""
+        begun = time.perf_counter()
+        self.collect(wait=True)
+        self.saved = self.trainer.done
+        if any("best" in reason for reason in reasons):
+            self.best = f"step-{self.saved:06d}"
+        optimizer = self.trainer.optimizer.state_dict()  # of all ranks
+        if not self.ranks.is_first:
+            return
+
+        tensors, is_copied = self._copied(self.trainer.policy.saved_tensors(), optimizer)
+        best = self.folder / "checkpoints" / self.best if self.best else None
+        save = Save(
+            self.folder,
+            self.saved,
+            partial(self._write_state, tensors, self._state_texts()),
+            reasons,
+            waiting=time.perf_counter() - begun,
+            spacing=self.rules.spacing or self.chosen_spacing,
+            step_times=tuple(self.step_times),
+            keep=best if self.config.keep_best else None,
+            in_background=is_copied,
+        )
+        if is_copied:
+            self.writer.start(save)
+        else:
+            self._say_saved(save())
+
+    def _copied(
+        self, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as
+        they are and False.
+        """
+        live = {"weights": weights, "optimizer": optimizer}
+        if self.trainer.optimizer.is_shared:
+            del live["optimizer"]  # has been gathered into host memory
+        try:
+            return {"optimizer": optimizer, **self.memory.copy(live)}, True
+        except MemoryError as error:
+            if not self.has_warned_of_memory:
+                self.has_warned_of_memory = True
+                self.console.warn(
+                    f"no host memory for a copy of what is saved ({error}): training waits while "
+                    "checkpoints are written"
+                )
+            return {"optimizer": optimizer, "weights": weights}, False
+
+    def collect(self, *, wait: bool = False):
+        """Say that the checkpoint under way is written, if it is; raise the writer's error. With
+        `wait` none is under way after it.
+        """
+        if saved := self.writer.collect(wait=wait):
+            self._say_saved(saved)
+
+    def _say_saved(self, saved: Saved):
+        for line in (saved.line, *saved.removed):
+            self.console.say(line)
+        if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
+            self.chosen_spacing = saved.spacing
+            self.console.say(
+                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps "
+                "apart or more, "
+                f"to take {checkpoints.SHARE:.0%} of the time at most"
+            )
+
+    def _state_texts(self) -> dict[str, str]:
+        """Return the JSON files of a checkpoint as they are now."""
+        state = {
+            "trainer": self.trainer.state(),
+            "rules": self.rules.state_dict(),
+            "best": self.best,
+        }
+        return {
+            "rng.json": json.dumps(rng_state()),
+            "trainer.json": json.dumps(state),
+            NAME: json.dumps(self.dependencies(), indent=1) + "\n",
+        }
+
+    def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path):
+        self.trainer.policy.save(folder, tensors["weights"])
+        save_optimizer(folder, tensors["optimizer"])
+        for name, text in texts.items():
+            (folder / name).write_text(text)
