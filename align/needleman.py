@@ -29,10 +29,10 @@ Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -175,7 +175,7 @@ def _finite(name: str, number: Number) -> Number:
     return number
 
 
-def _is_standard(match, mismatch, gap, gap_open) -> bool:
+def _is_standard(match: float, mismatch: float, gap: float, gap_open: float | None) -> bool:
     scale = (match, mismatch, gap)
     return (
         gap_open is None
@@ -184,7 +184,7 @@ def _is_standard(match, mismatch, gap, gap_open) -> bool:
     )
 
 
-def _columns(pairs, keep: bool) -> Iterator[tuple[Columns, int]]:
+def _columns(pairs: Iterable[Any], keep: bool) -> Iterator[tuple[Columns, int]]:
     """Yield for each pair the columns that it is in, and its place there: neighbours with one and
     the same b share them.
     """
@@ -222,7 +222,14 @@ class _Batch:
     of the cells.
     """
 
-    def __init__(self, pairs, match, mismatch, gap, gap_open):
+    def __init__(
+        self,
+        pairs: Sequence[Any],
+        match: float,
+        mismatch: float,
+        gap: float,
+        gap_open: float | None,
+    ):
         ids: dict[Hashable, int] = {}
         rows = [
             [[ids.setdefault(symbol, len(ids)) for symbol in pair[side]] for pair in pairs]
@@ -234,7 +241,7 @@ class _Batch:
         self.a, self.b = (_pad(side, np.min_scalar_type(len(ids))) for side in rows)
         match, mismatch, gap = map(_finite, ("match", "mismatch", "gap"), (match, mismatch, gap))
         self.affine = gap_open is not None
-        opening = _finite("gap_open", gap_open) - gap if self.affine else 0
+        opening = 0 if gap_open is None else _finite("gap_open", gap_open) - gap
         scale = (match - 2 * gap, mismatch - 2 * gap, opening)
         is_whole = all(isinstance(number, int) for number in scale)
         self.gap = gap if is_whole else float(gap)

@@ -195,7 +195,7 @@ class _Shingles:
     document repeats.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
         self._titles: dict[tuple[str, ...], list[str]] = defaultdict(list)
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from data.streams import OutputLost, end_quietly, lasting
 
@@ -17,7 +18,7 @@ class UserError(ValueError):
 class Parser(argparse.ArgumentParser):
     """A command line whose mistakes are UserErrors, of one line like all others."""
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 

@@ -529,7 +529,7 @@ class Config:
     samples_every: int = setting(10, "steps between entries of samples.log", group=SAVING)
     log_every: int = setting(1, "steps between lines on the console", group=SAVING)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, is_good, fix in self._checks():
             if not is_good:
                 raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
@@ -663,7 +663,7 @@ class Config:
         climbs = self.ramp and self.task == "interleave" and not self.dataset
         return ramp_to(self.level) if climbs else [self.level]
 
-    def save(self, path: Path, **facts: Any):
+    def save(self, path: Path, **facts: Any) -> None:
         """Write the configuration and `facts` (versions, device, commit) as YAML."""
         write_whole(
             path,
@@ -756,7 +756,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     return resolved
 
 
-def _check_levels(config: Config, levels: Collection[int]):
+def _check_levels(config: Config, levels: Collection[int]) -> None:
     """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
     missing = [rung for rung in config.rungs if rung not in levels]
     if missing:

@@ -55,7 +55,7 @@ class Ranks:
         """Return the largest of the ranks' numbers."""
         return max(self.gather([number]))
 
-    def add(self, tensors: Sequence[Tensor]):
+    def add(self, tensors: Sequence[Tensor]) -> None:
         """Add up each of the `tensors`, which are of one kind, over the ranks, in place."""
         if self.size == 1:
             return

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     return Config(**given), given
 
 
-def show_help(argv: Sequence[str]):
+def show_help(argv: Sequence[str]) -> None:
     """Print the help that `argv` asks for, and exit; return if it asks for none."""
     asked = {"-h", "--help", "--help-all"} & set(argv)
     if asked:
@@ -107,7 +107,7 @@ def make_parser(lists_all: bool = False) -> Parser:
     return parser
 
 
-def _add(group: Any, spec: dataclasses.Field, is_listed: bool):
+def _add(group: Any, spec: dataclasses.Field, is_listed: bool) -> None:
     """Add the flag of one field to the argument group."""
     info = spec.metadata
     options = info["flags"] or (f"--{spec.name.replace('_', '-')}",)

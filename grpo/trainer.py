@@ -529,7 +529,7 @@ class Trainer:
             "started": self.started.to_json() if self.started else None,
         }
 
-    def begin_after(self, state: dict[str, Any]):
+    def begin_after(self, state: dict[str, Any]) -> None:
         """Begin with the policy of an earlier run, whose `state` this was.
 
         What that was trained on counts as seen. Fresh problems go on where its stream ended, for
@@ -540,7 +540,7 @@ class Trainer:
         if self.config.problems == "fresh" and not self.config.dataset:
             self.drawn = state["drawn"]
 
-    def restore(self, state: dict[str, Any]):
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
         self.done, self.drawn, self.tokens, self.seen = (
             state["done"],
@@ -577,7 +577,7 @@ def curriculum_of(config: Config, rungs: Sequence[int] = ()) -> Curriculum:
     )
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Let glibc keep freed memory, up to 2 GB, where it would give arrays back to the system and
     have them zeroed anew: a tenth of an update.
     """
@@ -592,7 +592,7 @@ def apply_control(
     control: str,
     key: str,
     reward_range: tuple[float, float] | None = (0.0, 1.0),
-):
+) -> None:
     """Take the information out of the rewards, for a control run; scores' values and parts stay
     true.
 
@@ -612,11 +612,11 @@ def apply_control(
 class _Clock:
     """Where the time of a step goes, in seconds."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
         self.laps: dict[str, float] = defaultdict(float)
 
-    def lap(self, name: str):
+    def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name] += now - self.last
         self.last = now

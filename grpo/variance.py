@@ -273,7 +273,7 @@ class VarianceMonitor:
         periods, rest = divmod(lasted, self.alarm_steps)
         return rest == 0 and periods.bit_count() == 1
 
-    def _clear(self, cause: str, share: float):
+    def _clear(self, cause: str, share: float) -> None:
         if share <= self.release:
             self.alarms.pop(cause, None)
 
@@ -323,7 +323,7 @@ class VarianceMonitor:
             "collapse": self.collapse,
         }
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
         self.classes = deque(state["classes"], maxlen=self.alarm_steps)

@@ -165,7 +165,7 @@ class Progress:
         self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
-    def observe(self, groups: Sequence[Group]):
+    def observe(self, groups: Sequence[Group]) -> None:
         """Count a step: all its groups, later tries too."""
         first = [group for group in groups if group.attempt == 0]
         self.solved = self.solved + 1 if all(g.verdict == "solved" for g in first) else 0
@@ -222,7 +222,7 @@ class Progress:
             "reward": self.reward,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.untrained = state["untrained"]
         self.solved = state["solved"]
         self.classes = Counter(state["classes"])

@@ -109,7 +109,7 @@ class Score:
     credits: tuple[tuple[int, float], ...] | None = None
     gives_value: bool = field(init=False, repr=False, compare=False, default=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
@@ -197,7 +197,7 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
     return kind(reward=reward, **options)
 
 
-def trust(spec: str, given: str | None, where: Path):
+def trust(spec: str, given: str | None, where: Path) -> None:
     """Raise UserError where the record of a run, `where`, names a program as its task, and the
     command line (`given`) does not name it too.
 
@@ -215,7 +215,7 @@ def options_of(spec: str) -> Mapping[str, str]:
     return getattr(_load_class(spec), "options", {})
 
 
-def check_wording(spec: str, wording: str, where: str):
+def check_wording(spec: str, wording: str, where: str) -> None:
     """Raise UserError, which names `where` the `wording` stands, unless it has all placeholders of
     task `spec` and no others.
     """
@@ -403,7 +403,7 @@ def _no_such_flag(name: str, spec: str) -> str:
     return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"
 
 
-def _load_class(spec: str):
+def _load_class(spec: str) -> Any:
     where, _, name = REGISTRY.get(spec, spec).rpartition(":")
     if spec in REGISTRY:
         return getattr(importlib.import_module(where), name)

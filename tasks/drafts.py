@@ -97,7 +97,7 @@ class _Walk:
             return [word for pair in zip(mine, other) for word in pair]
         return list(other) if self.moves == (KEEPS_ON,) * 4 else []
 
-    def advance(self, number: int):
+    def advance(self, number: int) -> None:
         """Write that many of the words that are `ahead`, at one stroke."""
         if self.moves[-1] == KEEPS_ON:
             self._go_on(self.last, number)
@@ -106,7 +106,7 @@ class _Walk:
             self._go_on(self.last, number // 2)
             self.last = (self.last + number) % 2
 
-    def follow(self, words: Sequence[str]):
+    def follow(self, words: Sequence[str]) -> None:
         """Write the `words`, as they were most likely taken from the texts."""
         place = 0
         while place < len(words):
@@ -117,7 +117,7 @@ class _Walk:
                 self.write(self.find(words[place]))
                 place += 1
 
-    def _go_on(self, text: int, number: int):
+    def _go_on(self, text: int, number: int) -> None:
         a, b = self.places
         self.places = (a, b + number) if text else (a + number, b)
 
@@ -164,7 +164,7 @@ class _Walk:
                 near += [(text, place) for place in places[max(0, after - 1) : after + 1]]
         return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)
 
-    def write(self, spot: Spot | None):
+    def write(self, spot: Spot | None) -> None:
         """Go on behind the word at `spot`."""
         if spot:
             text, place = spot

@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -306,7 +307,15 @@ class Interleave:
             for text, row in zip(completions, shares)
         ]
 
-    def _score(self, words, target, owner, alignment, s_affine, traps) -> Score:
+    def _score(
+        self,
+        words: list[str],
+        target: list[str],
+        owner: np.ndarray,
+        alignment: Any,
+        s_affine: float,
+        traps: Any,
+    ) -> Score:
         kinds = [op.kind for op in alignment.ops]
         matches = [(op.i, op.j) for op in alignment.ops if op.kind == "match"]
         matched = np.array([j for _, j in matches], dtype=int)
@@ -357,7 +366,7 @@ def _affine_reward(score: float, n: int, m: int) -> float:
     so S' >= -F.
     """
 
-    def gap(length):
+    def gap(length: int) -> float:
         return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0
 
     empty = gap(n) + gap(m)

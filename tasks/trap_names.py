@@ -45,7 +45,7 @@ class TrapNames:
         """
         kinds: dict[tuple[str, str], int] = defaultdict(int)
 
-        def add(kind: int, words: Sequence[str], following: Sequence[str]):
+        def add(kind: int, words: Sequence[str], following: Sequence[str]) -> None:
             for step in zip(words, following):
                 kinds[step] |= 1 << kind
 

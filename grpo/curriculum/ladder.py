@@ -156,7 +156,7 @@ class Curriculum:
 
         return self._promote(outcome.step) or self._spend(outcome.step)
 
-    def _remember(self, values: list[float]):
+    def _remember(self, values: list[float]) -> None:
         """Add a step's groups to the window, and drop the steps that it can do without."""
         if values:
             self.recent.append(list(values))
@@ -166,7 +166,7 @@ class Curriculum:
         ):
             self.recent.popleft()
 
-    def _count(self, outcome: StepSummary):
+    def _count(self, outcome: StepSummary) -> None:
         """Charge a step to the budget of its rung."""
         self.stayed += 1
         steps, seconds, tokens = self.spent[self.rung]
@@ -324,7 +324,7 @@ class Curriculum:
             "backs": list(self.backs),
         }
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rungs = list(state["rungs"])
         self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
         self.stayed, self.backs = state["stayed"], list(state["backs"])

@@ -11,6 +11,7 @@ tokens of all rows without padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,14 +109,14 @@ def _share(parts: list, rank: int, ranks: int) -> list:
     return [parts[number] for number in sorted(mine)]
 
 
-def _tokens(bundle) -> int:
+def _tokens(bundle: Sequence[Any]) -> int:
     return sum(
         len(group.prompt) + sum(len(completion.tokens) for completion, *_ in rows)
         for group, rows in bundle
     )
 
 
-def _tensors(bundle, device) -> MicroBatch:
+def _tensors(bundle: Sequence[Any], device: torch.device) -> MicroBatch:
     rows = [row for _, part in bundle for row in part]
     T = max(len(completion.tokens) for completion, *_ in rows)
     tokens, mask = (

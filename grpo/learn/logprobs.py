@@ -11,6 +11,7 @@ Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidde
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,16 @@ class _LinearLogprobs(torch.autograd.Function):
     """`_chunk_logprobs` of a linear head, chunk by chunk, in few passes over the logits."""
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, temperature_N, chunk, is_learning):
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature_N: Tensor,
+        chunk: int,
+        is_learning: bool,
+    ) -> tuple[Tensor, Tensor]:
         (N, _), V, like = (
             hidden_NH.shape,
             len(weight_VH),
@@ -133,7 +143,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx, d_N, _):
+    def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
             ctx.saved_tensors
         )

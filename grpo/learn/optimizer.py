@@ -83,7 +83,7 @@ class Optimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget all gradients, before the first backward pass of an update."""
         self.inner.zero_grad(set_to_none=True)
         self.sums.clear()
@@ -115,7 +115,7 @@ class Optimizer:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
 
-    def step(self):
+    def step(self) -> None:
         """Take a step on the masters, and round them to the weights."""
         self.inner.step()
         self._publish()
@@ -134,7 +134,7 @@ class Optimizer:
         return found
 
     @torch.no_grad()
-    def _publish(self):
+    def _publish(self) -> None:
         for weight, master in zip(self.weights, self.masters):
             if master is not weight:
                 master.grad = None
@@ -165,7 +165,7 @@ class Optimizer:
         return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
 
     @torch.no_grad()
-    def load_state_dict(self, saved: dict[str, Any]):
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned, of each tensor with rows only `rows` of its
         weight.
         """
@@ -186,7 +186,7 @@ class Optimizer:
     def _is_master(self, weight: Tensor) -> bool:
         return not self.is_shared and weight.dtype == _wide(weight)
 
-    def _sum(self, number: int, weight: Tensor):
+    def _sum(self, number: int, weight: Tensor) -> None:
         """Add a gradient that a backward pass has left to the sum, and give its memory back at
         once.
         """

@@ -19,12 +19,16 @@ from grpo.learn.loss import step_loss
 from grpo.learn.optimizer import Optimizer
 from grpo.model.finite import check_step
 from grpo.model.matmul import low_precision_backward
+from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.policy import Policy
 from grpo.records import Group
 
 
 def completion_logprobs(
-    policy: Policy, batch: MicroBatch, truncate: Callable | None = None, packing=None
+    policy: Policy,
+    batch: MicroBatch,
+    truncate: Callable | None = None,
+    packing: Packing | PaddedBatch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T),
     0 at padding.
@@ -191,7 +195,7 @@ def _backward(
 
 def _refuse_bad_step(
     settings: UpdateSettings, total: float, grad_norm: float, parity: float, worst: list
-):
+) -> None:
     """Raise FloatingPointError, before a weight changes, where the step must not be taken."""
     for name, value in (("loss", total), ("gradient norm", grad_norm)):
         if not math.isfinite(value):

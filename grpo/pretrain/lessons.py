@@ -372,7 +372,7 @@ def log_uniform(low: int, high: int, rng: random.Random) -> int:
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
-def main():
+def main() -> None:
     """Print a few lessons of each skill, for reading."""
     words = Words(random.Random(0), ["er", "ing", "st"])
     for skill in (*SHARES, "arithmetic"):

@@ -5,6 +5,8 @@ The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matr
 go through one batched product, and the rate is a tensor, so that a CUDA graph can hold the step.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
@@ -31,7 +33,9 @@ class Muon:
     step reads.
     """
 
-    def __init__(self, matrices, momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(
+        self, matrices: Iterable[torch.Tensor], momentum: float = 0.95, weight_decay: float = 0.01
+    ):
         self.momentum, self.weight_decay = momentum, weight_decay
         by_shape: dict[torch.Size, list] = {}
         for matrix in matrices:
@@ -40,7 +44,7 @@ class Muon:
         self.momenta = [torch.stack([torch.zeros_like(p) for p in group]) for group in self.groups]
 
     @torch.no_grad()
-    def step(self, rate: torch.Tensor):
+    def step(self, rate: torch.Tensor) -> None:
         """Take one step of size `rate`, a tensor without dimensions: with Nesterov's momentum, and
         decoupled weight decay.
         """

@@ -12,7 +12,7 @@ import multiprocessing
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +159,12 @@ class Batches:
         return tokens, learned
 
 
-def serve(batches: Batches, queue):
+def serve(batches: Batches, queue: Any) -> None:
     while True:
         queue.put(batches.batch())
 
 
-def hidden_of(model, tokens):
+def hidden_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Return what the last layer says, (rows, length, width). Layer by layer, so that one compiled
     layer serves for all of them.
     """
@@ -178,7 +178,9 @@ def hidden_of(model, tokens):
     return hidden
 
 
-def loss_of(model, hidden, tokens, learned):
+def loss_of(
+    model: Any, hidden: torch.Tensor, tokens: torch.Tensor, learned: torch.Tensor
+) -> torch.Tensor:
     """Return, from what the last layer says, the mean cross-entropy of the tokens that are
     `learned`, given all before them.
     """
@@ -191,7 +193,9 @@ def loss_of(model, hidden, tokens, learned):
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # other shapes than those that are trained
-def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> dict[str, float]:
+def accuracy_by_skill(
+    model: Any, batches: Batches, device: str, rows: int = 256
+) -> dict[str, float]:
     """Return the teacher-forced greedy token accuracy of each skill on freshly made lessons of up
     to 320 tokens.
     """
@@ -216,7 +220,7 @@ def accuracy_by_skill(model, batches: Batches, device: str, rows: int = 256) -> 
     }
 
 
-def build(arguments, tokenizer) -> LlamaForCausalLM:
+def build(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=arguments.width,
@@ -242,7 +246,7 @@ class Step:
     them.
     """
 
-    def __init__(self, model, device: str):
+    def __init__(self, model: LlamaForCausalLM, device: str):
         self.model, self.device = model, device
         matrices = {
             name: p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name
@@ -279,7 +283,7 @@ class Step:
         graph.replay()
         return loss
 
-    def prepare(self, batch_tokens: int, lengths=tuple(LENGTHS)):
+    def prepare(self, batch_tokens: int, lengths: Sequence[int] = tuple(LENGTHS)) -> None:
         """Capture the steps of all row lengths before the clock starts; nothing is learned."""
         for length in lengths if self.device == "cuda" else ():
             rows = batch_tokens // length
@@ -293,7 +297,7 @@ class Step:
             if not name.startswith("model."):
                 value.zero_()  # what the warm-up left
 
-    def capture(self, batch):
+    def capture(self, batch: Any) -> Any:
         """Return the graph of a step on batches of this shape, the places of its batch, and of its
         loss.
         """
@@ -310,7 +314,7 @@ class Step:
             loss = self.compute(*batch)
         return graph, batch, loss
 
-    def compute(self, tokens, learned) -> torch.Tensor:
+    def compute(self, tokens: torch.Tensor, learned: torch.Tensor) -> torch.Tensor:
         self.model.zero_grad()
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.loss_of(
@@ -326,13 +330,15 @@ class Step:
         """Return every tensor that a later part of the training goes on from, by name; to be
         written in place.
         """
-        state = {f"model.{name}": value for name, value in self.model.named_parameters()}
+        state: dict[str, torch.Tensor] = {
+            f"model.{name}": value for name, value in self.model.named_parameters()
+        }
         state |= {f"muon.{i}": momentum for i, momentum in enumerate(self.muon.momenta)}
         for i, p in enumerate(self.adam.param_groups[0]["params"]):
             state |= {f"adam.{i}.{name}": value for name, value in self.adam.state[p].items()}
         return state
 
-    def load(self, state: dict[str, torch.Tensor]):
+    def load(self, state: dict[str, torch.Tensor]) -> None:
         for i, p in enumerate(
             self.adam.param_groups[0]["params"]
         ):  # AdamW makes its state at its first step
@@ -344,7 +350,7 @@ class Step:
             value.data.copy_(state[name])
 
 
-def train(arguments) -> None:
+def train(arguments: argparse.Namespace) -> None:
     """Pretrain until the steps or minutes asked for are over; then save the model.
 
     With a state file, training can be done in parts: each continues where the last one stopped.
@@ -373,7 +379,7 @@ def train(arguments) -> None:
     if state is not None and counts["step"]:
         take.load(load_file(state))
 
-    def report(rows: int | None = None, **figures) -> None:
+    def report(rows: int | None = None, **figures: Any) -> None:
         sizes = {} if rows is None else {"rows": rows}
         skills = accuracy_by_skill(model, checks, device, **sizes)
         print(json.dumps(figures | skills), flush=True)
@@ -400,7 +406,9 @@ def train(arguments) -> None:
     save(model, tokenizer, arguments, cost)
 
 
-def _start_workers(arguments, tokenizer, step: int):
+def _start_workers(
+    arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, step: int
+) -> Any:
     """Start the processes that make batches; return the queue that they fill."""
     fork = multiprocessing.get_context("fork")
     queue = fork.Queue(maxsize=32)
@@ -412,7 +420,11 @@ def _start_workers(arguments, tokenizer, step: int):
 
 
 def _take_steps(
-    arguments, take: Step, queue, counts: dict[str, Any], report: Callable[..., None]
+    arguments: argparse.Namespace,
+    take: Step,
+    queue: Any,
+    counts: dict[str, Any],
+    report: Callable[..., None],
 ) -> bool:
     """Train, and count in `counts`, until all or this part is done; return whether all is."""
     before, start = counts["seconds"], time.time()
@@ -434,10 +446,16 @@ def _take_steps(
         counts["tokens"] += tokens.size
 
 
-def save(model, tokenizer, arguments, cost):
+def save(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    arguments: argparse.Namespace,
+    cost: dict[str, Any],
+) -> None:
     output = Path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(output)
+    model.to(torch.bfloat16)  # type: ignore[arg-type]  # wrapped without its types
+    model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     recipe = {
         name: value
@@ -449,7 +467,7 @@ def save(model, tokenizer, arguments, cost):
     )
 
 
-def parse(argv=None):
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m grpo.pretrain", description=__doc__.splitlines()[0]
     )

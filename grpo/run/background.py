@@ -35,7 +35,7 @@ class HostMemory:
     tensors of a GPU it is page-locked.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._copies: dict[Hashable, Tensor] = {}
 
     @torch.no_grad()
@@ -58,7 +58,7 @@ class HostMemory:
 
         return _replaced(tree, {path: self._copies[first] for path, first in first_of.items()})
 
-    def _make_room(self, originals: Mapping[tuple[Any, ...], Tensor]):
+    def _make_room(self, originals: Mapping[tuple[Any, ...], Tensor]) -> None:
         """Allocate a copy for each tensor that has none of its shape yet."""
         new = {
             path: original
@@ -170,10 +170,10 @@ class Save:
 class Writer:
     """Writes one checkpoint at a time in a thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._saved: Future[Saved] | None = None
 
-    def start(self, save: Save):
+    def start(self, save: Save) -> None:
         """Begin to write; the checkpoint before must have been collected."""
         assert self._saved is None
         self._saved = Future()
@@ -192,14 +192,14 @@ class Writer:
         return saved.result()
 
 
-def _do(save: Save, saved: Future[Saved]):
+def _do(save: Save, saved: Future[Saved]) -> None:
     try:
         saved.set_result(save())
     except BaseException as error:
         saved.set_exception(error)
 
 
-def end_process(status: int):
+def end_process(status: int) -> None:
     """End the program with this exit status, at once where a checkpoint is being written (after a
     second Ctrl-C).
 

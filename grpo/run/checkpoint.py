@@ -186,7 +186,7 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     return valid[-1], [f"passed over {reason}" for reason in damaged]
 
 
-def remove_partial(run: Path):
+def remove_partial(run: Path) -> None:
     """Remove what a killed process left of a checkpoint half written."""
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
@@ -267,7 +267,7 @@ class CheckpointRules:
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "passed": self.passed, "last": self.last}
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
 
 
@@ -286,7 +286,7 @@ def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> i
     return max(1, math.ceil(lost / (SHARE * step)), math.ceil(under_way / step))
 
 
-def save_optimizer(folder: Path, state: dict[str, Any]):
+def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1
     and so on: a file passes through the host's memory whole), and all the rest to optimizer.json.
     """
@@ -329,7 +329,7 @@ def _parts(
     yield part
 
 
-def load_optimizer(folder: Path, optimizer):
+def load_optimizer(folder: Path, optimizer: Any) -> None:
     """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each
     weight's state only the rows that it holds are read.
     """
@@ -371,7 +371,7 @@ def rng_state() -> dict[str, Any]:
     }
 
 
-def load_rng(folder: Path):
+def load_rng(folder: Path) -> None:
     """Restore the `rng_state` that rng.json has."""
     saved = json.loads((folder / "rng.json").read_text())
     version, state, gauss = saved["python"]

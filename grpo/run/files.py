@@ -44,13 +44,13 @@ class RunFiles:
         self.samples = SamplesLog(folder, every=config["samples_every"])
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
-    def began(self, keys: Sequence[str]):
+    def began(self, keys: Sequence[str]) -> None:
         """Write the keys of the problems that the policy was trained on before this run, as those
         of step 0.
         """
         self.seen.append({"step": 0, "keys": list(keys)})
 
-    def step(self, report: StepReport):
+    def step(self, report: StepReport) -> None:
         """Write the step: metrics, every prompt and completion, the keys of its problems, the
         curriculum's decisions, samples.
         """
@@ -63,7 +63,7 @@ class RunFiles:
         self.decided(report.decisions)
         self.samples.append(report.step, report.groups)
 
-    def imitated(self, groups: list[Group]):
+    def imitated(self, groups: list[Group]) -> None:
         """Write the right answers that were imitated before the first step, and the keys of their
         problems.
         """
@@ -71,26 +71,26 @@ class RunFiles:
         keys = [group.problem.key for group in groups]
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
 
-    def decided(self, decisions: Sequence[Decision]):
+    def decided(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             self.decisions.append({**decision.to_json(), **self.mark})
 
-    def evaluated(self, line: dict[str, Any]):
+    def evaluated(self, line: dict[str, Any]) -> None:
         self.evals.append(line)
         self.trackers.log(line)
 
-    def concluded(self, verdict: dict[str, Any]):
+    def concluded(self, verdict: dict[str, Any]) -> None:
         """Append the verdict to eval.jsonl."""
         self.evals.append(verdict)
 
-    def keep(self, name: str, step: int, groups: list[Group]):
+    def keep(self, name: str, step: int, groups: list[Group]) -> None:
         """Write groups with all their texts to rollouts/."""
         try:
             write_rollouts(file_of(self.folder, name, step), groups, step=step)
         except UserError as error:
             raise UserError(f"{error}; go on with --resume {self.folder}") from error
 
-    def rewind(self, done: int):
+    def rewind(self, done: int) -> None:
         """Remove what was written of steps after `done`, for they will be made again."""
         checkpoints.remove_partial(self.folder)
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
@@ -98,7 +98,7 @@ class RunFiles:
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
 
-    def prompted(self, lines: Sequence[str]):
+    def prompted(self, lines: Sequence[str]) -> None:
         """Write what the model is sent for the run's first problem to prompt.txt, once in the life
         of the run.
         """
@@ -106,14 +106,14 @@ class RunFiles:
         if not path.exists():
             write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
-    def warned(self, line: str):
+    def warned(self, line: str) -> None:
         """Keep a warning in warnings.log, for a console may be closed, or lost."""
         append(
             self.folder / "warnings.log",
             f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n",
         )
 
-    def finish(self):
+    def finish(self) -> None:
         self.trackers.finish()
 
 

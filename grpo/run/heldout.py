@@ -121,13 +121,13 @@ class HeldOut:
             "top_p": config.top_p,
         }
 
-    def _warn_once(self, text: str):
+    def _warn_once(self, text: str) -> None:
         """Say a warning, unless it has been said since the run was opened."""
         if text not in self.warned:
             self.warned.add(text)
             self.console.warn(text)
 
-    def _warn_of_truncation(self, line: dict[str, Any]):
+    def _warn_of_truncation(self, line: dict[str, Any]) -> None:
         """Warn where most completions of an evaluation were truncated, again only after one where
         they were not.
         """

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 FIRST = "\n{}: the step under way is finished and saved first{}\n"
 AGAIN = "; once more stops at once, and loses it"
@@ -25,9 +26,9 @@ class Interrupt:
     signals, and nothing is noted.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.wanted: signal.Signals | None = None
-        self.earlier = {}
+        self.earlier: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
@@ -37,12 +38,12 @@ class Interrupt:
             self.earlier = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
         self.earlier = {}
 
-    def note(self, number: int, _):
+    def note(self, number: int, _: object) -> None:
         if number == HANGUP and self.wanted:
             return
 
@@ -55,7 +56,7 @@ class Interrupt:
                 sys.stderr.fileno(), line.encode()
             )  # a handler may run in the middle of a print
 
-    def _give_back(self):
+    def _give_back(self) -> None:
         """Leave SIGINT and SIGTERM to whoever had them before; a SIGHUP that follows them is still
         harmless.
         """

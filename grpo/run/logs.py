@@ -25,11 +25,11 @@ class MetricsLog:
     def __init__(self, folder: Path, name: str = "metrics.jsonl"):
         self.path = Path(folder) / name
 
-    def append(self, line: dict[str, Any]):
+    def append(self, line: dict[str, Any]) -> None:
         """Write one line. JSON has no NaN or infinity, so such numbers become null."""
         append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
 
-    def truncate_after(self, step: int):
+    def truncate_after(self, step: int) -> None:
         """Drop the lines of later steps and a half-written last line: they will be made again."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
@@ -68,7 +68,7 @@ class SamplesLog:
     def __init__(self, folder: Path, every: int):
         self.path, self.every = Path(folder) / "samples.log", every
 
-    def append(self, step: int, groups: Sequence[Group]):
+    def append(self, step: int, groups: Sequence[Group]) -> None:
         """Write the step's best and worst completion by reward, if it is this step's turn."""
         if step % self.every and step != 1:
             return
@@ -91,7 +91,7 @@ class SamplesLog:
             )
         append(self.path, "".join(parts))
 
-    def truncate_after(self, step: int):
+    def truncate_after(self, step: int) -> None:
         """Drop the entries of later steps and a half-written last line."""
         if not self.path.exists():
             return
@@ -104,7 +104,7 @@ class SamplesLog:
         write_whole(self.path, b"".join(kept))
 
 
-def append(path: Path, text: str):
+def append(path: Path, text: str) -> None:
     """Add `text` to a file; it is on the disk when this returns. Raises UserError when the disk
     will not take it.
     """

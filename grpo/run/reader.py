@@ -26,7 +26,7 @@ from tasks.base import UserError, needs
 class Records(list):
     """Plain dicts in a list, e.g. ``Records([{"step": 1, "reward": 0.3}])``."""
 
-    def to_pandas(self):
+    def to_pandas(self) -> Any:
         """Return the records as a pandas DataFrame (the extra `notebook`)."""
         with needs("pandas", "notebook"):
             import pandas

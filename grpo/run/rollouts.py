@@ -35,7 +35,7 @@ def steps_of(run: Path, kind: str = "step") -> list[int]:
     return sorted(int(name[2]) for name in names if name)
 
 
-def write_rollouts(path: Path, groups: Sequence[Group], *, step: int):
+def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
     """Write the groups of one step, whole or not at all, with a checksum.
 
     Raises UserError when the disk will not take them.
@@ -56,7 +56,7 @@ def groups_of(path: Path) -> list[Group]:
         ) from error
 
 
-def remove_after(run: Path, step: int):
+def remove_after(run: Path, step: int) -> None:
     """Remove the files of later steps: they will be made again."""
     for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
         name = _NAME.fullmatch(path.name)

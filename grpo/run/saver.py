@@ -97,7 +97,7 @@ class Saver:
         if reasons:
             self.save(reasons)
 
-    def _settle_spacing(self, step_time: float):
+    def _settle_spacing(self, step_time: float) -> None:
         """Until the rules know how far apart saves for a new best are, ask the last save.
 
         All ranks get the same answer.
@@ -108,7 +108,7 @@ class Saver:
         if self.rules.last is not None:
             self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
 
-    def save(self, reasons: list[str]):
+    def save(self, reasons: list[str]) -> None:
         """Copy the state after this step, and write the copy while training goes on."""
         begun = time.perf_counter()
         self.collect(wait=True)
@@ -157,14 +157,14 @@ class Saver:
                 )
             return {"optimizer": optimizer, "weights": weights}, False
 
-    def collect(self, *, wait: bool = False):
+    def collect(self, *, wait: bool = False) -> None:
         """Say that the checkpoint under way is written, if it is; raise the writer's error. With
         `wait` none is under way after it.
         """
         if saved := self.writer.collect(wait=wait):
             self._say_saved(saved)
 
-    def _say_saved(self, saved: Saved):
+    def _say_saved(self, saved: Saved) -> None:
         for line in (saved.line, *saved.removed):
             self.console.say(line)
         if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
@@ -188,7 +188,7 @@ class Saver:
             NAME: json.dumps(self.dependencies(), indent=1) + "\n",
         }
 
-    def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path):
+    def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path) -> None:
         self.trainer.policy.save(folder, tensors["weights"])
         save_optimizer(folder, tensors["optimizer"])
         for name, text in texts.items():

@@ -10,7 +10,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
@@ -161,7 +161,7 @@ class Run:
         self.accepted: list[dict[str, Any]] = []  # changes of the sources in the life of the run
 
     @contextmanager
-    def held(self):
+    def held(self) -> Iterator[None]:
         """Keep every other process from writing this run, from now on or from when its directory
         is made, to the end of the block.
         """
@@ -189,7 +189,7 @@ class Run:
         self.config = dataclasses.replace(config, learning_rate=rate)
         return self.config
 
-    def check_sources(self, task: Task):
+    def check_sources(self, task: Task) -> None:
         """Take the fingerprints of what the run depends on; raise UserError where a run that goes
         on has others.
 
@@ -234,7 +234,7 @@ class Run:
         config = dataclasses.asdict(self.config)
         return self.sources | {"config": config, "accepted": self.accepted}
 
-    def attach(self, trainer: Trainer, console: Display):
+    def attach(self, trainer: Trainer, console: Display) -> None:
         """Make the directory; from here on everything is written there."""
         self.trainer, self.console, config = trainer, console, self.config
         self.saver = Saver(self.folder, config, trainer, self.ranks, console, self._dependencies)
@@ -245,7 +245,7 @@ class Run:
             self._make_files()
         self.heldout = HeldOut(config, trainer, self.ranks, self.files, console)
 
-    def _make_files(self):
+    def _make_files(self) -> None:
         config = self.config
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.checkpoint:
@@ -255,7 +255,7 @@ class Run:
         done = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
         self.files = RunFiles(self.folder, dataclasses.asdict(config), config.mark, done, self.warn)
 
-    def show_prompt(self):
+    def show_prompt(self) -> None:
         """Show what the model is sent for the run's first problem, and keep it in prompt.txt.
         Called before `restore`.
         """
@@ -295,12 +295,12 @@ class Run:
             **({"accepted_changes": self.accepted} if self.accepted else {}),
         }
 
-    def warn(self, line: str):
+    def warn(self, line: str) -> None:
         """Say a warning, and keep it in warnings.log."""
         self.console.warn(line)
         self.files.warned(line)
 
-    def note_losses(self):
+    def note_losses(self) -> None:
         """Say on standard error, if that is left, and in warnings.log that standard output or
         error was lost.
         """
@@ -309,7 +309,7 @@ class Run:
             print(f"train.py: {line}", file=sys.stderr)
             self.files.warned(f"after step {self.trainer.done}: {line}")
 
-    def restore(self):
+    def restore(self) -> None:
         """Take the run up at its checkpoint: what later steps wrote is removed, for they will be
         made again.
 
@@ -339,7 +339,7 @@ class Run:
             + (f", which was its end: {ended}" if ended else "")
         )
 
-    def _begin_after(self, start: Path):
+    def _begin_after(self, start: Path) -> None:
         """Take over what the policy of the checkpoint `start` has been trained on: it stays out of
         evaluations.
         """
@@ -363,7 +363,7 @@ class Run:
         )
 
     @contextmanager
-    def saving(self):
+    def saving(self) -> Iterator[None]:
         """Within this block checkpoints are written in the background; the one under way when it
         fails is finished first.
 
@@ -381,7 +381,7 @@ class Run:
                 self.warn(str(error))
             raise
 
-    def save_if_due(self, report: StepReport):
+    def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step where the rules ask for it, and say what became of the save
         before.
         """
@@ -394,7 +394,7 @@ class Run:
         is_last = bool(self.trainer.ended) or report.step == self.config.steps
         self.saver.save_if_due(report.step, earned, report.metrics["step_time"], is_last=is_last)
 
-    def leave(self, signal: str):
+    def leave(self, signal: str) -> None:
         """Write a checkpoint of the last step, if it has none yet, because a signal ends the run
         here; say so.
         """
@@ -466,7 +466,7 @@ class Run:
 
     def _show_preflight(
         self, start: Start, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
-    ):
+    ) -> None:
         """Print the table, the perplexity, the decision, and the warnings."""
         self.console.survey([dataclasses.asdict(row) for row in rows])
         if perplexity:
@@ -489,7 +489,7 @@ class Run:
                 "nothing; " + advice(rows)
             )
 
-    def _record_rungs(self):
+    def _record_rungs(self) -> None:
         """Keep in config.yaml the levels that the run climbs, which the pre-flight may have
         changed.
         """
@@ -498,7 +498,7 @@ class Run:
         self.about["rungs"] = list(self.trainer.curriculum.rungs)
         self.config.save(self.folder / "config.yaml", **self.about)
 
-    def leave_untrained(self):
+    def leave_untrained(self) -> None:
         """End a run that was to make its pre-flight only: say where it is and what comes next."""
         self.console.say(
             "--preflight only: nothing was trained; the pre-flight is in "
@@ -507,7 +507,7 @@ class Run:
         )
         self.files.finish()
 
-    def evaluate(self, is_final: bool = False):
+    def evaluate(self, is_final: bool = False) -> None:
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
         The level is the one asked for, and on a ladder that is climbed by held-out problems the
@@ -545,7 +545,7 @@ class Run:
             )
         return is_needed and self.trainer.knows_answers
 
-    def warm_start(self):
+    def warm_start(self) -> None:
         """Imitate right answers before the first step, write what came of it, and save the policy
         as it is then.
         """
@@ -569,7 +569,7 @@ class Run:
         self.files.keep("imitated", 0, groups)
         self.saver.save(["after imitation"])
 
-    def promote_if_due(self):
+    def promote_if_due(self) -> None:
         """Where the curriculum wants a look at held-out problems of its level, evaluate them and
         let it decide.
         """
@@ -587,7 +587,7 @@ class Run:
         for decision in decisions:
             self.console.say(decision.line)
 
-    def end_if_solved(self):
+    def end_if_solved(self) -> None:
         """End the run where the last level is solved in training and on held-out problems."""
         trainer, step = self.trainer, self.trainer.done
         if trainer.ended or not trainer.seems_solved:
@@ -636,7 +636,7 @@ class Run:
         self.files.finish()
         return verdict.exit_status
 
-    def _show_summary(self, verdict: Verdict):
+    def _show_summary(self, verdict: Verdict) -> None:
         config, task = self.config, self.trainer.task
         self.console.say(supply_line(self.folder, self.trainer, self.level))
         reports = [line for line in self.reports if line["level"] == config.level]
@@ -652,7 +652,7 @@ class Run:
             ),
         )
 
-    def _record_stop(self, reason: str):
+    def _record_stop(self, reason: str) -> None:
         """Keep in config.yaml why the run was stopped."""
         self.config.save(
             self.folder / "config.yaml",
@@ -667,7 +667,7 @@ class Run:
         return load_run(self.folder).reports
 
 
-def check_fit(trainer: Trainer, probes: int = 16):
+def check_fit(trainer: Trainer, probes: int = 16) -> None:
     """Raise UserError before anything is trained where a level does not fit the context or the
     completion budget.
     """

@@ -26,12 +26,12 @@ class _TensorBoard:
 
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
-    def log(self, figures: Mapping[str, float], step: int):
+    def log(self, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
-    def finish(self):
+    def finish(self) -> None:
         self.writer.close()
 
 
@@ -40,10 +40,10 @@ class _Run:
 
     run: Any
 
-    def log(self, figures: Mapping[str, float], step: int):
+    def log(self, figures: Mapping[str, float], step: int) -> None:
         self.run.log(dict(figures), step=step)
 
-    def finish(self):
+    def finish(self) -> None:
         self.run.finish()
 
 
@@ -77,7 +77,7 @@ CLASSES = {
 }
 
 
-def check_installed(text: str | None):
+def check_installed(text: str | None) -> None:
     """Raise UserError where a tracker of the list is not installed."""
     for name in names_in(text):
         try:
@@ -121,19 +121,19 @@ class Trackers:
         for name in names_in(text):
             self._try(name, partial(self._begin, name, folder, config, done))
 
-    def log(self, line: Mapping[str, Any]):
+    def log(self, line: Mapping[str, Any]) -> None:
         """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
         for name, tracker in list(self.live.items()):
             self._try(name, partial(tracker.log, scalars(line), line["step"]))
 
-    def finish(self):
+    def finish(self) -> None:
         for name, tracker in list(self.live.items()):
             self._try(name, tracker.finish)
 
-    def _begin(self, name: str, folder: Path, config: Mapping[str, Any], done: int):
+    def _begin(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
         self.live[name] = CLASSES[name][1](folder, config, done)
 
-    def _try(self, name: str, action: Callable[[], Any]):
+    def _try(self, name: str, action: Callable[[], Any]) -> None:
         try:
             action()
         except Exception as error:  # whatever it is, the run is worth more

@@ -334,7 +334,7 @@ class Console:
     def __enter__(self) -> "Console":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._live.stop()
 
     def say(self, line: str, style: str = "") -> None:

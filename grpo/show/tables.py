@@ -42,7 +42,7 @@ def show_table(
     lines: Sequence[Record],
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable],
-):
+) -> None:
     """Print a line each: `figures` are numbers (key, format) and stand to the right, `words` are
     made by a function of the line.
     """

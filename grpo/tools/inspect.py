@@ -17,7 +17,7 @@ damaged file.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -121,7 +121,7 @@ class _Commands:
     def add(
         self,
         name: str,
-        view,
+        view: Callable[..., int | None],
         help: str,
         *numbers: str,
         over_steps: bool = False,

@@ -3,6 +3,7 @@
 A view returns an exit status, or None for 0.
 """
 
+import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ COMPARED = {
 }
 
 
-def show_steps(run: RunData, arguments, console: Console):
+def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     lines = chosen(run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
@@ -87,7 +88,7 @@ def show_steps(run: RunData, arguments, console: Console):
         )
 
 
-def show_step(run: RunData, arguments, console: Console):
+def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     groups = run.groups(arguments.step, arguments.kind)
     lines = [
         {
@@ -118,7 +119,7 @@ def show_step(run: RunData, arguments, console: Console):
         )
 
 
-def show_group(run: RunData, arguments, console: Console):
+def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     group = run.group(arguments.step, arguments.group, arguments.kind)
     order = sorted(range(len(group.completions)), key=lambda sample: -group.scores[sample].reward)
     target = group.problem.target
@@ -162,7 +163,7 @@ def show_group(run: RunData, arguments, console: Console):
 
 def _show_completions(
     run: RunData, group: Group, samples: Sequence[int], console: Console, *, whole: bool
-):
+) -> None:
     """Show the completions `samples` of a group, which have the same text."""
     target, text = group.problem.target, group.texts[samples[0]]
     completion, score = group.completions[samples[0]], group.scores[samples[0]]
@@ -184,7 +185,7 @@ def _show_completions(
     console.print(rendered(columns, whole=whole))
 
 
-def show_tokens(run: RunData, arguments, console: Console):
+def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     group = run.group(arguments.step, arguments.group, arguments.kind)
     if not 0 <= arguments.sample < len(group.completions):
         raise UserError(
@@ -235,7 +236,7 @@ def show_tokens(run: RunData, arguments, console: Console):
         )
 
 
-def show_replay(run: RunData, arguments, console: Console) -> int:
+def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
     from grpo.tools.replay import replay  # the trainer: it takes seconds to import
 
     found = replay(run, arguments.step, arguments.task)
@@ -274,7 +275,7 @@ def show_replay(run: RunData, arguments, console: Console) -> int:
     return 0 if same else 1
 
 
-def show_degenerate(run: RunData, arguments, console: Console):
+def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     lines = chosen(
         run.group_index,
         arguments,
@@ -298,7 +299,7 @@ def show_degenerate(run: RunData, arguments, console: Console):
     )
 
 
-def show_compare(run: RunData, arguments, console: Console):
+def show_compare(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     rows = [compared(data, arguments) for data in (run, *map(load_run, arguments.others))]
     if as_json(rows, arguments, console):
         return
@@ -324,7 +325,7 @@ def show_compare(run: RunData, arguments, console: Console):
     console.print(table)
 
 
-def compared(run: RunData, arguments) -> dict[str, Any]:
+def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return a run's line of `compare`: means over the last ten of the steps chosen, held-out
     scores first and last, what differs in its flags.
     """
@@ -368,7 +369,7 @@ def compared(run: RunData, arguments) -> dict[str, Any]:
     }
 
 
-def export_rollouts(run: RunData, arguments, console: Console):
+def export_rollouts(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step][
         -arguments.last :
     ]
@@ -380,7 +381,9 @@ def export_rollouts(run: RunData, arguments, console: Console):
 
 
 def chosen(
-    lines: Sequence[Record], arguments, good: Callable[[Record], bool] = lambda line: True
+    lines: Sequence[Record],
+    arguments: argparse.Namespace,
+    good: Callable[[Record], bool] = lambda line: True,
 ) -> list[Record]:
     """Return the `good` lines that the filters --from, --to, --level and --last leave."""
     kept = [
@@ -393,7 +396,7 @@ def chosen(
     return kept[-arguments.last :]
 
 
-def as_json(lines: Sequence[Record], arguments, console: Console) -> bool:
+def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
     """Print the lines as one JSON array, if that was asked for; return whether it was."""
     if arguments.json:
         console.file.write(json.dumps(lines, ensure_ascii=False, indent=1) + "\n")

@@ -95,7 +95,7 @@ def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Tr
     return trainer, start
 
 
-def _trainer(config: Config, run: RunData, checkpoint) -> Trainer:
+def _trainer(config: Config, run: RunData, checkpoint: Any) -> Trainer:
     if config.device != "cuda" and not torch.cuda.is_available():
         torch.set_num_threads(
             run.config.get("facts", {}).get("threads", torch.get_num_threads())

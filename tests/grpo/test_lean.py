@@ -5,7 +5,7 @@ the modules' own.
 import pytest
 import torch
 from tiny_models import FAMILIES, SHAPE, make_tiny_model
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
 from grpo.learn.logprobs import token_logprobs
@@ -66,12 +66,13 @@ def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
         torch.randn(shape[-1], shape[-2]),
         torch.randn(shape[-1]) if has_bias else None,
     )
-    wide = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    wide = functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     found = matmul.linear_no_grad(x, weight, bias)
     assert found.dtype == torch.float32 and found.shape == wide.shape
     torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
     assert torch.equal(
-        matmul.linear_no_grad(x.double(), weight.double()), F.linear(x.double(), weight.double())
+        matmul.linear_no_grad(x.double(), weight.double()),
+        functional.linear(x.double(), weight.double()),
     )  # float64 is left alone
 
 
@@ -239,7 +240,7 @@ OPERATIONS = {
     ),
     "swiglu": (
         lambda x: ops.linear(x, Doubling(), False, True),
-        lambda x: 2 * F.silu(x[:, :37]) * x[:, 37:],
+        lambda x: 2 * functional.silu(x[:, :37]) * x[:, 37:],
         [(9, 74)],
     ),
 }
