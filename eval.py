@@ -78,6 +78,7 @@ HELD_OUT = {
 
 
 def main(argv: list[str]) -> int:
+    """Evaluate by these flags; return the exit status."""
     return exit_status("eval.py", lambda: report(argv))
 
 

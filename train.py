@@ -35,6 +35,7 @@ from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
+    """Train by these flags; return the exit status."""
     losses: list[str] = []  # what became of standard output and error: training goes on without
 
     def lose(name: str, error: Exception):
@@ -50,12 +51,14 @@ def main(argv: list[str]) -> int:
 
 
 def start(argv: list[str], losses: list[str]) -> int:
+    """Read the flags, and run on this rank."""
     config, given = parse(argv)
     with meeting(config.device) as ranks:
         return start_run(config, given, ranks, losses)
 
 
 def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> int:
+    """Open or resume the run, and train."""
     run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     run.losses = losses
     task = load_task(config.task, config.reward, config.task_options, config.wording)

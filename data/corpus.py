@@ -48,6 +48,7 @@ class Document:
 
     @cached_property
     def words(self) -> list[str]:
+        """Return its words."""
         return split_words(self.text)
 
 

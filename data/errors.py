@@ -19,6 +19,7 @@ class Parser(argparse.ArgumentParser):
     """A command line whose mistakes are UserErrors, of one line like all others."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with the parser's message."""
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 

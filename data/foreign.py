@@ -288,6 +288,7 @@ def _beginning(title: str, text: str) -> Document:
 
 
 def main() -> None:
+    """Print the beginning of a document of each kind."""
     for kind, documents in foreign_texts().items():
         print(f"--- {kind}: {len(documents)} documents")
         print(documents[0].text[:400])

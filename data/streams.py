@@ -30,13 +30,16 @@ class Lasting:
         self.is_lost = False
 
     def write(self, text: str) -> int:
+        """Write to the stream, or nowhere once it is lost; return how many characters."""
         self._attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream, unless it is lost."""
         self._attempt(self.stream.flush)
 
     def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
         with suppress(ValueError):  # a closed file
             return self.stream.isatty()
         return False

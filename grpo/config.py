@@ -608,6 +608,7 @@ class Config:
 
     @property
     def clips(self) -> tuple[float, float]:
+        """Return how far the ratio may lie below and above 1: as asked, or the loss's own."""
         low, high = CLIP.get(self.loss, (0.2, 0.2))
         return self.clip_low or low, self.clip_high or high
 

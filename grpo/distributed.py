@@ -30,6 +30,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0, which alone writes and speaks."""
         return self.rank == 0
 
     def share(self, items: Sequence[Any]) -> list[Any]:

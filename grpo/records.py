@@ -70,6 +70,7 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
+        """The reward of each completion."""
         return [score.reward for score in self.scores]
 
     @property
@@ -121,6 +122,7 @@ class Decision:
 
     @property
     def line(self) -> str:
+        """The decision in one line, for the console."""
         levels = (
             f"level {self.before} → {self.after}"
             if self.after != self.before
@@ -129,6 +131,7 @@ class Decision:
         return f"step {self.step}: {levels}, {self.why}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the decision as a line of curriculum.jsonl."""
         return {
             "step": self.step,
             "from": self.before,

@@ -313,6 +313,7 @@ class VarianceMonitor:
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
         return {
             "temperature": self.temperature,
             "wasted": self.wasted,
@@ -324,6 +325,7 @@ class VarianceMonitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of `state_dict`."""
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
         self.classes = deque(state["classes"], maxlen=self.alarm_steps)

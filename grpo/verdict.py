@@ -215,6 +215,7 @@ class Progress:
         return max(COLLAPSED, key=lambda name: self.classes[name])
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
         return {
             "untrained": self.untrained,
             "solved": self.solved,
@@ -223,6 +224,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of `state_dict`."""
         self.untrained = state["untrained"]
         self.solved = state["solved"]
         self.classes = Counter(state["classes"])

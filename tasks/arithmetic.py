@@ -112,10 +112,12 @@ class Arithmetic:
 
     @property
     def default_level(self) -> int:
+        """The level if none is asked for."""
         return 2 if self.family == "chain" else 32
 
     @staticmethod
     def default_steps(level: int) -> int:
+        """Return how many steps a run at this level makes by default."""
         return 300
 
     def levels(self, level: int) -> list[int]:

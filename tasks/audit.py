@@ -201,6 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(arguments: list[str] | None) -> int:
+    """Print what was found; return 1 if anything was."""
     parser = Parser(
         prog="python -m tasks.audit",
         description="Look for evaluated problems that were trained on.",

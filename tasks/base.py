@@ -83,6 +83,7 @@ class Problem:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict:
+        """Return the fields as JSON types."""
         return asdict(self)
 
 

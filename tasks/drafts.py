@@ -43,6 +43,7 @@ class Guess:
         self.read = ""  # the whole words that the walk has followed
 
     def __call__(self, text: str) -> str:
+        """Return how the text is expected to continue."""
         last = text.rsplit(None, 1)[-1] if text and not text[-1].isspace() else ""
         whole, last = text[: len(text) - len(last)], normalise(last)
         if not whole.startswith(self.read):

@@ -113,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(arguments: list[str] | None) -> int:
+    """Write the data set."""
     parser = _parser()
     options, others = parser.parse_known_args(arguments)
     task_options, others = split_options(options.task, others)

@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(argv: Sequence[str] | None) -> int:
+    """Print the table."""
     parser = Parser(prog="python -m tasks.traps", description=__doc__.splitlines()[0])
     parser.add_argument("--levels", default=",".join(map(str, LADDER)))
     parser.add_argument("--samples", type=int, default=5, help="problems averaged over")

@@ -120,6 +120,7 @@ class Curriculum:
 
     @property
     def level(self) -> int:
+        """The level that training is at."""
         return self.rungs[self.rung]
 
     @property
@@ -312,6 +313,7 @@ class Curriculum:
         return Decision(step, self.level, self.level, kind, why, figures)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
         return {
             "rungs": list(self.rungs),
             "rung": self.rung,
@@ -325,6 +327,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of `state_dict`."""
         self.rungs = list(state["rungs"])
         self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
         self.stayed, self.backs = state["stayed"], list(state["backs"])

@@ -81,10 +81,12 @@ class LevelSurvey:
 
     @property
     def is_solved(self) -> bool:
+        """Whether almost all answers at this level are right."""
         return self.exact >= SOLVED
 
     @property
     def is_within_reach(self) -> bool:
+        """Whether training can begin at this level."""
         return self.varied >= VARIED and self.any_exact >= ANY_EXACT
 
     @property
@@ -342,6 +344,7 @@ class Perplexity:
 
     @property
     def is_language(self) -> bool:
+        """Whether the model predicts plain text better than token frequencies do."""
         return self.token < self.unigram
 
     def line(self) -> str:

@@ -39,9 +39,11 @@ class WarmStart:
 
     @property
     def score(self) -> float:
+        """The held-out score at the end."""
         return self.looks[-1][1]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
         return asdict(self)
 
 

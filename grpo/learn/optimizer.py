@@ -81,6 +81,7 @@ class Optimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """PyTorch's parameter groups, for the learning rate."""
         return self.inner.param_groups
 
     def clear(self) -> None:

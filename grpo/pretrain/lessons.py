@@ -349,6 +349,7 @@ def in_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int]) -> li
 
 
 def count_of(n: int) -> str:
+    """Return a number of things in words."""
     return "1 word" if n == 1 else f"{n} words"
 
 

@@ -148,6 +148,7 @@ class Batches:
                 return tokens, len(head), lesson.skill
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a batch and which of them are learned."""
         length = self.rng.choices(list(LENGTHS), list(LENGTHS.values()))[0]
         rows = self.batch_tokens // length
         tokens, learned = np.zeros((rows, length), np.int16), np.zeros((rows, length), bool)
@@ -160,6 +161,7 @@ class Batches:
 
 
 def serve(batches: Batches, queue: Any) -> None:
+    """Fill the queue with batches for ever; runs in a process of its own."""
     while True:
         queue.put(batches.batch())
 
@@ -221,6 +223,7 @@ def accuracy_by_skill(
 
 
 def build(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Return a new model of the size that was asked for."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=arguments.width,
@@ -270,6 +273,7 @@ class Step:
         )  # one memory: the graphs never run at once
 
     def __call__(self, tokens: np.ndarray, learned: np.ndarray, rate: float) -> torch.Tensor:
+        """Take one step at this learning rate; return the loss."""
         batch = [torch.from_numpy(array).to(self.device) for array in (tokens, learned)]
         length = tokens.shape[1]
         if self.device == "cuda" and length not in self.graphs:
@@ -315,6 +319,7 @@ class Step:
         return graph, batch, loss
 
     def compute(self, tokens: torch.Tensor, learned: torch.Tensor) -> torch.Tensor:
+        """Take one step on a batch; return its loss."""
         self.model.zero_grad()
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.loss_of(
@@ -339,6 +344,7 @@ class Step:
         return state
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over a state of `state`."""
         for i, p in enumerate(
             self.adam.param_groups[0]["params"]
         ):  # AdamW makes its state at its first step
@@ -452,6 +458,7 @@ def save(
     arguments: argparse.Namespace,
     cost: dict[str, Any],
 ) -> None:
+    """Write model, tokenizer and recipe to the output folder."""
     output = Path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16)  # type: ignore[arg-type]  # wrapped without its types
@@ -468,6 +475,7 @@ def save(
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the flags."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo.pretrain", description=__doc__.splitlines()[0]
     )

@@ -146,9 +146,11 @@ class AcceptanceModel:
         }
 
     def state_dict(self) -> dict[str, float]:
+        """Return the state as JSON types."""
         return {"matched": self.matched, "slipped": self.slipped}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take over a state of `state_dict`."""
         self.matched, self.slipped = state["matched"], state["slipped"]
 
 

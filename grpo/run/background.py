@@ -125,6 +125,7 @@ class Saved:
 
     @property
     def line(self) -> str:
+        """What was saved, and what it cost, in one line."""
         cost = f"training waited {self.waiting + self.writing:.1f} s"
         if self.in_background:
             cost = (

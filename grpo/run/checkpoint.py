@@ -265,9 +265,11 @@ class CheckpointRules:
         return self.spacing is not None and step - self.last >= self.spacing
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
         return {"best": self.best, "passed": self.passed, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of `state_dict`."""
         self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
 
 
@@ -386,6 +388,7 @@ def load_rng(folder: Path) -> None:
 
 
 def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, f"{path} is no checkpoint"
     return int(match[1])

@@ -72,10 +72,12 @@ class RunFiles:
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
 
     def decided(self, decisions: Sequence[Decision]) -> None:
+        """Write decisions to curriculum.jsonl."""
         for decision in decisions:
             self.decisions.append({**decision.to_json(), **self.mark})
 
     def evaluated(self, line: dict[str, Any]) -> None:
+        """Write a line to eval.jsonl."""
         self.evals.append(line)
         self.trackers.log(line)
 
@@ -114,6 +116,7 @@ class RunFiles:
         )
 
     def finish(self) -> None:
+        """Close what is open."""
         self.trackers.finish()
 
 

@@ -28,8 +28,11 @@ WARM_START_SEED = 3_000_017
 class Messages(Protocol):
     """Where evaluations are shown."""
 
-    def warn(self, line: str) -> None: ...
-    def evaluation(self, line: Mapping[str, Any]) -> None: ...
+    def warn(self, line: str) -> None:
+        """Say a warning."""
+
+    def evaluation(self, line: Mapping[str, Any]) -> None:
+        """Show a line of eval.jsonl."""
 
 
 class HeldOut:

@@ -44,6 +44,7 @@ class Interrupt:
         self.earlier = {}
 
     def note(self, number: int, _: object) -> None:
+        """Remember a signal, and say how the run will end."""
         if number == HANGUP and self.wanted:
             return
 

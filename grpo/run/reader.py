@@ -53,6 +53,7 @@ class RunData:
 
     @cached_property
     def metrics(self) -> Records:
+        """The lines of metrics.jsonl."""
         return self._log("metrics.jsonl")
 
     @cached_property
@@ -75,6 +76,7 @@ class RunData:
 
     @cached_property
     def decisions(self) -> Records:
+        """The lines of curriculum.jsonl."""
         return self._log("curriculum.jsonl")
 
     @cached_property

@@ -34,8 +34,11 @@ from grpo.trainer import Trainer
 class Messages(Protocol):
     """Where it is said what was saved."""
 
-    def say(self, line: str, style: str = "") -> None: ...
-    def warn(self, line: str) -> None: ...
+    def say(self, line: str, style: str = "") -> None:
+        """Say a line."""
+
+    def warn(self, line: str) -> None:
+        """Say a warning."""
 
 
 class Saver:

@@ -83,11 +83,21 @@ WARM_START_PROBLEMS = 32
 class Display(Protocol):
     """Where a run says what it does, e.g. `grpo.show.console.Console`."""
 
-    def say(self, line: str, style: str = "") -> None: ...
-    def warn(self, line: str) -> None: ...
-    def prompt(self, title: str, lines: Sequence[str]) -> None: ...
-    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
-    def evaluation(self, line: Mapping[str, Any]) -> None: ...
+    def say(self, line: str, style: str = "") -> None:
+        """Say a line."""
+
+    def warn(self, line: str) -> None:
+        """Say a warning."""
+
+    def prompt(self, title: str, lines: Sequence[str]) -> None:
+        """Show the prompt as the model is sent it."""
+
+    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show the table of the pre-flight."""
+
+    def evaluation(self, line: Mapping[str, Any]) -> None:
+        """Show a line of eval.jsonl."""
+
     def summary(
         self,
         before: Sequence[Mapping[str, Any]],
@@ -95,7 +105,8 @@ class Display(Protocol):
         files: Mapping[str, str],
         next_commands: Sequence[str],
         verdict: Sequence[str] = (),
-    ) -> None: ...
+    ) -> None:
+        """Show how the run ended."""
 
 
 def open_run(

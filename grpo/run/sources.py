@@ -154,10 +154,12 @@ def check_base(checkpoint: Path, model: str, accept: Sequence[str]) -> list[str]
 
 
 def accepted(checkpoint: Path, kind: str, change: str) -> str:
+    """Return the note that a change was accepted."""
     return f"changed since {checkpoint} was saved, and accepted: {kind}: {change}"
 
 
 def unknown(checkpoint: Path) -> str:
+    """Return the note that a checkpoint has no fingerprints."""
     return (
         f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, "
         "dataset, corpus, "

@@ -127,6 +127,7 @@ class Trackers:
             self._try(name, partial(tracker.log, scalars(line), line["step"]))
 
     def finish(self) -> None:
+        """Close the trackers."""
         for name, tracker in list(self.live.items()):
             self._try(name, tracker.finish)
 

@@ -75,6 +75,7 @@ def classes_of(line: Record) -> Text:
 
 
 def class_of(line: Record) -> Text:
+    """Return the class of a group, in its colour."""
     return Text(line["class"], CLASS_STYLES.get(line["class"], ""))
 
 
@@ -86,6 +87,7 @@ def done_to(line: Record) -> str:
 
 
 def trap_of(line: Record) -> str:
+    """Return the group's common trap, "" without one."""
     return line["trap"] or ""
 
 
@@ -100,6 +102,7 @@ def spread_of(group: Group) -> str:
 
 
 def advantage_of(group: Group, sample: int) -> str:
+    """Return the advantage of a completion, or the range of its tokens' advantages."""
     if not group.advantages:
         return "none"
     advantage = group.advantages[sample]

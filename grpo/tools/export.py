@@ -42,10 +42,12 @@ SETTINGS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Export by these flags; return the exit status."""
     return exit_status("grpo.export", lambda: write(parse(argv)))
 
 
 def write(arguments: argparse.Namespace) -> int:
+    """Write the folder, and say what is in it."""
     step = export(
         arguments.run,
         arguments.folder,
@@ -61,6 +63,7 @@ def write(arguments: argparse.Namespace) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
     parser = Parser(
         prog="python -m grpo.export",
         description=__doc__,

@@ -39,10 +39,12 @@ PIPE_WIDTH = 160  # columns if the output is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Show by these flags; return the exit status."""
     return exit_status("grpo.inspect", lambda: show(argv))
 
 
 def show(argv: Sequence[str] | None) -> int:
+    """Show the view that was asked for."""
     arguments = parse(argv)
     run = load_run(arguments.run)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)

@@ -73,6 +73,7 @@ COMPARED = {
 
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each step."""
     lines = chosen(run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
@@ -89,6 +90,7 @@ def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) ->
 
 
 def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each group of a step."""
     groups = run.groups(arguments.step, arguments.kind)
     lines = [
         {
@@ -120,6 +122,7 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 
 def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the completions of a group beside the target, highest reward first."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
     order = sorted(range(len(group.completions)), key=lambda sample: -group.scores[sample].reward)
     target = group.problem.target
@@ -186,6 +189,7 @@ def _show_completions(
 
 
 def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each token of a completion."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
     if not 0 <= arguments.sample < len(group.completions):
         raise UserError(
@@ -237,6 +241,7 @@ def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -
 
 
 def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
+    """Repeat a step's update and compare; return 1 if it differs."""
     from grpo.tools.replay import replay  # the trainer: it takes seconds to import
 
     found = replay(run, arguments.step, arguments.task)
@@ -276,6 +281,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the groups whose rewards did not differ."""
     lines = chosen(
         run.group_index,
         arguments,
@@ -300,6 +306,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
 
 
 def show_compare(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show several runs side by side."""
     rows = [compared(data, arguments) for data in (run, *map(load_run, arguments.others))]
     if as_json(rows, arguments, console):
         return
@@ -370,6 +377,7 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def export_rollouts(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Write every completion to a file, one on a line."""
     steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step][
         -arguments.last :
     ]

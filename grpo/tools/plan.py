@@ -94,10 +94,12 @@ class Model:
 
     @property
     def head(self) -> int:
+        """Parameters of the output layer."""
         return self.vocabulary * self.shape.width
 
     @property
     def body(self) -> int:
+        """All other parameters."""
         return self.size - self.head
 
 
@@ -296,6 +298,7 @@ def _up(number: float, step: int) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
+    """Return the configuration, and the flags of this program."""
     parser = Parser(
         prog="python -m grpo.plan",
         description=__doc__.splitlines()[0],
@@ -328,6 +331,7 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
 
 
 def start(argv: list[str]) -> int:
+    """Print the plan; return 1 if the run does not fit."""
     config, own = parse(argv)
     with contextlib.redirect_stdout(sys.stderr):
         model = model_of(config)
@@ -371,4 +375,5 @@ def _parts_of(figures: dict[str, float], unit: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Plan by these flags; return the exit status."""
     return exit_status("grpo.plan", lambda: start(sys.argv[1:] if argv is None else argv))

@@ -32,10 +32,12 @@ TOKENS = 30  # most of the answer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Make the model by these flags; return the exit status."""
     return exit_status("grpo.smollm2", lambda: start(parse(argv)))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
     parser = Parser(
         prog="python -m grpo.smollm2",
         description=__doc__,
@@ -48,6 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def start(arguments: argparse.Namespace) -> int:
+    """Make the model in the folder that was asked for."""
     folder = arguments.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already; give a new or an empty folder")

@@ -14,7 +14,7 @@ def multiply(
     BLOCK_M: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y = x weight' for few tokens, in PARTS sums over a part of I each, which are to be added up.
+    """Compute y = x weight' for few tokens, as PARTS sums over a part of I each, to be added up.
 
     One program computes BLOCK_O columns of one part. It takes about as long as reading the weights
     does. The vendor's library loses time in the gaps before and after a product; here the next

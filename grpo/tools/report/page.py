@@ -41,10 +41,12 @@ Record = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Write a report by these flags; return the exit status."""
     return exit_status("grpo.report", lambda: report(argv))
 
 
 def report(argv: Sequence[str] | None) -> int:
+    """Write the page, and say where it is."""
     arguments = parse(argv)
     runs = [load_run(path) for path in arguments.runs]
     output = arguments.output or runs[0].path / "report.html"
@@ -58,6 +60,7 @@ def report(argv: Sequence[str] | None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
     parser = Parser(
         prog="python -m grpo.report",
         description=__doc__,
@@ -261,6 +264,7 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values as they are shown."""
     return [
         (
             escape_control(str(name)),
@@ -331,4 +335,5 @@ def spread(count: int) -> Iterator[int]:
 
 
 def joined(samples: Mapping[int, str]) -> str:
+    """Return the samples, step to JSON text, as one JavaScript object."""
     return "{" + ",".join(f'"{step}":{text}' for step, text in samples.items()) + "}"
