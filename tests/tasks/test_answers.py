@@ -504,8 +504,13 @@ def test_what_was_thought_is_not_read(thought, said):
 
 
 @given(TEXTS, st.integers(-(10**9), 10**9))
-def test_the_last_box_wins_whatever_stands_before(text, number):
-    assert extract(f"{text}\n\\boxed{{{number}}}").value == number
+def test_the_last_box_wins_whatever_sentence_stands_before(text, number):
+    assert extract(f"{text}.\n\\boxed{{{number}}}").value == number
+
+
+@pytest.mark.parametrize("word", ["FALSE", "It is not", "wrong:"])
+def test_a_denial_without_an_end_of_its_sentence_reaches_the_box(word):
+    assert extract(f"{word}\n\\boxed{{7}}").reason == "denied"
 
 
 # ---- time
