@@ -42,8 +42,8 @@ class Group:
     """G completions of one prompt, with all that becomes known of them on their way through a step.
 
     `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action`
-    what was done with the group ("keep", "skip", "resample": this try was discarded and drawn
-    anew, "imitate": a right answer that was imitated); `advantages` has
+    what was done with the group ("keep", "skip", "resample": this try was discarded and sampled
+    again, "imitate": a right answer that was imitated); `advantages` has
     one number for each completion, or (--credit alignment) one list for each, of a number for each
     of its tokens, or is empty where the group was not learned from; `trap` is what half of its
     completions or more do instead of what was asked, as the task names it (`Score.parts["trap"]`),

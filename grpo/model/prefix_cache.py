@@ -103,7 +103,7 @@ class PrefixCache:
         return buffer
 
     def _drop_prompts(self, rows_R: Tensor) -> None:
-        """Drop the prompts that no row of `rows_R` continues, and assign the slots anew."""
+        """Drop the prompts that no row of `rows_R` continues, and reassign the slots."""
         prompts_P, prompt_R = self.prompt_R[rows_R].unique(return_inverse=True)
         if len(prompts_P) < len(self.padding_PL):
             self.padding_PL = self.padding_PL[prompts_P]

@@ -3,7 +3,7 @@
 The task guesses how a completion continues, and several tokens are verified in one forward pass.
 Each place of a completion has its own uniform number (`sampling.uniform`), so what is drawn there
 depends on that number and on the policy's distribution alone. If it is the guessed token, a forward
-pass is saved. The first token that differs is itself the sample, and the task guesses anew from
+pass is saved. The first token that differs is itself the sample, and the task guesses again from
 there. So drafts change how long a rollout takes, and nothing else.
 
 Departure from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
@@ -98,8 +98,8 @@ class AcceptanceModel:
     ) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
-        A pass over n tokens is taken to last as long as `flat` + n of them, and planning a draft
-        anew as long as `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on
+        A pass over n tokens is taken to last as long as `flat` + n of them, and a new plan
+        as long as `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on
         average at acceptance a (arXiv:2211.17192, eq. 1).
 
         The record of the present rows, `matched` and `slipped`, counts beside the general one,
@@ -169,7 +169,7 @@ def parse_mode(mode: str) -> int | None:
 class DraftPlans:
     """What each completion is expected to write, in tokens.
 
-    `guesses[c]` takes the text so far and returns the rest of it. A plan is made anew, when the
+    `guesses[c]` takes the text so far and returns the rest of it. A new plan is made, when the
     completion is next drafted for, once it has slipped or the plan's end is reached. Completions
     with the same guess and the same text are planned together.
 
@@ -238,7 +238,7 @@ class DraftPlans:
         return int(matched.sum()), int(slipped.sum())
 
     def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
-        """Plan anew how `rows` continue, for at least `k` tokens if the text goes on so long."""
+        """Plan again how `rows` continue, for at least `k` tokens if the text goes on so long."""
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
             key = (self.first[row], n, tokens[row, :n].numpy().tobytes())
@@ -292,7 +292,7 @@ class DraftPlans:
     def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
         """Write down a plan for its rows, from `start` on.
 
-        Nothing follows a plan that is whole, so it never has to be made anew.
+        Nothing follows a plan that is whole, so it never has to be replaced.
         """
         rows, width = list(rows), self.planned.shape[1]
         end = min(start + len(plan), width)

@@ -1,7 +1,6 @@
 """Evaluations of a run on held-out problems: a line of eval.jsonl each, on file and console."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from grpo.config import Config
 from grpo.distributed import Ranks
@@ -15,6 +14,7 @@ from grpo.evaluate import (
     truncation_warning,
 )
 from grpo.records import Group
+from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
 
@@ -23,16 +23,6 @@ from grpo.trainer import Trainer
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
-
-
-class Messages(Protocol):
-    """Where evaluations are shown."""
-
-    def warn(self, line: str) -> None:
-        """Say a warning."""
-
-    def evaluation(self, line: Mapping[str, Any]) -> None:
-        """Show a line of eval.jsonl."""
 
 
 class HeldOut:
@@ -44,7 +34,7 @@ class HeldOut:
         trainer: Trainer,
         ranks: Ranks,
         files: RunFiles | NoFiles,
-        console: Messages,
+        console: Display,
     ):
         self.config, self.trainer, self.ranks = config, trainer, ranks
         self.files, self.console = files, console
@@ -124,10 +114,11 @@ class HeldOut:
             "top_p": config.top_p,
         }
 
-    def _warn_once(self, text: str) -> None:
-        """Say a warning, unless it has been said since the run was opened."""
-        if text not in self.warned:
-            self.warned.add(text)
+    def _warn_once(self, text: str, key: str = "") -> None:
+        """Say a warning, unless the same, or one with this key, has been said already."""
+        key = key or text
+        if key not in self.warned:
+            self.warned.add(key)
             self.console.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
@@ -135,8 +126,7 @@ class HeldOut:
         they were not.
         """
         text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
-        if not text:
+        if text:
+            self._warn_once(text, key)
+        else:
             self.warned.discard(key)
-        elif key not in self.warned:
-            self.warned.add(key)
-            self.console.warn(text)

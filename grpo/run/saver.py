@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,18 +27,9 @@ from grpo.run.checkpoint import (
     rng_state,
     save_optimizer,
 )
+from grpo.run.display import Display
 from grpo.run.sources import NAME
 from grpo.trainer import Trainer
-
-
-class Messages(Protocol):
-    """Where it is said what was saved."""
-
-    def say(self, line: str, style: str = "") -> None:
-        """Say a line."""
-
-    def warn(self, line: str) -> None:
-        """Say a warning."""
 
 
 class Saver:
@@ -58,7 +49,7 @@ class Saver:
         config: Config,
         trainer: Trainer,
         ranks: Ranks,
-        console: Messages,
+        console: Display,
         dependencies: Callable[[], dict[str, Any]],
     ):
         self.folder, self.config, self.trainer = folder, config, trainer

@@ -10,12 +10,12 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import peft
 import torch
@@ -47,6 +47,7 @@ from grpo.run.checkpoint import (
     find_resume,
 )
 from grpo.run.conclusion import files_of, is_solved, next_commands, supply_line, verdict_of
+from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.heldout import EVAL_SEED, PROMOTION_SEED, WARM_START_SEED, HeldOut
@@ -78,35 +79,6 @@ from tasks.base import (
 
 BUILTIN_RATE = 2e-4
 WARM_START_PROBLEMS = 32
-
-
-class Display(Protocol):
-    """Where a run says what it does, e.g. `grpo.show.console.Console`."""
-
-    def say(self, line: str, style: str = "") -> None:
-        """Say a line."""
-
-    def warn(self, line: str) -> None:
-        """Say a warning."""
-
-    def prompt(self, title: str, lines: Sequence[str]) -> None:
-        """Show the prompt as the model is sent it."""
-
-    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Show the table of the pre-flight."""
-
-    def evaluation(self, line: Mapping[str, Any]) -> None:
-        """Show a line of eval.jsonl."""
-
-    def summary(
-        self,
-        before: Sequence[Mapping[str, Any]],
-        after: Sequence[Mapping[str, Any]],
-        files: Mapping[str, str],
-        next_commands: Sequence[str],
-        verdict: Sequence[str] = (),
-    ) -> None:
-        """Show how the run ended."""
 
 
 def open_run(

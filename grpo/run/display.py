@@ -1,0 +1,33 @@
+"""The interface of what shows a run to its user."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Display(Protocol):
+    """Where a run says what it does, e.g. `grpo.show.console.Console`."""
+
+    def say(self, line: str, style: str = "") -> None:
+        """Say a line."""
+
+    def warn(self, line: str) -> None:
+        """Say a warning."""
+
+    def prompt(self, title: str, lines: Sequence[str]) -> None:
+        """Show the prompt as the model is sent it."""
+
+    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show the table of the pre-flight."""
+
+    def evaluation(self, line: Mapping[str, Any]) -> None:
+        """Show a line of eval.jsonl."""
+
+    def summary(
+        self,
+        before: Sequence[Mapping[str, Any]],
+        after: Sequence[Mapping[str, Any]],
+        files: Mapping[str, str],
+        next_commands: Sequence[str],
+        verdict: Sequence[str] = (),
+    ) -> None:
+        """Show how the run ended."""
