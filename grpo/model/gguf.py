@@ -15,6 +15,7 @@ import transformers
 
 from grpo.model.encoding import Tokenizer
 from grpo.model.endings import end_of_turn, name_of
+from grpo.model.gguf_vocabulary import tokenizer_fields
 from grpo.model.interfaces import Model
 from tasks.base import UserError, needs
 
@@ -85,8 +86,7 @@ def correct_end(tokenizer: Tokenizer, source: str) -> str:
     end = end_of_turn(tokenizer)
     where = "its chat template"
     if end is None:
-        folder, options = place_of(source)
-        end = transformers.AutoConfig.from_pretrained(folder, **options).eos_token_id
+        end = tokenizer_fields(source).get("eos_token_id")
         where = "the file"
     if end is None or end == read:
         return ""

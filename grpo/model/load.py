@@ -33,6 +33,7 @@ from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
 from grpo.model.finite import check_loaded, check_names
+from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.interfaces import Model
 from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.model.policy import Policy
@@ -88,7 +89,7 @@ def load_policy(
     _check_quantise(quantise, device, files.source)
     model = _load_model(files.source, device, torch_dtype, quantise)
     check_loaded(dict(model.named_parameters()), files.name)
-    tokenizer, note = _read_tokenizer(files.source)
+    tokenizer, notes = _read_tokenizer(files.source)
 
     # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
@@ -110,7 +111,7 @@ def load_policy(
         name=spec,
         frozen=frozen,
         low_precision_backward=dtype == "auto" and has_fast_bf16_matmul(),
-        note=note,
+        notes=notes,
     )
 
 
@@ -332,12 +333,15 @@ def load_tokenizer(spec: str) -> Tokenizer:
     return _read_tokenizer(resolve(spec))[0]
 
 
-def _read_tokenizer(source: str) -> tuple[Tokenizer, str]:
-    """Return the tokenizer, and a warning about it ("": none)."""
+def _read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
+    """Return the tokenizer, and warnings about it."""
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-        note = gguf.correct_end(tokenizer, source) if options else ""
+        notes: list[str] = []
+        if options:
+            tokenizer, note = correct_vocabulary(tokenizer, source)
+            notes = list(filter(None, (note, gguf.correct_end(tokenizer, source))))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer, note
+    return tokenizer, notes

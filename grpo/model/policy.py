@@ -65,7 +65,7 @@ class Policy:
         name: str,
         frozen: Model = None,
         low_precision_backward: bool = False,
-        note: str = "",
+        notes: Sequence[str] = (),
     ):
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -83,7 +83,7 @@ class Policy:
             self._frozen = Policy(frozen.requires_grad_(False), tokenizer, name=name)
 
         self.stops, self.end, warning = _stop_ids(model, tokenizer)
-        self.notes = [text for text in (note, warning and f"--model {name}: {warning}") if text]
+        self.notes = [*notes, *([f"--model {name}: {warning}"] if warning else [])]
         self.context: int = getattr(self.causal.config, "max_position_embeddings", NO_CONTEXT_LIMIT)
 
         weights = [*model.parameters(), *(frozen.parameters() if frozen else ())]

@@ -170,3 +170,20 @@ def test_what_is_missing_is_named(model, monkeypatch):
 def test_fewer_bits_on_a_gpu_are_refused(model, monkeypatch):
     with pytest.raises(UserError, match="--quantise"):
         load_policy(model, device="cpu", lora_rank=2, quantise="nf4")
+
+
+def test_a_vocabulary_of_byte_pairs_is_merged_by_rank(tmp_path):
+    """`transformers` reads Gemma's as a unigram model, which prefers " a" + "bc" to " abc"."""
+    from gguf_files import write_gemma_vocabulary
+
+    tokenizer = load_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))
+
+    def pieces(text):
+        return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
+
+    assert pieces(" abc") == ["<bos>", "▁abc"]
+    assert pieces("a\n\nb") == ["<bos>", "a", "\n\n", "b"]
+    assert pieces("é<end_of_turn>") == ["<bos>", "<0xC3>", "<0xA9>", "<end_of_turn>"]
+    assert tokenizer.decode(tokenizer(" abc é\n a").input_ids, skip_special_tokens=True) == (
+        " abc é\n a"
+    )

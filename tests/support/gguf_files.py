@@ -98,3 +98,41 @@ def _add_tensor(
         writer.add_tensor(name, weight.astype(np.float32))
     else:
         writer.add_tensor(name, quants.quantize(weight, precision), raw_dtype=precision)
+
+
+def write_gemma_vocabulary(path: Path) -> Path:
+    """Write the vocabulary of a file of the Gemma architecture, which is SentencePiece's."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    user_defined = ["\n", "\n\n"]
+    ranked = ["▁a", "▁ab", "bc", "▁abc"]
+    letters = ["▁", "a", "b", "c"]
+    byte = [f"<0x{i:02X}>" for i in range(256)]
+
+    tokens = [*control, *user_defined, *ranked, *letters, *byte]
+    scores = [0.0] * len(tokens)
+    for place, token in enumerate([*ranked, *letters]):
+        scores[tokens.index(token)] = -float(place)
+    kinds = [
+        *[TokenType.CONTROL] * len(control),
+        *[TokenType.USER_DEFINED] * len(user_defined),
+        *[TokenType.NORMAL] * len([*ranked, *letters]),
+        *[TokenType.BYTE] * len(byte),
+    ]
+
+    writer = GGUFWriter(str(path), "gemma3")
+    writer.add_block_count(1)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
