@@ -52,23 +52,25 @@ class CudaStep:
     The policy keeps it from one rollout to the next. Call `allocate` before anything else.
     """
 
-    memory: DecodeMemory
-
     def __init__(self, policy: Policy):
         assert policy.fast_model is not None
         self.policy = policy
         self.layers = CudaLayers(policy.fast_model)
         self.kernels = self.layers.kernels
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
-        self.capacity: Capacity | None = None
         self.free()
+
+    @property
+    def memory(self) -> DecodeMemory:
+        """The buffers. Call `allocate` first."""
+        assert self._memory is not None
+        return self._memory
 
     def free(self) -> None:
         """Give back the memory and the graphs that use it."""
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None  # the memory that the graphs share
-        self.capacity = None
-        self.__dict__.pop("memory", None)
+        self._memory: DecodeMemory | None = None
 
     def allocate(self, rows: int, prompts: int, prompt_room: int, row_room: int) -> None:
         """Make room for so many rows and prompts, of so many tokens each.
@@ -76,12 +78,11 @@ class CudaStep:
         Memory that suits is kept, and with it the graphs.
         """
         wanted = Capacity.rounded(rows, prompts, prompt_room, row_room)
-        if self.capacity and self.capacity.suits(wanted):
+        if self._memory is not None and self._memory.capacity.suits(wanted):
             return
 
         self.free()  # before the new memory is taken
-        self.memory = DecodeMemory(self.layers.fast, wanted, self.policy.device)
-        self.capacity = wanted
+        self._memory = DecodeMemory(self.layers.fast, wanted, self.policy.device)
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None) -> None:
         """Do one step for the first R rows (a bucket), by a captured graph.
