@@ -63,7 +63,7 @@ class HeldOut:
             split="validation",
             seed=seed,
             size=size,
-            seen=trainer.seen.keys(),
+            seen=trainer.stream.seen.keys(),
             sampling=sampling,
         )
         if not found.problems:

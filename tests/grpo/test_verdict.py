@@ -13,7 +13,7 @@ from grpo.verdict import MIN_STEPS, Progress, reach_verdict, values_by_problem
 from tasks.base import Problem, Score
 
 
-def group(verdict="varied", action="keep", attempt=0, key="k", level=1, value=0.5):
+def group(class_name="varied", action="keep", attempt=0, key="k", level=1, value=0.5):
     return Group(
         0,
         Problem("t", level, "p", "x", key),
@@ -21,8 +21,8 @@ def group(verdict="varied", action="keep", attempt=0, key="k", level=1, value=0.
         1.0,
         [Completion((1,), (0.0,), "x", "stop")] * 2,
         attempt,
-        [Score(0.0 if verdict == "failed" else value)] * 2,
-        verdict,
+        [Score(0.0 if class_name == "failed" else value)] * 2,
+        class_name,
         action,
     )
 
