@@ -430,7 +430,7 @@ class Config:
         group=CURRICULUM,
     )
     promote_every: int = setting(
-        10, "steps between held-out checks once the running mean comes near", group=CURRICULUM
+        10, "steps between validation checks once the running mean comes near", group=CURRICULUM
     )
     promote_problems: int = setting(128, "problems of each such check", group=CURRICULUM)
     stop_when_climbed: bool = setting(

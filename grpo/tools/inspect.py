@@ -146,7 +146,7 @@ class _Commands:
                 "--kind",
                 default="step",
                 choices=["step", "eval", "promotion", "preflight", "failed"],
-                help="what was sampled: for training, an evaluation, a promotion check, the "
+                help="what was sampled: for training, an evaluation, a validation check, the "
                 "pre-flight, or a step that failed",
             )
         return part

@@ -64,7 +64,7 @@ function tracesOf(spec, run = RUNS[state.run]) {
       for (const [purpose, symbol] of [["report", "circle"], ["promotion", "diamond-open"]]) {
         const points = one.evals.filter((point) => point.purpose === purpose && point.level === level), stroke = colour(MANY ? number : place);
         if (!points.length) continue;
-        const label = `${level}${purpose === "report" ? "" : " (promotion check)"}`, dash = DASHES[place % DASHES.length];
+        const label = `${level}${purpose === "report" ? "" : " (validation check)"}`, dash = DASHES[place % DASHES.length];
         const bars = { type: "data", symmetric: false, array: points.map((point) => point.ci_high - point.mean), arrayminus: points.map((point) => point.mean - point.ci_low), color: stroke, thickness: 1.5, width: 4 };
         line(one, points.map((point) => point.mean), MANY ? `${one.name}, ${label}` : `level ${label}`, stroke, purpose === "report" ? dash : "dot",
           { x: points.map((point) => point.step), mode: "lines+markers", marker: { symbol, size: 8, color: stroke }, error_y: bars });
