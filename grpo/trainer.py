@@ -108,18 +108,8 @@ class Trainer:
         timer = StepTimer()
         self.sampler.acceptance.begin()
 
-        # Sample until enough groups vary. `groups` has every try, discarded ones included.
-        problems: list[Indexed] = []
-        kept: list[Group] = []
-        groups = self.current = []
-        while more := self.problems(step, problems):
-            problems += more
-            groups += self.rollout(step, more, timer)
-            kept = [group for group in groups if group.action == "keep"]
-
-            has_enough = len(kept) >= (self.config.dynamic_sampling or 0)
-            if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
-                break
+        problems, groups = self.collect(step, timer)
+        kept = [group for group in groups if group.action == "keep"]
 
         by_group: Sequence[Any] = self.compute_advantages(kept)
         for group, values in zip(kept, by_group, strict=True):
@@ -129,6 +119,24 @@ class Trainer:
         timer.lap("update")
 
         return self.observe(step, problems, groups, learned, timer)
+
+    def collect(self, step: int, timer: StepTimer) -> tuple[list[Indexed], list[Group]]:
+        """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
+
+        The groups are those of every try, discarded ones included.
+        """
+        problems: list[Indexed] = []
+        groups = self.current = []
+        while more := self.problems(step, problems):
+            problems += more
+            groups += self.rollout(step, more, timer)
+
+            kept = sum(group.action == "keep" for group in groups)
+            has_enough = kept >= (self.config.dynamic_sampling or 0)
+            if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
+                break
+
+        return problems, groups
 
     def problems(self, step: int, earlier: Sequence[Indexed] = ()) -> list[Indexed]:
         """Return the problems that a step continues with after its `earlier` ones.

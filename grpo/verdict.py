@@ -91,6 +91,19 @@ class Verdict:
         return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
 
 
+@dataclass(frozen=True)
+class HeldOutScores:
+    """Mean scores of held-out problems by their key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
+
+    They are those of the untrained policy (`before`), of the trained one (`after`), and of the
+    policy after the warm start (`imitated`; None without one).
+    """
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    imitated: Mapping[str, float] | None = None
+
+
 def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
     """Return the mean score of each problem of `level`, by its key."""
     return {
@@ -102,22 +115,19 @@ def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
 
 def reach_verdict(
     level: int,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    scores: HeldOutScores,
     metrics: Sequence[Mapping[str, Any]],
     *,
     was_solved: bool,
     stopped: str = "",
-    imitated: Mapping[str, float] | None = None,
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `before`, `after` and `imitated` are scores by problem key: of the untrained policy, after
-    training, and after the warm start (None without one). `after` is compared with `imitated` if
-    that is given, so a run to which reinforcement added nothing has not learned. `metrics` are the
-    lines of metrics.jsonl; `was_solved` is whether the untrained policy passed the validation
-    check.
+    The scores after training are compared with those after the warm start if there was one, so a
+    run to which reinforcement added nothing has not learned. `metrics` are the lines of
+    metrics.jsonl; `was_solved` is whether the untrained policy passed the validation check.
     """
+    before, after, imitated = scores.before, scores.after, scores.imitated
     start = before if imitated is None else imitated
     shared = [key for key in before if key in after and key in start]
     differences = [after[key] - start[key] for key in shared]

@@ -10,7 +10,7 @@ from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.trainer import Trainer
-from grpo.verdict import Verdict, reach_verdict, values_by_problem
+from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
 from tasks.base import REGISTRY
 
 
@@ -36,12 +36,14 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     verdicts = {
         each: reach_verdict(
             each,
-            values_by_problem(groups[0], each),
-            values_by_problem(groups[1], each),
+            HeldOutScores(
+                before=values_by_problem(groups[0], each),
+                after=values_by_problem(groups[1], each),
+                imitated=values_by_problem(imitated, each) or None,
+            ),
             run.metrics,
             was_solved=each in before and is_solved(before[each]),
             stopped=trainer.stopped,
-            imitated=values_by_problem(imitated, each) or None,
         )
         for each in sorted({*before, level}, reverse=True)
     }
