@@ -93,7 +93,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """Mean scores of held-out problems by their key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
+    """Mean scores of held-out problems by key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
 
     They are those of the untrained policy (`before`), of the trained one (`after`), and of the
     policy after the warm start (`imitated`; None without one).
