@@ -19,7 +19,7 @@ if __name__ == "__main__":  # before torch is loaded, which takes seconds
 
 from data.streams import reason_of
 from grpo.config import Config, resolve_config
-from grpo.distributed import RANK, Ranks, meeting
+from grpo.distributed import RANK, Ranks, process_group
 from grpo.flags import parse
 from grpo.model.load import load_policy
 from grpo.run.background import end_process
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str], losses: list[str]) -> int:
     """Read the flags, and run on this rank."""
     config, given = parse(argv)
-    with meeting(config.device) as ranks:
+    with process_group(config.device) as ranks:
         return start_run(config, given, ranks, losses)
 
 
@@ -121,14 +121,14 @@ def train(
     if config.preflight == "only":
         run.leave_untrained()
         return 0
-    if run.ranks.first(lambda: not run.reports):
+    if run.ranks.on_rank0(lambda: not run.reports):
         run.evaluate()
     with run.saving():
         if run.wants_imitation(start):
             run.warm_start()
         with loaded():
             take_steps(config, run, trainer, console, interrupt)
-        if number := run.ranks.most(interrupt.wanted or 0):
+        if number := run.ranks.max(interrupt.wanted or 0):
             run.leave(signal.Signals(number).name)
             run.note_losses()
             return 128 + number
@@ -155,7 +155,7 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
     while (
         trainer.done < config.steps
         and not trainer.ended
-        and not run.ranks.most(interrupt.wanted or 0)
+        and not run.ranks.max(interrupt.wanted or 0)
     ):
         try:
             report = trainer.step()

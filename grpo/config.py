@@ -36,6 +36,7 @@ from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
 from grpo.model.prompts import PromptFormat, format_of, template_arguments
+from grpo.older_runs import SETTINGS, renamed
 from tasks.base import Task, UserError
 from tasks.levels import LADDER, parse_levels
 from tasks.supply import fixed_size
@@ -74,12 +75,7 @@ CURRICULUM = "Curriculum"
 DEGENERATE = "Degenerate groups"
 SAVING = "Evaluation, checkpoints and logs"
 
-# What older versions wrote into config.yaml.
-RENAMED = {
-    "heat": "temperature_factor",
-    "heat_ceiling": "temperature_ceiling",
-    "forget_activations": "gradient_checkpointing",
-}
+# Values by which older versions wrote "automatic" into config.yaml (see grpo.older_runs for names).
 WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}  # now None
 
 
@@ -434,7 +430,7 @@ class Config:
         group=CURRICULUM,
     )
     promote_every: int = setting(
-        10, "steps between held-out checks once the running mean comes near", group=CURRICULUM
+        10, "steps between validation checks once the running mean comes near", group=CURRICULUM
     )
     promote_problems: int = setting(128, "problems of each such check", group=CURRICULUM)
     stop_when_climbed: bool = setting(
@@ -445,13 +441,13 @@ class Config:
         "share of prompts drawn from earlier levels, most from those with the lowest scores",
         group=CURRICULUM,
     )
-    rung_minutes: float = setting(
+    level_minutes: float = setting(
         0.0,
         "minutes of training steps on a level, then go on to the next; after the last the run ends "
         "(0: no limit)",
         group=CURRICULUM,
     )
-    rung_tokens: int = setting(
+    level_tokens: int = setting(
         0, "sampled tokens on a level, likewise (0: no limit)", group=CURRICULUM
     )
 
@@ -654,7 +650,7 @@ class Config:
         return {} if self.control == "none" else {"control": self.control}
 
     @property
-    def rungs(self) -> list[int]:
+    def levels(self) -> list[int]:
         """The levels of training, rising; without --curriculum the last is the one that was asked
         for.
         """
@@ -686,8 +682,8 @@ FROM_ZERO = (
     "warmup",
     "eval_every",
     "best_margin",
-    "rung_minutes",
-    "rung_tokens",
+    "level_minutes",
+    "level_tokens",
     "step_tokens",
     "patience",
     "dynamic_sampling",
@@ -722,7 +718,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     is_chosen = bool(config.level or config.curriculum)
     level = config.level
     if level is None and config.curriculum:
-        level = config.rungs[-1]
+        level = config.levels[-1]
     elif level is None:
         level = max(levels, default=getattr(task, "default_level", 1))
 
@@ -759,7 +755,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
 def _check_levels(config: Config, levels: Collection[int]) -> None:
     """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
-    missing = [rung for rung in config.rungs if rung not in levels]
+    missing = [level for level in config.levels if level not in levels]
     if missing:
         flag = "--curriculum" if config.curriculum else "--words"
         raise UserError(
@@ -782,7 +778,7 @@ def spelled(name: str) -> str:
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that an older version wrote, under today's names."""
-    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    values = renamed(values, SETTINGS)
     for name, automatic in WERE_AUTOMATIC.items():
         if values.get(name) == automatic:
             values[name] = None

@@ -1,11 +1,10 @@
-"""The ranks of a run: processes that share out the work of each step, `torchrun --nproc-per-node N
-train.py ...`.
+"""The ranks of a run: processes that divide the work of each step among themselves, started by
+`torchrun --nproc-per-node N train.py ...`.
 
-Every rank holds the whole policy and the whole state of the trainer, and all of them decide alike,
-for what one finds out it tells the others before anything is decided. Shared out are the problems
-to be sampled and scored and the completions to be learned from; what is added up are the
-gradients. Only the first rank writes and speaks. A process that was not started by torchrun is the
-first of one.
+Every rank holds the whole policy and the whole state of the trainer. The ranks exchange their
+results before anything is decided, so they all decide alike. They divide the problems to sample and
+score and the completions to learn from, and they add up their gradients. Only rank 0 writes files
+and prints. A process that torchrun did not start is rank 0 of one.
 """
 
 import os
@@ -19,118 +18,129 @@ from torch import Tensor
 
 from tasks.base import UserError
 
+# Set by torchrun.
+RANK = int(os.environ.get("RANK", "0"))
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+
+BUCKET = 1 << 24  # most numbers that one all-reduce of several tensors sends
+
 
 class Ranks:
-    """One of `size` processes, number `rank`. Every method but `share` is called by all of them,
-    in the same order.
+    """Process number `rank` of `size`.
+
+    All ranks must call every method except `share` and `part`, in the same order.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes and speaks."""
+    def is_rank0(self) -> bool:
+        """Whether this is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
     def share(self, items: Sequence[Any]) -> list[Any]:
-        """Return this rank's part of `items`: every `size`-th."""
+        """Return this rank's share of `items`: every `size`-th, beginning with number `rank`."""
         return list(items[self.rank :: self.size])
 
-    def gather(self, mine: list[Any]) -> list[Any]:
-        """Return the items of all ranks, in the order that they were shared out in."""
+    def gather(self, local: list[Any]) -> list[Any]:
+        """Return the items of all ranks, in the order that they had before `share`."""
         if self.size == 1:
-            return mine
-        every: list[list[Any]] = [[]] * self.size
-        with _together():
-            dist.all_gather_object(every, mine)
-        return [every[i % self.size][i // self.size] for i in range(sum(map(len, every)))]
+            return local
 
-    def first(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns on the first rank, which alone calls it; nobody goes on
-        before all are here.
+        by_rank: list[list[Any]] = [[]] * self.size
+        with _peer_errors():
+            dist.all_gather_object(by_rank, local)
+
+        total = sum(map(len, by_rank))
+        return [by_rank[i % self.size][i // self.size] for i in range(total)]
+
+    def on_rank0(self, make: Callable[[], Any]) -> Any:
+        """Call `make` on rank 0 alone, and return its result on every rank.
+
+        No rank continues before all have arrived here.
         """
-        return self.gather([make() if self.is_first else None])[0]
+        return self.gather([make() if self.is_rank0 else None])[0]
 
-    def most(self, number: int) -> int:
+    def max(self, number: int) -> int:
         """Return the largest of the ranks' numbers."""
         return max(self.gather([number]))
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Add up each of the `tensors`, which are of one kind, over the ranks, in place."""
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks. All tensors have one dtype and device."""
         if self.size == 1:
             return
-        with _together():
-            for bundle in _bundles(tensors):
-                if len(bundle) == 1:
-                    dist.all_reduce(bundle[0])
+
+        with _peer_errors():
+            for bucket in _buckets(tensors):
+                if len(bucket) == 1:
+                    dist.all_reduce(bucket[0])
                     continue
-                flat = torch.cat([tensor.flatten() for tensor in bundle])
+
+                flat = torch.cat([tensor.flatten() for tensor in bucket])
                 dist.all_reduce(flat)
+                sums = flat.split([tensor.numel() for tensor in bucket])
                 torch._foreach_copy_(
-                    bundle,
-                    [
-                        part.view_as(tensor)
-                        for part, tensor in zip(flat.split([t.numel() for t in bundle]), bundle)
-                    ],
+                    bucket, [part.view_as(tensor) for part, tensor in zip(sums, bucket)]
                 )
 
     def part(self, rows: int) -> slice:
-        """Return which of so many rows are this rank's, where they are cut into equal parts, the
-        last one shorter.
+        """Return which of `rows` rows belong to this rank.
+
+        The parts are consecutive and of equal size, except that the last ones may be shorter or
+        empty.
         """
         size = -(-rows // self.size)
         return slice(min(rows, self.rank * size), min(rows, (self.rank + 1) * size))
 
-    def add_to_parts(self, tensor: Tensor) -> Tensor:
-        """Return this rank's part of the rows of `tensor`, added up over the ranks."""
-        rows, size = len(tensor), -(-len(tensor) // self.size)
-        mine = tensor.new_empty(size, *tensor.shape[1:])
-        with _together():
-            dist.reduce_scatter_tensor(mine, _padded(tensor.contiguous(), size * self.size))
-        part = self.part(rows)
-        return mine[: part.stop - part.start]
-
-    def whole(self, mine: Tensor, rows: int) -> Tensor:
-        """Return all `rows` of a tensor of which each rank has its part."""
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """Return this rank's `part` of the rows of `tensor`, summed over the ranks."""
+        rows = len(tensor)
         size = -(-rows // self.size)
-        whole = mine.new_empty(size * self.size, *mine.shape[1:])
-        with _together():
-            dist.all_gather_into_tensor(whole, _padded(mine.contiguous(), size))
+        local = tensor.new_empty(size, *tensor.shape[1:])
+        with _peer_errors():
+            dist.reduce_scatter_tensor(local, _padded(tensor.contiguous(), size * self.size))
+
+        part = self.part(rows)
+        return local[: part.stop - part.start]
+
+    def all_gather(self, local: Tensor, rows: int) -> Tensor:
+        """Return all `rows` rows of a tensor of which each rank holds its `part`."""
+        size = -(-rows // self.size)
+        whole = local.new_empty(size * self.size, *local.shape[1:])
+        with _peer_errors():
+            dist.all_gather_into_tensor(whole, _padded(local.contiguous(), size))
+
         return whole[:rows]
 
 
-def _bundles(tensors: Sequence[Tensor], most: int = 1 << 24) -> Iterator[list[Tensor]]:
-    """Yield the tensors in bundles of up to `most` numbers: hundreds of small ones would take as
-    many times the latency.
-    """
-    bundle: list[Tensor] = []
+SINGLE = Ranks()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in groups of up to BUCKET numbers, to pay the latency once per group."""
+    bucket: list[Tensor] = []
     for tensor in tensors:
-        if bundle and sum(each.numel() for each in bundle) + tensor.numel() > most:
-            yield bundle
-            bundle = []
-        bundle.append(tensor)
-    if bundle:
-        yield bundle
+        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    return (
-        tensor
-        if len(tensor) == rows
-        else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
-    )
-
-
-ALONE = Ranks()
-RANK, SIZE = (
-    int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
-)  # by torchrun
+    """Return `tensor` with zeros appended up to `rows` rows."""
+    missing = rows - len(tensor)
+    if missing == 0:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """Say in one line that another rank is gone."""
+def _peer_errors() -> Iterator[None]:
+    """Report in one line that another rank has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -140,13 +150,15 @@ def _together() -> Iterator[None]:
 
 
 @contextmanager
-def meeting(device: str) -> Iterator[Ranks]:
-    """Meet the other ranks that torchrun started, each on a GPU of its own where `device` (cpu,
-    cuda, auto) has GPUs; part at the end.
+def process_group(device: str) -> Iterator[Ranks]:
+    """Join the ranks that torchrun started, and leave them at the end of the block.
+
+    Each rank has a GPU of its own if there are any and `device` is not "cpu".
     """
     if SIZE == 1:
-        yield ALONE
+        yield SINGLE
         return
+
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

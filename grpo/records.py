@@ -1,32 +1,42 @@
-"""The named things that flow from the rollout to the disk, in the order in which they come to be.
+"""The records that flow from the rollout to the disk, in the order in which a step makes them.
 
     Problem
       ─► Completion, Group (rollout)
       ─► Group.scores (task)
-      ─► Group.verdict, .action, .trap (variance monitor)
+      ─► Group.class_name, .action, .trap (variance monitor)
       ─► Group.advantages (learn)
       ─► StepSummary ─► Decision (curriculum)
       ─► StepReport (metrics, console)
 
-Reward and advantage are separate fields and neither is ever overwritten by the other.
+Reward and advantage are separate fields, and neither ever overwrites the other.
 """
 
 from dataclasses import dataclass, field
 from statistics import pstdev
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tasks.base import Problem, Score
+
+# The class of a group: "varied", or why its rewards do not vary.
+GroupClass = Literal["varied", "identical", "solved", "failed", "tied"]
+CLASSES: tuple[GroupClass, ...] = get_args(GroupClass)
+
+# What a step does with a group: learn from it, leave it out, discard this try and sample it again,
+# or imitate it (a right answer, before the first step).
+Action = Literal["keep", "skip", "resample", "imitate"]
 
 
 @dataclass(frozen=True)
 class Completion:
     """One sampled answer, e.g. ``Completion((71, 9, 2), (-0.1, -0.3, -0.0), " a b", "stop")``.
 
-    `tokens` are the sampled ids, with the end token last where `finish` is "stop" ("length": the
-    budget ran out); `logprobs` their natural-log probabilities under the distribution they were
-    drawn from (temperature and truncation included), one for each token; `text` what they write
-    (`Policy.decode`): all but that end token, with any other control token by its name.
-    `is_demonstration`: it was not sampled but is the task's right answer, for imitation; its
+    `tokens` are the sampled ids. If `finish` is "stop" the end token is the last of them; if it is
+    "length" the completion was truncated. `logprobs` has the natural-log probability of each token
+    under the distribution that it was drawn from, temperature and truncation included. `text` is
+    the decoded answer (`Policy.decode`), without that end token and with every other control token
+    by its name.
+
+    `is_demonstration` marks a right answer of the task, for imitation: it was not sampled, and its
     log-probabilities are 0.
     """
 
@@ -39,26 +49,23 @@ class Completion:
 
 @dataclass
 class Group:
-    """G completions of one prompt, with all that becomes known of them on their way through a step.
+    """The completions of one prompt. Each station of a step fills in its own fields.
 
-    `verdict` is the monitor's class ("varied", "identical", "solved", "failed", "tied"); `action`
-    what was done with the group ("keep", "skip", "resample": this try was discarded and sampled
-    again, "imitate": a right answer that was imitated); `advantages` has
-    one number for each completion, or (--credit alignment) one list for each, of a number for each
-    of its tokens, or is empty where the group was not learned from; `trap` is what half of its
-    completions or more do instead of what was asked, as the task names it (`Score.parts["trap"]`),
-    None where there is no such name.
+    `class_name` and `action` come from the variance monitor. `trap` names the cheap strategy that
+    at least half of the completions follow (`Score.parts["trap"]`); None if there is none.
+    `advantages` has one number for each completion, or under --credit alignment one list for each,
+    with a number for each token; it is empty if nothing was learned from the group.
     """
 
-    index: int  # the problem's index in the training stream
+    index: int  # of the problem in the training stream
     problem: Problem
     prompt: tuple[int, ...]  # token ids, chat template included
     temperature: float
     completions: list[Completion]
-    attempt: int = 0  # 0 for the first draw, 1, 2, ... for hotter ones
+    attempt: int = 0  # 0 for the first try, 1, 2, ... if it was sampled again
     scores: list[Score] = field(default_factory=list)
-    verdict: str = "varied"
-    action: str = "keep"
+    class_name: GroupClass = "varied"
+    action: Action = "keep"
     advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
     shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
@@ -74,13 +81,13 @@ class Group:
         return [score.reward for score in self.scores]
 
     @property
-    def spread(self) -> float:
-        """Standard deviation of the rewards, divisor n."""
+    def reward_std(self) -> float:
+        """The standard deviation of the rewards, with divisor n."""
         return pstdev(self.rewards)
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of the group, end tokens included; none in a group that is imitated."""
+        """The number of sampled tokens, end tokens included; 0 for a group that is imitated."""
         if any(completion.is_demonstration for completion in self.completions):
             return 0
         return sum(len(completion.tokens) for completion in self.completions)
@@ -92,9 +99,9 @@ class StepSummary:
 
     E.g. ``StepSummary(7, {10: [0.9, 0.8]}, {10: [False, False]}, tokens=900)``.
 
-    `values` and `collapsed` have for each level a list with an entry per group (first tries): its
-    mean score, and whether it collapsed.
-    `seconds` is what the step took, `tokens` what it sampled.
+    `values` and `collapsed` list, for each level, the mean score of every group and whether it
+    collapsed, first tries only. `seconds` is the duration of the step and `tokens` the number of
+    tokens it sampled.
     """
 
     step: int
@@ -106,11 +113,12 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a curriculum decided after a step, a line of curriculum.jsonl.
+    """A decision of the curriculum: a line of curriculum.jsonl.
 
-    `kind`: "preflight" (before the first step), "promotion", "collapse" (one rung back), "budget"
-    (spent), "climbed" (the last rung), "stay" (a look was not enough). `before` and `after` are
-    levels, `why` is a sentence with the `figures`.
+    `before` and `after` are levels; `why` is a sentence, and `figures` has its numbers. `kind` is
+    "preflight" or "imitation" (before the first step), "promotion", "stay" (a validation check
+    failed), "collapse" (one level back), "budget" (the level's budget is spent), "climbed" (the
+    last level passed) or "solved".
     """
 
     step: int
@@ -123,11 +131,9 @@ class Decision:
     @property
     def line(self) -> str:
         """The decision in one line, for the console."""
-        levels = (
-            f"level {self.before} → {self.after}"
-            if self.after != self.before
-            else f"level {self.before}"
-        )
+        levels = f"level {self.before}"
+        if self.after != self.before:
+            levels += f" → {self.after}"
         return f"step {self.step}: {levels}, {self.why}"
 
     def to_json(self) -> dict[str, Any]:
@@ -144,9 +150,11 @@ class Decision:
 
 @dataclass
 class StepReport:
-    """What a training step did: `metrics` is the line of metrics.jsonl, `groups` every group
-    drawn, skipped ones too, `events` the lines for the console (alarms, the curriculum's
-    `decisions`).
+    """The results of a training step.
+
+    `metrics` is its line of metrics.jsonl. `groups` are all groups that it sampled, skipped and
+    discarded ones included. `events` are lines for the console: alarms and the curriculum's
+    `decisions`.
     """
 
     step: int

@@ -1,15 +1,15 @@
-"""95 % confidence intervals of rates and mean scores; every interval of the project is from here.
+"""95 % confidence intervals of rates and of mean scores. The whole project uses these.
 
-Near the top of the scale the usual intervals fail, and that is where a trained policy is: 64 right
-answers of 64 have no variance, so a bootstrap reports [1, 1]. At a true rate of 0.99 its 95 %
-interval covers less than half of the time. The two methods here count what may not have been seen
-yet:
+The usual intervals fail near the top of the scale, where trained policies are. For 64 right answers
+of 64, which have no variance, a bootstrap reports [1, 1]; at a true rate of 0.99 its 95 % interval
+holds the true rate less than half of the time. The two methods here allow for values that have not
+been seen yet:
 
 - a rate: Clopper & Pearson 1934 (Biometrika 26), exact;
 - a mean of scores with known bounds: Gaffke 2005, as given by Learned-Miller & Thomas 2019
-  (arXiv:1905.06208). It is a Bayesian bootstrap in which one more score, at the bound, is weighed
-  along. On scores of 0 and 1 it equals Clopper-Pearson; the less scores vary, the narrower it is.
-  Its coverage is conjectured for every distribution and was never seen to fail.
+  (arXiv:1905.06208). It is a Bayesian bootstrap with one additional score at the bound. On scores
+  of 0 and 1 it equals Clopper-Pearson; it is narrower the less the scores vary. Its coverage is a
+  conjecture for general distributions; no counterexample is known.
 
 `python tests/tools/statistics_tables.py coverage` prints the coverage and the width of these
 intervals.
@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 TAIL = 0.025  # probability that an interval misses on either side
-DRAWS = 10_000  # of weights; they move an end by about 1 % of the interval's width
-BLOCKS = 10  # that the draws are made in, to limit memory
+DRAWS = 10_000  # of weights; their noise moves an end by about 1 % of the interval's width
+BLOCKS = 10  # of draws, made one after the other to limit memory
 
 
 class Interval(NamedTuple):
@@ -45,8 +45,8 @@ def mean_interval(
 ) -> Interval:
     """Return the interval of the mean of the distribution that `values` (n,) were drawn from.
 
-    `bounds` are the least and the largest value that there can be, seen or not (a value outside
-    widens them); for differences of two scores they are (-1, 1).
+    `bounds` are the smallest and the largest possible value; a value outside widens them. For
+    differences of two scores they are (-1, 1).
     """
     values_n = np.asarray(values, dtype=float)
     least, largest = min(bounds[0], values_n.min()), max(bounds[1], values_n.max())
@@ -66,16 +66,16 @@ def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper ends (S,) of the means of S samples of n values in [0, 1]."""
     n = values_Sn.shape[1]
     rng = np.random.default_rng(0)
-    sorted_Sn = np.sort(values_Sn, axis=1)  # the same values in another order are the same sample
+    sorted_Sn = np.sort(values_Sn, axis=1)  # the result must not depend on the order
 
     lower, upper = [], []
     for _ in range(BLOCKS):
-        # Uniform on the simplex of n + 1 parts: n for the values, one for what was not seen.
+        # Uniform on the simplex of n + 1 parts: one for each value, and one for an unseen value.
         weights_DN = rng.standard_exponential((DRAWS // BLOCKS, n + 1))
         weights_DN /= weights_DN.sum(axis=1, keepdims=True)
         means_SD = sorted_Sn @ weights_DN[:, :n].T
 
-        # What was not seen may be as low as 0, and as high as 1.
+        # The unseen value may be as low as 0, and as high as 1.
         lower.append(means_SD)
         upper.append(means_SD + weights_DN[:, n])
 
@@ -86,9 +86,9 @@ def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_n(floor: float) -> int:
-    """Return how many values it takes at least for an interval that begins at `floor` or above.
+    """Return the smallest number of values whose interval can begin at `floor` or above.
 
-    That is the case of n values that are all 1, whose interval begins at TAIL ** (1 / n).
+    The best case is n values of 1, whose interval begins at TAIL ** (1 / n).
     """
     assert floor < 1
 
@@ -96,9 +96,7 @@ def least_n(floor: float) -> int:
 
 
 def _lowest_rate(right: int, n: int) -> float:
-    """Return the rate at which `right` or more successes in `n` trials have the
-    probability TAIL.
-    """
+    """Return the rate at which `right` or more successes in `n` trials have probability TAIL."""
     if right == 0:
         return 0.0
 

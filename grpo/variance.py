@@ -1,31 +1,39 @@
-"""The variance monitor: which groups carry no gradient, why, and what is done about it.
+"""The variance monitor: it finds the groups that carry no gradient, names the cause, and acts.
 
-A group whose rewards are all equal has advantage zero throughout, so it teaches nothing; when most
-groups are so, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling") filters such
-groups and samples more prompts. We also name the cause, raise the temperature where groups have
-lost their diversity, keep a ledger of the tokens wasted, and raise alarms. A policy can also
-collapse while rewards still vary, by a trap that the task has a name for (`Score.parts["trap"]`):
-that is watched as well.
+If all rewards of a group are equal, every advantage is zero and the group teaches nothing. When
+most groups are like that, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling")
+filters such groups and samples more prompts. Beyond DAPO, the monitor
+
+- classifies each group by the cause;
+- raises the temperature when groups have lost their diversity;
+- counts the tokens wasted on groups that were not learned from;
+- raises alarms, also for a policy that collapses into a trap while its rewards still vary. A trap
+  is a cheap strategy that the task has a name for (`Score.parts["trap"]`).
+
+docs/degenerate-groups.md describes all of this for users.
 """
 
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from grpo.records import Group
-from grpo.spread import by_level, histogram
+from grpo.group_metrics import first_tries, group_metrics
+from grpo.records import CLASSES, Action, Group, GroupClass
 from tasks.base import Score
 
-CLASSES = ("varied", "identical", "solved", "failed", "tied")
-DEGENERATE = CLASSES[1:]
-DIVERSITY = 0.25  # of a group's texts; 1 of 16 is "identical", 4 of 16 are hardly better
-TRAP = "trap "  # prefix of the causes of alarms that are traps
-TRUNCATED = "truncated"
-TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"
-COLLAPSED = ("identical", "failed", "tied")  # without variance, and without being right
-REMEDIES = {
+DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
+
+# Degenerate, and not because the answers are right.
+COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
+
+# A collapsed group has lost its diversity if at most this share of its texts is distinct. One text
+# of 16 is "identical", and 4 of 16 are hardly better.
+DIVERSITY = 0.25
+
+REMEDIES: dict[GroupClass, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
     "--temperature, go back to a shorter level, or choose another --reward",
     "failed": "every completion gets the lowest reward: the level is too hard; start with a "
@@ -37,6 +45,11 @@ TRAP_REMEDY = (
     "start at a shorter level (--ramp), choose a --reward that does not reward it, or raise "
     "--temperature"
 )
+TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"
+
+# Causes of alarms, besides the classes of groups: TRAP followed by the trap's name, and TRUNCATED.
+TRAP = "trap "
+TRUNCATED = "truncated"
 
 
 def classify(
@@ -45,28 +58,33 @@ def classify(
     *,
     threshold: float = 1e-6,
     reward_range: tuple[float, float] | None = (0.0, 1.0),
-) -> str:
-    """Return the class of a group: "varied", or why its rewards span no more than `threshold` (0:
-    are exactly equal).
+) -> GroupClass:
+    """Return the class of a group.
 
-    In this order: "solved" (all at the top of the `reward_range`), "identical" (one text, not
-    right), "failed" (all at the floor), "tied" (different texts, one reward). Identical right
-    answers are solved, not collapsed. Where the range is unknown (None) there is no top and no
-    floor, so no group is solved or failed.
+    A group is "varied" if its rewards span more than `threshold` (0: if they are not exactly
+    equal). Otherwise the first of these applies:
+
+    - "solved": all rewards are at the top of the `reward_range`;
+    - "identical": all texts are the same;
+    - "failed": all rewards are at the bottom of the range;
+    - "tied": different texts have the same reward.
+
+    So identical right answers are solved, not collapsed. If the range is unknown (None), no group
+    is solved or failed.
     """
     if max(rewards) - min(rewards) > threshold:
         return "varied"
 
-    floor, top = reward_range or (-math.inf, math.inf)
-    if min(rewards) >= top - threshold:
+    lowest, highest = reward_range or (-math.inf, math.inf)
+    if min(rewards) >= highest - threshold:
         return "solved"
     if len(set(texts)) == 1:
         return "identical"
-    return "failed" if max(rewards) <= floor + threshold else "tied"
+    return "failed" if max(rewards) <= lowest + threshold else "tied"
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:
-    """Return the trap that most of the scored completions are in, if half of them or more are."""
+    """Return the most common trap of the completions if at least half of them are in it."""
     traps = Counter(score.parts.get("trap") for score in scores)
     del traps[None]
     name = max(traps, key=traps.__getitem__, default=None)
@@ -74,98 +92,114 @@ def common_trap(scores: Sequence[Score]) -> str | None:
 
 
 def lost_diversity(group: Group) -> bool:
-    """Return whether a group without variance repeats itself: that is what a temperature can cure.
+    """Return whether a collapsed group repeats itself, which a higher temperature can cure.
 
-    At most DIVERSITY of its texts are distinct, one at least, and they are not right.
+    At most a share DIVERSITY of its texts, or one text, is distinct.
     """
     distinct = len(set(group.texts))
-    return group.verdict in COLLAPSED and distinct <= max(1, DIVERSITY * len(group.texts))
+    return group.class_name in COLLAPSED and distinct <= max(1, DIVERSITY * len(group.texts))
+
+
+@dataclass(frozen=True)
+class VarianceSettings:
+    """How the monitor treats groups without variance.
+
+    `on_degenerate` is what happens to such a group: "keep" (it stays in the denominator), "skip"
+    (it leaves the step) or "resample" (it is sampled again at most `retries` times, then skipped).
+    `threshold` is that of `classify`. `temperature` is the base; it is multiplied by
+    `temperature_factor` up to `temperature_ceiling` times the base, and divided by `cooling` on its
+    way back. `trigger` and `release` are the shares of the groups that raise the temperature and
+    let it fall. An alarm is raised after `alarm_steps` steps with a share above `alarm_share`.
+    """
+
+    on_degenerate: str = "skip"
+    temperature: float = 1.0
+    threshold: float = 1e-6
+    retries: int = 2
+    temperature_factor: float = 1.15
+    temperature_ceiling: float = 1.5
+    cooling: float = 1.05
+    trigger: float = 0.5
+    release: float = 0.25
+    alarm_share: float = 0.5
+    alarm_steps: int = 5
+
+    def __post_init__(self) -> None:
+        assert self.on_degenerate in ("keep", "skip", "resample")
+        assert 0 <= self.release < self.trigger <= 1
 
 
 class VarianceMonitor:
     """Decides what happens to groups without variance, sets the temperature, and raises alarms.
 
-    `policy` is what happens to a degenerate group: "keep" (it stays in the denominator), "skip" (it
-    leaves the step) or "resample" (it is drawn again at most `retries` times, then skipped).
-
-    Temperature, except under "keep". Heat answers lost diversity, never incompetence:
+    The temperature answers lost diversity and never incompetence:
 
     | share of the groups | temperature |
     |---|---|
-    | `trigger` or more have lost their diversity | times `heat`, up to `ceiling` times the base |
-    | `trigger` or more fail or tie with different texts | back to the base at once |
-    | `release` or fewer have lost their diversity | divided by `cool`, down to the base |
+    | `trigger` or more have lost their diversity | is raised, except under "keep" |
+    | `trigger` or more have collapsed with diverse texts | returns to the base at once |
+    | `release` or fewer have lost their diversity | falls towards the base |
 
-    Alarms, one for each cause: most groups carry no gradient (the cause is the most common class),
-    most completions are in one and the same trap, most completions are truncated. An alarm is
-    raised when its cause has held in `alarm_steps` steps in a row (a share of `alarm_share`),
-    again when it has lasted 2, 4, 8, ... times as long, and is cleared when the share falls to
-    `release`.
+    Each cause has its own alarm: most groups carry no gradient (the cause is their most common
+    class), most completions are in the same trap, or most completions are truncated. The alarm is
+    raised once its cause has lasted for `alarm_steps` steps in a row, and again when it has lasted
+    2, 4, 8, ... times as long. It is cleared when the share falls to `release`.
 
-    Only first tries count, and, where the caller names a level, only groups of that level: replayed
-    easier levels must not hide what happens at the current one.
+    Only first tries count. If the caller names a level, only groups of that level count, because
+    replayed easier levels must not hide problems of the current one.
     """
 
-    def __init__(
-        self,
-        policy: str,
-        *,
-        temperature: float,
-        threshold: float = 1e-6,
-        retries: int = 2,
-        heat: float = 1.15,
-        ceiling: float = 1.5,
-        cool: float = 1.05,
-        trigger: float = 0.5,
-        release: float = 0.25,
-        alarm_share: float = 0.5,
-        alarm_steps: int = 5,
-    ):
-        assert policy in ("keep", "skip", "resample") and 0 <= release < trigger <= 1
-        self.policy = policy
-        self.base = temperature
-        self.threshold = threshold
-        self.retries = retries
-        self.heat = heat
-        self.ceiling = ceiling
-        self.cool = cool
-        self.trigger = trigger
-        self.release = release
-        self.alarm_share = alarm_share
-        self.alarm_steps = alarm_steps
-
-        self.temperature = temperature
+    def __init__(self, settings: VarianceSettings):
+        self.settings = settings
+        self.temperature = settings.temperature
         self.wasted = 0  # tokens of groups that were not learned from
-        # Of the last steps: the share of the groups by class, of the completions by trap (with mean
-        # reward and mean value), and of truncated completions.
-        self.classes: deque[dict[str, float]] = deque(maxlen=alarm_steps)
-        self.traps: deque[dict[str, list[float]]] = deque(maxlen=alarm_steps)
-        self.truncated: deque[float] = deque(maxlen=alarm_steps)
+
+        # Of the last steps: the share of the groups in each class; for each trap the share of the
+        # completions in it, their mean reward and mean score; the share of truncated completions.
+        self.classes: deque[dict[str, float]] = deque(maxlen=settings.alarm_steps)
+        self.traps: deque[dict[str, list[float]]] = deque(maxlen=settings.alarm_steps)
+        self.truncated: deque[float] = deque(maxlen=settings.alarm_steps)
+
         self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
         self.collapse: list[str] = []  # alarms of the last step that `on_alarm: stop` obeys
 
-    def decide(self, verdict: str, attempt: int) -> str:
-        """Return "keep", "skip" or "resample" for a group of class `verdict`, drawn for the time
-        number `attempt` (from 0).
-        """
-        if verdict == "varied" or self.policy == "keep":
+    def classify(self, groups: Sequence[Group], reward_range: tuple[float, float] | None) -> None:
+        """Fill in the class, the trap and the action of scored groups."""
+        for group in groups:
+            group.class_name = classify(
+                group.rewards,
+                group.texts,
+                threshold=self.settings.threshold,
+                reward_range=reward_range,
+            )
+            group.trap = common_trap(group.scores)
+            group.action = self.decide(group.class_name, group.attempt)
+
+    def decide(self, class_name: GroupClass, attempt: int) -> Action:
+        """Return the action for a group of this class after try number `attempt` (from 0)."""
+        settings = self.settings
+        if class_name == "varied" or settings.on_degenerate == "keep":
             return "keep"
-        again = self.policy == "resample" and verdict != "solved" and attempt < self.retries
-        return "resample" if again else "skip"
+
+        may_retry = settings.on_degenerate == "resample" and attempt < settings.retries
+        return "resample" if may_retry and class_name != "solved" else "skip"
 
     def retry_temperature(self, group: Group) -> float:
-        """Return the temperature at which `group`, which is to be resampled, is drawn again.
+        """Return the temperature at which `group` is sampled again.
 
-        Hotter with each try where it has lost its diversity; otherwise the base temperature.
+        It rises with each try if the group has lost its diversity; otherwise it is the base.
         """
+        settings = self.settings
         if not lost_diversity(group):
-            return self.base
-        return min(self.temperature * self.heat ** (group.attempt + 1), self.base * self.ceiling)
+            return settings.temperature
+
+        raised = self.temperature * settings.temperature_factor ** (group.attempt + 1)
+        return min(raised, self._ceiling)
 
     def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
-        """Take note of every group of a step, all tries; return the lines for the console."""
+        """Take note of all groups of a step, every try; return the lines for the console."""
         self.wasted += _wasted(groups)
-        first = [group for group in groups if group.attempt == 0]
+        first = first_tries(groups)
         first = [group for group in first if group.problem.level == level] or first
 
         changed = self._adjust_temperature(first)
@@ -174,21 +208,27 @@ class VarianceMonitor:
         self.collapse = collapse + degenerate
         return changed + self.collapse + solved + self._watch_truncation(first)
 
+    @property
+    def _ceiling(self) -> float:
+        """The highest temperature."""
+        return self.settings.temperature * self.settings.temperature_ceiling
+
     def _adjust_temperature(self, groups: Sequence[Group]) -> list[str]:
+        settings = self.settings
         lost = fmean(lost_diversity(group) for group in groups)
         failing = fmean(
-            group.verdict in COLLAPSED and not lost_diversity(group) for group in groups
+            group.class_name in COLLAPSED and not lost_diversity(group) for group in groups
         )
 
         before = self.temperature
-        if self.policy != "keep" and lost >= self.trigger:
-            self.temperature = min(before * self.heat, self.base * self.ceiling)
+        if settings.on_degenerate != "keep" and lost >= settings.trigger:
+            self.temperature = min(before * settings.temperature_factor, self._ceiling)
             why = f"{lost:.0%} of the groups lost their diversity"
-        elif failing >= self.trigger:
-            self.temperature = self.base
+        elif failing >= settings.trigger:
+            self.temperature = settings.temperature
             why = f"{failing:.0%} of the groups have different texts and equal rewards"
-        elif lost <= self.release:
-            self.temperature = max(before / self.cool, self.base)
+        elif lost <= settings.release:
+            self.temperature = max(before / settings.cooling, settings.temperature)
             why = f"{1 - lost:.0%} of the groups have diverse texts"
 
         if self.temperature == before:
@@ -196,21 +236,24 @@ class VarianceMonitor:
         return [f"temperature {before:.3f} → {self.temperature:.3f}: {why}"]
 
     def _watch_classes(self, groups: Sequence[Group]) -> tuple[list[str], list[str]]:
-        """Return the alarms of groups without gradient: that of solved groups, and the others."""
-        counts = Counter(group.verdict for group in groups)
-        shares = {name: counts[name] / len(groups) for name in CLASSES}
+        """Return the alarms about solved groups, and those about other groups without gradient."""
+        counts = Counter(group.class_name for group in groups)
+        shares: dict[str, float] = {name: counts[name] / len(groups) for name in CLASSES}
         self.classes.append(shares)
         for name in CLASSES:
             self._clear(name, shares[name])
 
         without_gradient = [1 - step["varied"] for step in self.classes]
-        if len(self.classes) < self.alarm_steps or min(without_gradient) <= self.alarm_share:
+        is_full = len(self.classes) == self.settings.alarm_steps
+        if not is_full or min(without_gradient) <= self.settings.alarm_share:
             return [], []
 
         means = {name: fmean(step[name] for step in self.classes) for name in DEGENERATE}
         cause = max(means, key=means.__getitem__)
-        if shares[cause] <= self.release or not self._is_due(cause):  # it is over, or was said
+        # The most common class of the last steps may have ended, or been reported already.
+        if shares[cause] <= self.settings.release or not self._is_due(cause):
             return [], []
+
         ranked = sorted(means, key=means.__getitem__, reverse=True)
         listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
         line = (
@@ -220,19 +263,7 @@ class VarianceMonitor:
         return ([line], []) if cause == "solved" else ([], [line])
 
     def _watch_traps(self, groups: Sequence[Group]) -> list[str]:
-        scores = [score for group in groups for score in group.scores]
-        inside: dict[str, list[Score]] = {}
-        for score in scores:
-            if name := score.parts.get("trap"):
-                inside.setdefault(name, []).append(score)
-        step = {
-            name: [
-                len(members) / len(scores),
-                fmean(score.reward for score in members),
-                fmean(score.value for score in members),
-            ]
-            for name, members in inside.items()
-        }
+        step = _trap_figures([score for group in groups for score in group.scores])
         self.traps.append(step)
         for cause in [cause for cause in self.alarms if cause.startswith(TRAP)]:
             self._clear(cause, step.get(cause.removeprefix(TRAP), [0.0])[0])
@@ -240,8 +271,9 @@ class VarianceMonitor:
         lines = []
         for name in step:
             past = [traps.get(name, [0.0, 0.0, 0.0]) for traps in self.traps]
-            held = len(past) == self.alarm_steps and min(past)[0] >= self.alarm_share
-            if held and self._is_due(TRAP + name):
+            is_full = len(past) == self.settings.alarm_steps
+            has_lasted = is_full and min(past)[0] >= self.settings.alarm_share
+            if has_lasted and self._is_due(TRAP + name):
                 shares, rewards, values = zip(*past)
                 lines.append(
                     f"ALARM: for {self.alarms[TRAP + name]} steps {fmean(shares):.0%} of the "
@@ -255,8 +287,9 @@ class VarianceMonitor:
         self.truncated.append(share)
         self._clear(TRUNCATED, share)
 
-        held = len(self.truncated) == self.alarm_steps and min(self.truncated) > self.alarm_share
-        if not held or not self._is_due(TRUNCATED):
+        is_full = len(self.truncated) == self.settings.alarm_steps
+        has_lasted = is_full and min(self.truncated) > self.settings.alarm_share
+        if not has_lasted or not self._is_due(TRUNCATED):
             return []
         return [
             f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "
@@ -264,52 +297,28 @@ class VarianceMonitor:
         ]
 
     def _is_due(self, cause: str) -> bool:
-        """Count a step in which `cause` holds; return whether its alarm is raised now.
+        """Count a step in which `cause` lasts; return whether its alarm is raised now.
 
-        It is due after `alarm_steps` steps and then each time that it has lasted twice as long.
+        It is due after `alarm_steps` steps, and then each time that it has lasted twice as long.
         """
-        lasted = self.alarms.get(cause, self.alarm_steps - 1) + 1
+        alarm_steps = self.settings.alarm_steps
+        lasted = self.alarms.get(cause, alarm_steps - 1) + 1
         self.alarms[cause] = lasted
-        periods, rest = divmod(lasted, self.alarm_steps)
+        periods, rest = divmod(lasted, alarm_steps)
         return rest == 0 and periods.bit_count() == 1
 
     def _clear(self, cause: str, share: float) -> None:
-        if share <= self.release:
+        if share <= self.settings.release:
             self.alarms.pop(cause, None)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Return the step's counts and spreads; classes, spreads and traps are of first tries, so
-        heat does not flatter them.
-        """
-        first = [group for group in groups if group.attempt == 0]
-        traps = Counter(
-            trap for group in first for score in group.scores if (trap := score.parts.get("trap"))
-        )
-        completions = sum(len(group.scores) for group in first)
-        counts, actions = (
-            Counter(group.verdict for group in first),
-            Counter(group.action for group in groups),
-        )
+        """Return the metrics of a step's groups (every try). Call it before `observe`."""
+        wasted = _wasted(groups)
         return {
             "temperature": self.temperature,
-            "frac_reward_zero_std": fmean(
-                max(group.rewards) == min(group.rewards) for group in first
-            ),
-            "group_std": fmean(group.spread for group in first),
-            "group_std/hist": histogram([group.spread for group in first]),
-            "distinct_completions": fmean(
-                len({c.text for c in group.completions}) for group in first
-            ),
-            "groups/count": len(first),
-            "groups/kept": actions["keep"],
-            "groups/resampled": actions["resample"],
-            "groups/skipped": actions["skip"],
-            **{f"groups/class/{name}": counts[name] for name in CLASSES},
-            "groups/trapped": sum(group.trap is not None for group in first),
-            **{f"traps/{name}": count / completions for name, count in traps.most_common()},
-            "levels": by_level(first),
-            "wasted_tokens": _wasted(groups),
-            "wasted_tokens_total": self.wasted + _wasted(groups),
+            **group_metrics(groups),
+            "wasted_tokens": wasted,
+            "wasted_tokens_total": self.wasted + wasted,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -325,15 +334,34 @@ class VarianceMonitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
+        alarm_steps = self.settings.alarm_steps
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
-        self.classes = deque(state["classes"], maxlen=self.alarm_steps)
-        self.traps = deque(state["traps"], maxlen=self.alarm_steps)
-        self.truncated = deque(state["truncated"], maxlen=self.alarm_steps)
+        self.classes = deque(state["classes"], maxlen=alarm_steps)
+        self.traps = deque(state["traps"], maxlen=alarm_steps)
+        self.truncated = deque(state["truncated"], maxlen=alarm_steps)
         self.alarms = dict(state["alarms"])
         self.collapse = list(state["collapse"])
 
 
+def _trap_figures(scores: Sequence[Score]) -> dict[str, list[float]]:
+    """Return, for each trap, the share of the completions in it, their mean reward and score."""
+    by_trap: dict[str, list[Score]] = {}
+    for score in scores:
+        if name := score.parts.get("trap"):
+            by_trap.setdefault(name, []).append(score)
+
+    return {
+        name: [
+            len(members) / len(scores),
+            fmean(score.reward for score in members),
+            fmean(score.value for score in members),
+        ]
+        for name, members in by_trap.items()
+    }
+
+
 def _wasted(groups: Sequence[Group]) -> int:
+    """Return the tokens of the groups that were not learned from."""
     return sum(group.tokens for group in groups if group.action != "keep")

@@ -1,8 +1,8 @@
-"""What a run came to, and when it may end early.
+"""The verdict on a run, and the conditions under which a run ends early.
 
 The verdict compares the policy after training with the policy before it, on the same held-out
 problems. A paired comparison needs no assumption about how hard the problems are, and its interval
-is several times narrower than the difference of two independent means.
+is several times narrower than that of the difference of two independent means.
 """
 
 from collections import Counter
@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.records import Group
+from grpo.group_metrics import first_tries
+from grpo.records import Group, GroupClass
 from grpo.statistics import mean_interval
 from grpo.variance import COLLAPSED, REMEDIES
 
-SOLVED_STEPS = 3  # in a row with every group solved, before a held-out check may end the run
+SOLVED_STEPS = 3  # in a row with every group solved, before a validation check may end the run
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
 
@@ -28,12 +29,11 @@ class Verdict:
     difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
 
     `before` and `after` are mean held-out scores on the same `n` problems of `level`. `imitated` is
-    the score on them after right answers were imitated and before the first step; None where
-    nothing was. `difference` is what reinforcement added: to `imitated`, or else to `before`;
-    `low` and `high` bound it (95 %). `updated` counts the steps that changed the weights,
-    `untaught` is the share of sampled tokens in groups that taught nothing, `truncated` the share
-    of completions that reached the token budget. `stopped` says why the run was cut short, if it
-    was.
+    the score on them after the warm start and before the first step; None without a warm start.
+    `difference` is what reinforcement added: to `imitated`, or else to `before`. `low` and `high`
+    are its 95 % interval. `updated` is the number of steps that changed the weights, `untaught` the
+    share of sampled tokens in groups that taught nothing, `truncated` the share of completions that
+    reached the token budget. `stopped` says why the run was stopped; "" if it was not.
     """
 
     kind: Kind
@@ -53,37 +53,55 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """0, or UNFINISHED where the run was stopped or has not learned."""
+        """0, or UNFINISHED if the run was stopped or has not learned."""
         return UNFINISHED if self.stopped or self.kind == "not learned" else 0
 
     def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
-        """Return the verdict for the console: the conclusion, then the figures behind it.
+        """Return the verdict for the console: the conclusion, then the supporting figures.
 
         `metric` names the score, `unit` what a level counts, `control` marks a control experiment.
         """
         mark = f"CONTROL {control}  " if control else ""
-        level = f"{self.level} {unit}" if unit else f"level {self.level}"
-        if self.n:
-            imitated = "" if self.imitated is None else f" → {self.imitated:.3f} by imitation"
-            held_out = (
-                f"held-out {metric} at {level} {self.before:.3f}{imitated} → {self.after:.3f}, "
-                f"{'difference' if self.imitated is None else 'reinforcement added'} "
-                f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}] (n = {self.n}, paired)"
-            )
-        else:
-            held_out = f"no held-out problem at {level} was scored both before and after"
         spent = (
             f"{self.updated} of {self.steps} steps updated the weights; {self.untaught:.0%} of the "
             f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
             "completions were truncated"
         )
-        return [f"{mark}{self.kind.upper()}: {held_out}", spent]
+        return [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
+
+    def _comparison(self, metric: str, unit: str) -> str:
+        """Return the scores before and after, and their difference, in words."""
+        level = f"{self.level} {unit}" if unit else f"level {self.level}"
+        if not self.n:
+            return f"no held-out problem at {level} was scored both before and after"
+
+        imitated, added = "", "difference"
+        if self.imitated is not None:
+            imitated = f" → {self.imitated:.3f} by imitation"
+            added = "reinforcement added"
+        return (
+            f"held-out {metric} at {level} {self.before:.3f}{imitated} → {self.after:.3f}, {added} "
+            f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}] (n = {self.n}, paired)"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a line of eval.jsonl."""
         values = asdict(self)
         kind = values.pop("kind")
         return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
+
+
+@dataclass(frozen=True)
+class HeldOutScores:
+    """Mean scores of held-out problems by key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
+
+    They are those of the untrained policy (`before`), of the trained one (`after`), and of the
+    policy after the warm start (`imitated`; None without one).
+    """
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    imitated: Mapping[str, float] | None = None
 
 
 def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
@@ -97,24 +115,23 @@ def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
 
 def reach_verdict(
     level: int,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    scores: HeldOutScores,
     metrics: Sequence[Mapping[str, Any]],
     *,
     was_solved: bool,
     stopped: str = "",
-    imitated: Mapping[str, float] | None = None,
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `before` and `after` are scores by problem key, and so are those after imitation (`imitated`;
-    None: nothing was imitated), which then are what `after` is compared with, so that a run that
-    reinforcement added nothing to has not learned. `metrics` are the lines of metrics.jsonl;
-    `was_solved` tells whether the untrained policy already passed the held-out check.
+    The scores after training are compared with those after the warm start if there was one, so a
+    run to which reinforcement added nothing has not learned. `metrics` are the lines of
+    metrics.jsonl; `was_solved` is whether the untrained policy passed the validation check.
     """
+    before, after, imitated = scores.before, scores.after, scores.imitated
     start = before if imitated is None else imitated
     shared = [key for key in before if key in after and key in start]
     differences = [after[key] - start[key] for key in shared]
+
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
     figures: dict[str, Any] = dict(
@@ -141,6 +158,7 @@ def reach_verdict(
         kind = "too short to tell"
     else:
         kind = "not learned"
+
     return Verdict(
         kind,
         **figures,
@@ -153,7 +171,7 @@ def reach_verdict(
 
 
 class Progress:
-    """Counts the steps in a row that trained nothing, and those in which every group was solved.
+    """Counts the steps in a row that trained on nothing, and those in which all groups were solved.
 
     `patience` is the number of steps without a trained group after which a run stops (0: never).
     """
@@ -162,31 +180,34 @@ class Progress:
         self.patience = patience
         self.untrained = 0
         self.solved = 0
-        self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
+        self.classes: Counter[GroupClass] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Count a step: all its groups, later tries too."""
-        first = [group for group in groups if group.attempt == 0]
-        self.solved = self.solved + 1 if all(g.verdict == "solved" for g in first) else 0
+        """Count a step; `groups` has every try."""
+        first = first_tries(groups)
+        is_solved = all(group.class_name == "solved" for group in first)
+        self.solved = self.solved + 1 if is_solved else 0
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
-        if any(group.action == "keep" and group.verdict == "varied" for group in groups):
+        if any(group.action == "keep" and group.class_name == "varied" for group in groups):
             self.untrained = 0
             self.classes.clear()
             return
+
         self.untrained += 1
-        self.classes.update(group.verdict for group in first)
+        self.classes.update(group.class_name for group in first)
 
     @property
     def stopped(self) -> str:
-        """Why the run should stop: its groups have taught nothing for `patience` steps; "" if not.
+        """Why the run stops: its groups taught nothing for `patience` steps; "" if it does not.
 
-        Solved groups are no reason: nothing is wrong with them (see `exhausted`).
+        Solved groups are no reason to stop, because they are no failure (see `exhausted`).
         """
         cause = self._cause
-        if not cause or cause == "solved":
+        if cause is None or cause == "solved":
             return ""
+
         ranked = ", ".join(
             f"{count / self.classes.total():.0%} {name}"
             for name, count in self.classes.most_common()
@@ -198,18 +219,18 @@ class Progress:
 
     @property
     def exhausted(self) -> str:
-        """Why there is nothing left to learn: solved groups for `patience` steps; "" if
-        there is.
+        """Why there is nothing left to learn: solved groups for `patience` steps; "" if there is
+        something.
         """
         if self._cause != "solved":
             return ""
         return f"every training group was solved for {self.untrained} steps"
 
     @property
-    def _cause(self) -> str:
-        """The class that explains why nothing could be trained on; "" while patience lasts."""
+    def _cause(self) -> GroupClass | None:
+        """The class that explains why nothing could be trained on; None while patience lasts."""
         if not self.patience or self.untrained < self.patience:
-            return ""
+            return None
         if self.classes["solved"] > 0.9 * self.classes.total():
             return "solved"
         return max(COLLAPSED, key=lambda name: self.classes[name])
@@ -224,7 +245,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.untrained = state["untrained"]
         self.solved = state["solved"]
         self.classes = Counter(state["classes"])

@@ -8,7 +8,7 @@ declare -A flags=([keep]="--on-degenerate keep" [skip]="" [resample]="--on-degen
 for seed in 0 1 2; do
     for arm in keep skip resample dynamic; do
         run="runs/degenerate-$arm-seed$seed"
-        [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off --config "{promote_by: running, rung_tokens: 600000}" --steps 1000 \
+        [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off --config "{promote_by: running, level_tokens: 600000}" --steps 1000 \
             --patience 0 --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]}
     done
 done

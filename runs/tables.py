@@ -1,8 +1,8 @@
 """What came of runs, a line each, as a Markdown table: `python runs/tables.py runs/a runs/b`.
 
 Scores are held out (validation), before and after; the other figures are of training: tokens
-sampled and wasted, spread within groups over the first and the last ten steps, and the commonest
-trap of the last ten steps with its share of the completions.
+sampled and wasted, standard deviation within groups over the first and the last ten steps, and the
+commonest trap of the last ten steps with its share of the completions.
 """
 
 import sys
@@ -22,7 +22,7 @@ HEAD = (
     "n",
     "M tokens",
     "wasted",
-    "spread, first steps",
+    "std, first steps",
     "last",
     "trap at the end",
 )

@@ -25,13 +25,13 @@ WIRES = {
 
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower layers alone
-    ("text", "statistics", "records", "distributed", "choices"),
-    ("model", "spread"),
+    ("text", "statistics", "records", "distributed", "choices", "older_runs"),
+    ("model", "group_metrics"),
     ("rollout", "learn"),
     ("evaluate", "variance"),
     ("curriculum",),
     ("config", "verdict"),
-    ("flags",),
+    ("flags", "training"),
     ("trainer",),
     ("run",),
     ("show",),

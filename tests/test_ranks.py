@@ -121,7 +121,7 @@ def drawn(run: Path) -> list:
             r["step"],
             r["index"],
             r["attempt"],
-            r["verdict"],
+            r["class"],
             r["action"],
             r["problem"],
             [c["tokens"] for c in r["completions"]],

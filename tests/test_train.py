@@ -166,7 +166,7 @@ CLIMBS = {
         "--config",
         "{step_tokens: 120}",
     ],
-    "budgets": ["--curriculum", "3,4,5", "--config", "{rung_tokens: 300}", "--promote-at", "1"],
+    "budgets": ["--curriculum", "3,4,5", "--config", "{level_tokens: 300}", "--promote-at", "1"],
 }
 
 
@@ -279,10 +279,10 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
     assert (
         yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6
-    )  # the last rung, not the task's 25
+    )  # the last level, not the task's 25
     assert (
         "step 1: level 4 → 6, held-out mean" in said
-        and "step 2: level 6, the last rung is climbed: held-out mean" in said
+        and "step 2: level 6, the last level is climbed: held-out mean" in said
     )
     assert "--words 6\n" in said and "step 3" not in said
     lines = read_metrics(folder / "eval.jsonl")
@@ -310,27 +310,27 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
     assert not keys[0] & keys[1]  # what is reported was not chosen by
     assert (folder / "checkpoints" / "step-000002").exists()
     assert train.main(["--resume", "runs/a"]) == 0  # there is nothing left to do
-    assert "which was its end: the last rung is climbed" in capsys.readouterr().out
+    assert "which was its end: the last level is climbed" in capsys.readouterr().out
     assert (
         read_metrics(folder / "eval.jsonl") == lines
         and len(read_metrics(folder / "metrics.jsonl")) == 2
     )
 
 
-def test_a_run_ends_with_the_budget_of_its_last_rung(tmp_path, capsys):
+def test_a_run_ends_with_the_budget_of_its_last_level(tmp_path, capsys):
     run(
         "--name",
         "a",
         "--no-ramp",
         "--config",
-        "{rung_minutes: 0.000001}",
+        "{level_minutes: 0.000001}",
         "--config",
         "{step_tokens: 60}",
     )
     said = capsys.readouterr().out
     assert (
         re.search(
-            r"step 1: level 6, the budget of the last rung is spent: \S+ of 1e-06 minutes, ", said
+            r"step 1: level 6, the budget of the last level is spent: \S+ of 1e-06 minutes, ", said
         )
         and "step 2" not in said
     )

@@ -1,229 +1,241 @@
-"""The ladder: levels climbed one after the other, with replay, budgets, and a step back on
-collapse.
+"""The ladder: levels climbed one after the other, with replay, budgets, and steps back.
 
-A curriculum has `rungs` (its levels), `level` (the one that training is at), `ended` (why there is
-nothing left to climb; "" while there is), `levels_for` a step, `observe` what came of it,
-`wants_look` (at held-out problems) and a state.
+A ladder of one level is a fixed level. docs/curriculum.md describes the rules for users; the
+probabilities of promotion are tables in runs/LOG.md.
 """
 
 import hashlib
 import random
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
 from tasks.levels import LADDER
 
-PROMOTE_AT = {
-    "running": 0.9,
-    "heldout": 0.97,
-}  # the mark where none is asked for; the running mean lags behind
-# How far below the mark the lower end of the mean's 95 % interval may lie. Whatever the scores look
-# like, a policy whose true mean is below promote_at - MARGIN passes one test in 40 at most; the
-# probabilities at other means are tables in runs/LOG.md. Training whose mean is within MARGIN of
-# the mark is worth a look, for it lags and is noisy itself.
+# The mean score that a level is left at, unless the user gives one. The running mean has the lower
+# mark because it lags behind the policy.
+PROMOTE_AT = {"running": 0.9, "heldout": 0.97}
+
+# How far below the mark the mean's 95 % interval may begin. With any distribution of scores, a
+# policy whose true mean is below the mark by more than this passes at most one test in 40. It is
+# also how close to the mark the training mean must be before a validation check is made, because
+# that mean is noisy and lags.
 MARGIN = 0.05
 
 
-def is_shown(mean: float, low: float, mark: float) -> bool:
-    """Return whether a mean whose 95 % interval begins at `low` shows that `mark` is reached."""
+def reaches_mark(mean: float, low: float, mark: float) -> bool:
+    """Return whether a mean whose 95 % interval begins at `low` is evidence that `mark` is met."""
     return mean >= mark and low >= mark - MARGIN
 
 
 def problems_needed(mark: float) -> int:
-    """Return how many problems it takes to show that `mark` is reached, if all are solved."""
+    """Return how many problems it takes to show that `mark` is met, if all of them are solved."""
     return least_n(mark - MARGIN)
 
 
 def ramp_to(level: int) -> list[int]:
-    """Return the rungs of the ladder below `level`, and `level`.
+    """Return the levels of the built-in ladder below `level`, and `level` itself.
 
     >>> ramp_to(40)
     [10, 25, 40]
     """
-    return [rung for rung in LADDER if rung < level] + [level]
+    return [easier for easier in LADDER if easier < level] + [level]
 
 
 def level_draws(seed: int, step: int, drawn: int) -> random.Random:
-    """Return the generator that a step's levels are drawn with, after so many `drawn` ones."""
-    return random.Random(
-        hashlib.sha256(f"levels/{seed}/{step}{f'/{drawn}' if drawn else ''}".encode()).digest()
-    )
+    """Return the generator that draws a step's levels after its first `drawn` prompts."""
+    later = f"/{drawn}" if drawn else ""
+    return random.Random(hashlib.sha256(f"levels/{seed}/{step}{later}".encode()).digest())
 
 
-class Curriculum:
-    """The level of each prompt of a step. One rung is a fixed level.
+@dataclass(frozen=True)
+class LadderSettings:
+    """The rules of a ladder.
 
-    Promotion: the next rung is reached at a mean score of `promote_at` on this one, if the mean's
-    95 % interval begins no more than MARGIN below. By `promote_by` "running" that is the mean over
-    the groups of the last `window` steps, or of as many more as it takes to have `least_groups`; a
-    group counts once, because its completions share their problem. By "heldout" it is the mean of a
-    look: an evaluation on held-out problems every `promote_every` steps, once the running mean is
-    within MARGIN of the mark. With `stop` the last rung is climbed likewise, and then the run has
-    `ended`.
+    Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
+    interval begins no more than MARGIN below. With `promote_by` "running" that is the mean over the
+    groups of the last `window` steps, or of more steps if these have too few groups. A group counts
+    once, because its completions share their problem. With "heldout" it is the mean of a validation
+    check: an evaluation on held-out problems, made every `promote_every` steps while the running
+    mean is within MARGIN of the mark. If `stop` is set, the last level is left in the same way, and
+    the ladder has `ended`.
 
-    Replay: a share `replay` of the prompts comes from earlier rungs, most from those whose last
-    known score is lowest.
+    Replay: a share `replay` of the prompts comes from earlier levels, mostly from those whose last
+    score is lowest.
 
-    Step back: when `collapse_at` or more of the current rung's groups collapse for `collapse_steps`
-    steps in a row, training goes one rung back, unless that rung's budget is spent. Each step back
-    from a rung doubles the evidence asked for: twice as many collapsed steps before the next step
-    back, and as many steps of practice below before the rung is tried again. So a rung that stays
-    out of reach is tried less and less often.
+    Step back: if a share `collapse_at` or more of the current level's groups collapses for
+    `collapse_steps` steps in a row, training goes back one level, unless that level's budget is
+    spent. Each step back from a level doubles the evidence: twice as many collapsed steps before
+    the next step back, and as many steps of practice below before the level is tried again. So a
+    level that stays out of reach is tried less and less often.
 
-    Budget: `rung_seconds` of steps or `rung_tokens` sampled (0: none) count all the steps ever made
-    on a rung. Once one is spent, training goes on to the next rung; on the last one the run has
-    `ended`.
+    Budget: all steps ever made on a level count towards `level_seconds` and `level_tokens` (0: no
+    limit). Once a budget is spent, training goes on to the next level; on the last level the ladder
+    has `ended`.
     """
 
-    def __init__(
-        self,
-        rungs: list[int],
-        *,
-        promote_by: str = "running",
-        promote_at: float = 0.9,
-        window: int = 3,
-        promote_every: int = 10,
-        replay: float = 0.25,
-        collapse_at: float = 0.9,
-        collapse_steps: int = 8,
-        rung_seconds: float = 0,
-        rung_tokens: int = 0,
-        stop: bool = False,
-    ):
-        assert rungs and 0 <= replay < 1 and window >= 1 and promote_by in ("running", "heldout")
-        self.promote_by, self.promote_every, self.stop = promote_by, promote_every, stop
-        self.rungs, self.promote_at, self.window, self.replay = (
-            list(rungs),
-            promote_at,
-            window,
-            replay,
-        )
-        self.collapse_at, self.collapse_steps = collapse_at, collapse_steps
-        self.rung_seconds, self.rung_tokens = rung_seconds, rung_tokens
-        self.rung = 0
+    promote_by: str = "running"
+    promote_at: float = 0.9
+    window: int = 3
+    promote_every: int = 10
+    replay: float = 0.25
+    collapse_at: float = 0.9
+    collapse_steps: int = 8
+    level_seconds: float = 0
+    level_tokens: int = 0
+    stop: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.promote_by in ("running", "heldout")
+        assert 0 <= self.replay < 1 and self.window >= 1
+
+    @property
+    def least_groups(self) -> int:
+        """The fewest groups that the running mean is taken over.
+
+        It is twice what a perfect policy would need, so that a good one passes with a few wrong
+        answers.
+        """
+        return 2 * problems_needed(self.promote_at)
+
+
+class Spent(NamedTuple):
+    """What training on a level has taken so far; `seconds` are counted only if limited."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+class Ladder:
+    """The `Curriculum` that climbs `levels`, which rise, by the rules of `LadderSettings`."""
+
+    def __init__(self, levels: list[int], settings: LadderSettings = LadderSettings()):
+        assert levels
+        self.levels = list(levels)
+        self.settings = settings
         self.ended = ""
-        # Twice what a perfect policy would need, so that a good one passes with some wrong answers.
-        self.least_groups = 2 * problems_needed(promote_at)
-        # Mean scores of the groups of the last steps on this rung.
-        self.recent: deque[list[float]] = deque()
-        self.scores: dict[int, float] = {}  # level -> its last known mean score
-        self.spent = [
-            [0, 0.0, 0] for _ in self.rungs
-        ]  # steps, seconds (where they are limited), tokens of each rung
-        self.collapsed = 0  # steps in a row
+
+        self.position = 0  # of the current level in `levels`
+        self.scores: dict[int, float] = {}  # level -> its last mean score
+        self.spent = [Spent() for _ in self.levels]
+        self.steps_back = [0] * len(self.levels)  # from each level
+
+        # Of the current stay on the current level.
+        self.recent: deque[list[float]] = deque()  # mean scores of the groups of the last steps
+        self.collapsed = 0  # collapsed steps in a row
         self.stayed = 0  # steps since the last move
-        self.backs = [0] * len(self.rungs)  # steps back from each rung
 
     @property
     def level(self) -> int:
         """The level that training is at."""
-        return self.rungs[self.rung]
+        return self.levels[self.position]
 
     @property
     def is_last(self) -> bool:
-        """Whether training is at the last rung."""
-        return self.rung + 1 == len(self.rungs)
+        """Whether training is at the last level."""
+        return self.position + 1 == len(self.levels)
 
     @property
     def steps_before_last(self) -> int:
-        """How many steps have been made on all rungs but the last."""
-        return sum(int(steps) for steps, _, _ in self.spent[:-1])
+        """The number of steps made on all levels but the last."""
+        return sum(spent.steps for spent in self.spent[:-1])
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
-        """Return the level of each of `count` prompts of a step, after the `drawn` ones: a pure
-        function of the arguments and the state; the first has the current level.
+        """Return the levels of `count` prompts of a step, after its first `drawn` prompts.
+
+        The first of them is at the current level.
         """
-        rng, earlier = level_draws(seed, step, drawn), self.rungs[: self.rung]
-        weights = [
-            1.1 - self.scores.get(rung, 0.0) for rung in earlier
-        ]  # no rung is forgotten, be its score 1
-        replayed = [bool(earlier) and i > 0 and rng.random() < self.replay for i in range(count)]
+        rng = level_draws(seed, step, drawn)
+        earlier = self.levels[: self.position]
+        # 1.1, so that a level is replayed now and then even if its score is 1.
+        weights = [1.1 - self.scores.get(level, 0.0) for level in earlier]
+
+        replay = self.settings.replay
+        replayed = [bool(earlier) and i > 0 and rng.random() < replay for i in range(count)]
         return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
 
-    def observe(self, outcome: StepSummary) -> list[Decision]:
-        """Take note of a step; return what was decided: one decision or none."""
-        self.scores |= {level: fmean(values) for level, values in outcome.values.items()}
-        self._remember(outcome.values.get(self.level, []))
-        self._count(outcome)
+    def observe(self, summary: StepSummary) -> list[Decision]:
+        """Take note of a training step; return one decision, or none."""
+        self.scores |= {level: fmean(values) for level, values in summary.values.items()}
+        self._remember(summary.values.get(self.level, []))
+        self._count(summary)
 
-        share = self._collapsed_share(outcome)
-        self.collapsed = self.collapsed + 1 if share >= self.collapse_at else 0
+        share = self._collapsed_share(summary)
+        self.collapsed = self.collapsed + 1 if share >= self.settings.collapse_at else 0
         if self._must_step_back():
-            return [self._step_back(outcome.step, share)]
+            return [self._step_back(summary.step, share)]
 
-        return self._promote(outcome.step) or self._spend(outcome.step)
+        return self._promote(summary.step) or self._end_budget(summary.step)
 
     def _remember(self, values: list[float]) -> None:
-        """Add a step's groups to the window, and drop the steps that it can do without."""
+        """Add a step's groups to the window, and drop the oldest steps that it does not need."""
         if values:
             self.recent.append(list(values))
-        while (
-            len(self.recent) > self.window
-            and sum(map(len, self.recent)) - len(self.recent[0]) >= self.least_groups
-        ):
+
+        def without_oldest() -> int:
+            return sum(map(len, self.recent)) - len(self.recent[0])
+
+        least = self.settings.least_groups
+        while len(self.recent) > self.settings.window and without_oldest() >= least:
             self.recent.popleft()
 
-    def _count(self, outcome: StepSummary) -> None:
-        """Charge a step to the budget of its rung."""
+    def _count(self, summary: StepSummary) -> None:
+        """Charge a step to the budget of the current level."""
         self.stayed += 1
-        steps, seconds, tokens = self.spent[self.rung]
-        self.spent[self.rung] = [
-            steps + 1,
-            seconds + outcome.seconds * (self.rung_seconds > 0),
-            tokens + outcome.tokens,
-        ]
+        spent = self.spent[self.position]
+        seconds = summary.seconds if self.settings.level_seconds > 0 else 0.0
+        self.spent[self.position] = Spent(
+            spent.steps + 1, spent.seconds + seconds, spent.tokens + summary.tokens
+        )
 
-    def _collapsed_share(self, outcome: StepSummary) -> float:
-        """Return the share of the current level's groups that collapsed; replayed ones do not
-        count.
-        """
-        groups = outcome.collapsed.get(self.level)
+    def _collapsed_share(self, summary: StepSummary) -> float:
+        """Return the share of the current level's groups that collapsed, without replayed ones."""
+        groups = summary.collapsed.get(self.level)
         return fmean(groups) if groups else 0.0
 
-    def _patience(self, rung: int) -> int:
-        """Return how many steps are evidence about a rung; each step back from it doubles them."""
-        return self.collapse_steps * 2 ** self.backs[rung]
+    def _patience(self, position: int) -> int:
+        """Return how many steps are evidence about a level; each step back from it doubles them."""
+        return self.settings.collapse_steps * 2 ** self.steps_back[position]
 
     def _must_step_back(self) -> bool:
         return (
-            self.rung > 0
-            and self.collapsed >= self._patience(self.rung)
-            and not self._is_spent(self.rung - 1)
+            self.position > 0
+            and self.collapsed >= self._patience(self.position)
+            and not self._is_spent(self.position - 1)
         )
 
     def _step_back(self, step: int, share: float) -> Decision:
         steps = self.collapsed
-        self.backs[self.rung] += 1
-        why = f"{steps} steps with {self.collapse_at:.0%} of the level's groups collapsed"
+        self.steps_back[self.position] += 1
+        why = f"{steps} steps with {self.settings.collapse_at:.0%} of the level's groups collapsed"
         return self._move(-1, step, "collapse", why, steps=steps, share=share)
 
     def _may_climb(self) -> bool:
-        """Return whether what follows may be tried: it is new, or was practised for below."""
-        above = self.rung + 1
-        if above == len(self.rungs):
-            return self.stop
-        return self.backs[above] == 0 or self.stayed >= self._patience(above)
+        """Return whether the next level may be tried: it is new, or was practised for below."""
+        following = self.position + 1
+        if following == len(self.levels):
+            return self.settings.stop
+        return self.steps_back[following] == 0 or self.stayed >= self._patience(following)
 
     def _promote(self, step: int) -> list[Decision]:
-        """Return the promotion by the running mean, if that shows the mark."""
+        """Return the promotion by the running mean, if that reaches the mark."""
+        settings = self.settings
         values = [value for groups in self.recent for value in groups]
-        if (
-            self.promote_by != "running"
-            or len(self.recent) < self.window
-            or len(values) < self.least_groups
-            or not self._may_climb()
-        ):
+        is_enough = len(self.recent) >= settings.window and len(values) >= settings.least_groups
+        if settings.promote_by != "running" or not is_enough or not self._may_climb():
             return []
 
         mean = fmean(values)
-        if mean < self.promote_at:  # without the interval, which takes 10 ms
+        if mean < settings.promote_at:  # saves the interval, which takes 10 ms
             return []
+
         low, high = mean_interval(values)
-        if not is_shown(mean, low, self.promote_at):
+        if not reaches_mark(mean, low, settings.promote_at):
             return []
 
         steps, groups = len(self.recent), len(values)
@@ -232,77 +244,76 @@ class Curriculum:
             step, why, mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps
         )
 
-    def wants_look(self, step: int) -> bool:
-        """Return whether the level is to be evaluated on held-out problems after `step`: a look at
-        it is due, and not hopeless.
+    def wants_validation(self, step: int) -> bool:
+        """Return whether a validation check of the current level is due after `step`, and has a
+        chance.
         """
-        due = self.promote_by == "heldout" and step % self.promote_every == 0 and not self.ended
-        if not (due and self.recent and self._may_climb()):
+        settings = self.settings
+        is_due = settings.promote_by == "heldout" and step % settings.promote_every == 0
+        if not is_due or self.ended or not self.recent or not self._may_climb():
             return False
 
-        # The last steps alone: a longer window lags further behind a policy that learns.
-        last = [value for groups in list(self.recent)[-self.window :] for value in groups]
-        return fmean(last) >= self.promote_at - MARGIN
+        # Only the last steps: a longer window lags further behind a policy that learns.
+        last = [value for groups in list(self.recent)[-settings.window :] for value in groups]
+        return fmean(last) >= settings.promote_at - MARGIN
 
-    def judge(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
-        """Take note of a look at the current level (a line of eval.jsonl); return what was
-        decided: going up, the end, or staying.
+    def observe_validation(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
+        """Take note of a validation check of the current level, a line of eval.jsonl.
+
+        Returns the decision: to climb, to end, or to stay.
         """
+        mark = self.settings.promote_at
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         self.scores[self.level] = line["mean"]
-        said = (
-            f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] "
-            "of "
+        result = (
+            f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of "
             f"{line['n']} problems"
         )
-        if is_shown(line["mean"], line["ci_low"], self.promote_at):
-            return self._climb(step, said, **figures)
-        asked = (
-            f"{self.promote_at:g} is asked for, and an interval from "
-            f"{self.promote_at - MARGIN:g} on"
-        )
-        if line["n"] < (needed := problems_needed(self.promote_at)):
-            asked += f", which takes {needed} problems or more"
-        return [Decision(step, self.level, self.level, "stay", f"{said}; {asked}", figures)]
+        if reaches_mark(line["mean"], line["ci_low"], mark):
+            return self._climb(step, result, **figures)
+
+        why = f"{result}; promotion takes {mark:g} and an interval from {mark - MARGIN:g} up"
+        if line["n"] < (needed := problems_needed(mark)):
+            why += f", so at least {needed} problems"
+        return [Decision(step, self.level, self.level, "stay", why, figures)]
 
     def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
         if not self.is_last:
             return [self._move(+1, step, "promotion", why, **figures)]
-        return [self._end(step, "climbed", f"the last rung is climbed: {why}", **figures)]
+        return [self._end(step, "climbed", f"the last level is climbed: {why}", **figures)]
 
-    def _is_spent(self, rung: int) -> bool:
-        _, seconds, tokens = self.spent[rung]
-        return 0 < self.rung_seconds <= seconds or 0 < self.rung_tokens <= tokens
+    def _is_spent(self, position: int) -> bool:
+        limits, spent = self.settings, self.spent[position]
+        return 0 < limits.level_seconds <= spent.seconds or 0 < limits.level_tokens <= spent.tokens
 
-    def _spend(self, step: int) -> list[Decision]:
-        if not self._is_spent(self.rung):
+    def _end_budget(self, step: int) -> list[Decision]:
+        """Return the move to the next level, or the end, if the budget of this one is spent."""
+        if not self._is_spent(self.position):
             return []
-        steps, seconds, tokens = self.spent[self.rung]
-        figures = {
-            "steps": steps,
-            "tokens": tokens,
-            **({"minutes": seconds / 60} if self.rung_seconds else {}),
-            "score": self.scores.get(self.level),
-        }
-        used = (
-            [f"{seconds / 60:.1f} of {self.rung_seconds / 60:g} minutes"]
-            if self.rung_seconds
-            else []
-        ) + [
-            f"{tokens:,}{f' of {self.rung_tokens:,}' if self.rung_tokens else ''} tokens",
-            f"{steps} steps",
-        ]
+
+        limits, spent = self.settings, self.spent[self.position]
+        figures: dict[str, float | None] = {"steps": spent.steps, "tokens": spent.tokens}
+        parts = [f"{spent.tokens:,} tokens", f"{spent.steps} steps"]
+        if limits.level_tokens:
+            parts[0] = f"{spent.tokens:,} of {limits.level_tokens:,} tokens"
+        if limits.level_seconds:
+            minutes = spent.seconds / 60
+            figures["minutes"] = minutes
+            parts.insert(0, f"{minutes:.1f} of {limits.level_seconds / 60:g} minutes")
+        figures["score"] = self.scores.get(self.level)
+
+        which = "last level" if self.is_last else "level"
         why = (
-            f"the budget of the rung is spent: {', '.join(used)}; its last mean score is "
+            f"the budget of the {which} is spent: {', '.join(parts)}; its last mean score is "
             f"{self.scores.get(self.level, 0):.3f}"
         )
-        if not self.is_last:
-            return [self._move(+1, step, "budget", why, **figures)]
-        return [self._end(step, "budget", why.replace("the rung", "the last rung"), **figures)]
+        if self.is_last:
+            return [self._end(step, "budget", why, **figures)]
+        return [self._move(+1, step, "budget", why, **figures)]
 
     def _move(self, by: int, step: int, kind: str, why: str, **figures: float | None) -> Decision:
         before = self.level
-        self.rung += by
+        self.position += by
         self.recent.clear()
         self.collapsed = 0
         self.stayed = 0
@@ -315,24 +326,25 @@ class Curriculum:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON types."""
         return {
-            "rungs": list(self.rungs),
-            "rung": self.rung,
+            "levels": list(self.levels),
+            "position": self.position,
             "ended": self.ended,
             "recent": [list(values) for values in self.recent],
             "scores": list(self.scores.items()),
-            "spent": [list(entry) for entry in self.spent],
+            "spent": [list(spent) for spent in self.spent],
             "collapsed": self.collapsed,
             "stayed": self.stayed,
-            "backs": list(self.backs),
+            "steps_back": list(self.steps_back),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state of `state_dict`."""
-        self.rungs = list(state["rungs"])
-        self.rung, self.ended, self.collapsed = state["rung"], state["ended"], state["collapsed"]
-        self.stayed, self.backs = state["stayed"], list(state["backs"])
+        """Restore a state that `state_dict` returned."""
+        self.levels = list(state["levels"])
+        self.position = state["position"]
+        self.ended = state["ended"]
         self.recent = deque(list(values) for values in state["recent"])
-        self.scores, self.spent = (
-            {level: score for level, score in state["scores"]},
-            [list(entry) for entry in state["spent"]],
-        )
+        self.scores = {level: score for level, score in state["scores"]}
+        self.spent = [Spent(*spent) for spent in state["spent"]]
+        self.collapsed = state["collapsed"]
+        self.stayed = state["stayed"]
+        self.steps_back = list(state["steps_back"])

@@ -1,8 +1,8 @@
-"""Warm start: a short imitation of right answers, for a policy that earns nothing and so cannot
-learn from rewards.
+"""The warm start: a short imitation of right answers, before the first step.
 
-It ends as soon as the policy earns something: at a held-out score of ENOUGH, or at a cost of MOST
-of the run. What it came to is kept apart from what reinforcement then adds.
+A policy that earns nothing has no rewards to learn from. The warm start ends as soon as the policy
+earns something: at a held-out score of ENOUGH, or after a share MOST of the run. Its result is
+recorded apart from what reinforcement adds afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,34 +13,33 @@ from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from tasks.base import Problem, Task, scores_of
 
-ANSWERS = 32  # of an update
-LOOK_EVERY = (
-    2  # updates between looks at the held-out score, which rises by 0.03 an update where it rises
-)
-ENOUGH = 0.4  # the score that ends it; reinforcement is to do the rest
-MOST = 0.05  # of the tokens that the run is going to learn from
+ANSWERS = 32  # in an update
+VALIDATE_EVERY = 2  # updates; where the held-out score rises, it rises by 0.03 an update
+ENOUGH = 0.4  # the held-out score that ends the imitation, and leaves the rest to reinforcement
+MOST = 0.05  # of the tokens that the run will learn from
 
 
 @dataclass
 class WarmStart:
-    """What an imitation came to, e.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[5, 0.1], ...],
-    "...")``.
+    """The result of an imitation.
 
-    `losses` (nats a token) has one entry an update; `looks` pairs of (updates, held-out score),
-    from before the first update on.
+    E.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[0, 0.02], [2, 0.1], ...], "held-out ...")``.
+
+    `losses` has the loss of each update, in nats per token. `validation_scores` has pairs of
+    (updates made, held-out score), beginning before the first update. `why` is a sentence.
     """
 
     updates: int = 0
     answers: int = 0
     tokens: int = 0
     losses: list[float] = field(default_factory=list)
-    looks: list[list[float]] = field(default_factory=list)
+    validation_scores: list[list[float]] = field(default_factory=list)
     why: str = ""
 
     @property
     def score(self) -> float:
-        """The held-out score at the end."""
-        return self.looks[-1][1]
+        """The last held-out score."""
+        return self.validation_scores[-1][1]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
@@ -48,7 +47,7 @@ class WarmStart:
 
 
 def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
-    """Return the right answer of a problem as a group of one, with advantage 1."""
+    """Return the right answer of a problem as a group of one completion, with advantage 1."""
     tokens = (*policy.target_tokens(problem.target), policy.end)
     text = policy.decode(tokens)
     completion = Completion(tokens, (0.0,) * len(tokens), text, "stop", is_demonstration=True)
@@ -66,46 +65,46 @@ def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Gr
 
 
 def most_updates(steps: int, completions: int) -> int:
-    """Return how many updates may be made before a run of `steps` with so many `completions` each:
-    MOST of their number.
+    """Return the most updates before a run of `steps` with `completions` completions each.
 
-    Answers count like completions: both are about as long. One look's worth is always allowed.
+    That is a share MOST of the run, counting answers like completions, which are about as long. It
+    is never less than the updates before the first validation.
     """
-    return max(LOOK_EVERY, int(MOST * steps * completions / ANSWERS))
+    return max(VALIDATE_EVERY, int(MOST * steps * completions / ANSWERS))
 
 
 def warm_start(
     draw: Callable[[int], Sequence[Group]],
     learn: Callable[[Sequence[Group]], dict[str, float]],
-    look: Callable[[], float],
+    validate: Callable[[], float],
     limit: int,
 ) -> tuple[WarmStart, list[Group]]:
-    """Imitate until the policy earns something; return what it came to, and the answers that were
-    learned from.
+    """Imitate until the policy earns something, or `limit` updates are made.
 
-    `draw(n)` returns n right answers of new problems, `learn` takes one optimizer step towards
-    them, `look` returns the policy's held-out score; at most `limit` updates are made.
+    `draw(n)` returns the right answers of n new problems, `learn` makes one update on them and
+    returns its "loss", and `validate` returns the policy's held-out score. Returns the result and
+    the answers that were learned from.
     """
-    made = WarmStart(looks=[[0, look()]])
+    result = WarmStart(validation_scores=[[0, validate()]])
     learned: list[Group] = []
-    while made.score < ENOUGH and made.updates < limit:
+
+    while result.score < ENOUGH and result.updates < limit:
         groups = draw(ANSWERS)
         learned += groups
-        made.losses.append(learn(groups)["loss"])
-        made.updates += 1
-        made.answers += len(groups)
-        made.tokens += sum(len(group.completions[0].tokens) for group in groups)
 
-        if made.updates % LOOK_EVERY == 0 or made.updates == limit:
-            made.looks.append([made.updates, look()])
+        result.losses.append(learn(groups)["loss"])
+        result.updates += 1
+        result.answers += len(groups)
+        result.tokens += sum(len(group.completions[0].tokens) for group in groups)
 
-    reached = (
-        "the score is enough for reinforcement"
-        if made.score >= ENOUGH
-        else "its share of the run is spent"
+        if result.updates % VALIDATE_EVERY == 0 or result.updates == limit:
+            result.validation_scores.append([result.updates, validate()])
+
+    before = result.validation_scores[0][1]
+    cause = "its share of the run is spent"
+    if result.score >= ENOUGH:
+        cause = "the score is enough for reinforcement"
+    result.why = (
+        f"held-out score {before:.3f} → {result.score:.3f} after {result.updates} updates: {cause}"
     )
-    made.why = (
-        f"held-out score {made.looks[0][1]:.3f} → {made.score:.3f} after {made.updates} "
-        f"updates: {reached}"
-    )
-    return made, learned
+    return result, learned

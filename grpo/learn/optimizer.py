@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.distributed import ALONE, Ranks
+from grpo.distributed import SINGLE, Ranks
 from tasks.base import needs
 
 
@@ -59,7 +59,7 @@ class Optimizer:
         weights: Sequence[nn.Parameter],
         make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         *,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
         shard: bool = False,
     ):
         self.weights, self.ranks = list(weights), ranks
@@ -102,15 +102,15 @@ class Optimizer:
             weight.grad = None
             if self.is_shared:
                 assert total is not None
-                total = self.ranks.add_to_parts(total)
+                total = self.ranks.reduce_scatter(total)
             master.grad = total
         gradients = [master.grad for master in self.masters if master.grad is not None]
         if not self.is_shared:
-            self.ranks.add(gradients)
+            self.ranks.all_reduce(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.is_shared:
             square = norm**2
-            self.ranks.add([square])
+            self.ranks.all_reduce([square])
             norm = square.sqrt()
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
@@ -140,7 +140,7 @@ class Optimizer:
             if master is not weight:
                 master.grad = None
                 part = master.to(weight.dtype)
-                weight.copy_(self.ranks.whole(part, len(weight)) if self.is_shared else part)
+                weight.copy_(self.ranks.all_gather(part, len(weight)) if self.is_shared else part)
 
     def state_dict(self) -> dict[str, Any]:
         """Return "state" (by number of the weight, whole tensors, "master" among them where the
@@ -159,8 +159,8 @@ class Optimizer:
                 state.setdefault(number, {})["master"] = master.detach()
             for name, value in state.get(number, {}).items() if self.is_shared else ():
                 if isinstance(value, Tensor) and value.shape == master.shape:
-                    whole = self.ranks.whole(value, len(weight))
-                    state[number][name] = whole.cpu() if self.ranks.is_first else None
+                    whole = self.ranks.all_gather(value, len(weight))
+                    state[number][name] = whole.cpu() if self.ranks.is_rank0 else None
                 elif isinstance(value, Tensor):
                     state[number][name] = value.clone()
         return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from grpo.distributed import ALONE, Ranks
+from grpo.distributed import SINGLE, Ranks
 from tasks.base import UserError
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
 
 
-def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
+def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
     """Raise FloatingPointError on all ranks if a tensor is not finite on any of them.
 
     One fused norm is computed first: it is not finite if any number is NaN or infinite. Nor is it
@@ -23,7 +23,7 @@ def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
     tensor checked by itself.
     """
     norm = _norm(tensors)
-    ranks.add([norm])
+    ranks.all_reduce([norm])
     if bool(norm.isfinite()):
         return
 

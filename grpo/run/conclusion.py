@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import Config
-from grpo.curriculum.ladder import PROMOTE_AT, is_shown
+from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.trainer import Trainer
-from grpo.verdict import Verdict, reach_verdict, values_by_problem
+from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
 from tasks.base import REGISTRY
 
 
 def is_solved(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation passes the test that a ladder asks for."""
-    return is_shown(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
+    return reaches_mark(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
 
 
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
@@ -36,12 +36,14 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     verdicts = {
         each: reach_verdict(
             each,
-            values_by_problem(groups[0], each),
-            values_by_problem(groups[1], each),
+            HeldOutScores(
+                before=values_by_problem(groups[0], each),
+                after=values_by_problem(groups[1], each),
+                imitated=values_by_problem(imitated, each) or None,
+            ),
             run.metrics,
             was_solved=each in before and is_solved(before[each]),
             stopped=trainer.stopped,
-            imitated=values_by_problem(imitated, each) or None,
         )
         for each in sorted({*before, level}, reverse=True)
     }
@@ -80,11 +82,11 @@ def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     """Return how many different problems were trained on, how often one came back, and the
     share of a finite family.
     """
-    before = trainer.inherited
-    seen = len(trainer.seen) - before
+    before = trainer.stream.inherited
+    seen = len(trainer.stream.seen) - before
     drawn = sum(line["groups/count"] for line in read_metrics(folder / "metrics.jsonl"))
-    imitated = trainer.started.answers if trainer.started else 0
-    size = trainer.supply.family_size(level)
+    imitated = trainer.imitation.answers if trainer.imitation else 0
+    size = trainer.stream.supply.family_size(level)
     share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
     earlier = f", besides {before:,} in earlier runs" if before else ""
     more = f" and {imitated:,} imitated answers" if imitated else ""

@@ -63,14 +63,14 @@ class HeldOut:
             split="validation",
             seed=seed,
             size=size,
-            seen=trainer.seen.keys(),
+            seen=trainer.stream.seen.keys(),
             sampling=sampling,
         )
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
-        # A report and a promotion check may share a problem of a small family: never its
+        # A report and a validation check may share a problem of a small family: never its
         # completion as well.
         mine = evaluate(
             trainer.policy,

@@ -2,7 +2,7 @@
 
     run.metrics                        a record (dict) a step: the lines of metrics.jsonl
     run.evals, run.decisions           likewise, of eval.jsonl and curriculum.jsonl
-    run.group_index                    a record a group of all steps: class, action, spread ...
+    run.group_index                    a record a group of all steps: class, action, reward_std ...
     run.rollouts(step=12, group=3)     a record a completion: text, tokens, reward, advantage ...
     run.groups(12)                     the groups of a step (`grpo.records.Group`)
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import read_config
+from grpo.config import translated
+from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import file_of, groups_of, steps_of, summaries
@@ -49,7 +51,10 @@ class RunData:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, with the "facts" of the run."""
-        return read_config(self.path / "config.yaml")
+        values = translated(read_config(self.path / "config.yaml"))
+        if isinstance(values.get("facts"), dict):
+            values["facts"] = renamed(values["facts"], FACTS)
+        return values
 
     @cached_property
     def metrics(self) -> Records:
@@ -70,14 +75,14 @@ class RunData:
     @property
     def reports(self) -> Records:
         """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that
-        are no looks.
+        are not validation checks.
         """
         return Records(line for line in self.evals if line["purpose"] == "report")
 
     @cached_property
     def decisions(self) -> Records:
         """The lines of curriculum.jsonl."""
-        return self._log("curriculum.jsonl")
+        return Records(decision_of(line) for line in self._log("curriculum.jsonl"))
 
     @cached_property
     def group_index(self) -> Records:
@@ -93,7 +98,7 @@ class RunData:
 
     def steps(self, kind: str = "step") -> list[int]:
         """Return the steps whose rollouts are stored: of training, or of "eval", "promotion"
-        (looks), "preflight", "failed".
+        (validation checks), "preflight", "failed".
         """
         return steps_of(self.path, kind)
 
@@ -160,7 +165,7 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
         "attempt": group.attempt,
         "level": group.problem.level,
         "temperature": group.temperature,
-        "class": group.verdict,
+        "class": group.class_name,
         "action": group.action,
         "key": group.problem.key,
         "prompt": group.problem.prompt,

@@ -1,11 +1,11 @@
 """Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst
-for evaluations, promotion-000020.jsonl.zst for the looks that promotion hangs on,
+for evaluations, promotion-000020.jsonl.zst for validation checks,
 preflight-000000.jsonl.zst for the pre-flight.
 
 One JSON line for each group, with all that is needed to replay the update: token ids, the
 sampler's log-probabilities (written so that they read back exactly), the keys of the examples that
 the prompt shows, rewards and their parts, advantages (a number a completion, or a list with one
-for each token, and then the credits that they come from), temperature, verdict, action and trap.
+for each token, and then the credits that they come from), temperature, class, action and trap.
 """
 
 import re
@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from data.files import read_jsonl_zst, write_jsonl_zst
+from grpo.older_runs import GROUP, renamed
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score, UserError
 
@@ -75,11 +76,11 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "attempt": group.attempt,
             "level": group.problem.level,
             "temperature": group.temperature,
-            "class": group.verdict,
+            "class": group.class_name,
             "action": group.action,
             "trap": group.trap,
             "reward": fmean(group.rewards),
-            "reward_std": group.spread,
+            "reward_std": group.reward_std,
             "value": fmean(score.value for score in group.scores),
             "exact": fmean(score.exact for score in group.scores),
             "distinct": len(set(group.texts)),
@@ -99,7 +100,7 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "task": group.problem.task,
         "level": group.problem.level,
         "temperature": group.temperature,
-        "verdict": group.verdict,
+        "class": group.class_name,
         "action": group.action,
         "trap": group.trap,
         "problem": group.problem.to_json(),
@@ -130,6 +131,7 @@ def _completion_to_json(completion: Completion) -> dict[str, Any]:
 
 
 def _from_json(line: dict[str, Any]) -> Group:
+    line = renamed(line, GROUP)
     rows = line["completions"]
     advantages = [row["advantage"] for row in rows]
     return Group(
@@ -138,7 +140,7 @@ def _from_json(line: dict[str, Any]) -> Group:
         prompt=tuple(line["prompt_tokens"]),
         temperature=line["temperature"],
         attempt=line["attempt"],
-        verdict=line["verdict"],
+        class_name=line["class"],
         action=line["action"],
         completions=[
             Completion(

@@ -100,7 +100,7 @@ class Saver:
             return
         self.step_times.append(step_time)
         if self.rules.last is not None:
-            self.rules.spacing = self.ranks.first(lambda: self.chosen_spacing)
+            self.rules.spacing = self.ranks.on_rank0(lambda: self.chosen_spacing)
 
     def save(self, reasons: list[str]) -> None:
         """Copy the state after this step, and write the copy while training goes on."""
@@ -110,7 +110,7 @@ class Saver:
         if any("best" in reason for reason in reasons):
             self.best = f"step-{self.saved:06d}"
         optimizer = self.trainer.optimizer.state_dict()  # of all ranks
-        if not self.ranks.is_first:
+        if not self.ranks.is_rank0:
             return
 
         tensors, is_copied = self._copied(self.trainer.policy.saved_tensors(), optimizer)

@@ -22,21 +22,22 @@ import torch
 import transformers
 
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled, translated
+from grpo.curriculum.perplexity import Perplexity, measure_perplexity
 from grpo.curriculum.preflight import (
-    PROBLEMS,
-    LevelSurvey,
-    Perplexity,
     Start,
-    SurveySettings,
     advice,
     choose_mixed_start,
     choose_start,
     figures_of,
+)
+from grpo.curriculum.survey import (
+    PROBLEMS,
+    LevelSurvey,
+    SurveySettings,
     levels_to_survey,
-    measure_perplexity,
     survey,
 )
-from grpo.distributed import ALONE, Ranks
+from grpo.distributed import SINGLE, Ranks
 from grpo.learn.optimizer import default_rate
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
@@ -65,7 +66,8 @@ from grpo.run.sources import (
 )
 from grpo.run.start import start_from
 from grpo.text import shortened
-from grpo.trainer import Trainer, curriculum_of
+from grpo.trainer import Trainer
+from grpo.training.build import build_curriculum
 from grpo.verdict import Verdict
 from tasks.base import (
     Task,
@@ -82,7 +84,7 @@ WARM_START_PROBLEMS = 32
 
 
 def open_run(
-    config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = ALONE
+    config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = SINGLE
 ) -> tuple["Run", Config]:
     """Return the run and its configuration: a new one below `home`, or the one that --resume
     names.
@@ -90,8 +92,8 @@ def open_run(
     if config.resume is None:
         config, warnings = start_from(config, given)
         named = home / config.name if config.name else None
-        folder = ranks.first(lambda: named or new_folder(home, config))
-        if ranks.first(folder.exists):
+        folder = ranks.on_rank0(lambda: named or new_folder(home, config))
+        if ranks.on_rank0(folder.exists):
             raise UserError(
                 f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
             )
@@ -127,7 +129,7 @@ class Run:
         folder: Path,
         checkpoint: Path | None = None,
         warnings: Sequence[str] = (),
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ):
         self.folder, self.checkpoint, self.warnings, self.ranks = (
             folder,
@@ -149,7 +151,7 @@ class Run:
         is made, to the end of the block.
         """
         with ExitStack() as self.locks:
-            if self.checkpoint and self.ranks.is_first:
+            if self.checkpoint and self.ranks.is_rank0:
                 self.locks.enter_context(locked(self.folder))
             yield
 
@@ -180,7 +182,7 @@ class Run:
         hub was not on disk yet.
         """
         config = self.config
-        self.sources = self.ranks.first(
+        self.sources = self.ranks.on_rank0(
             lambda: sources_now(config.model, config.dataset, config.task, task, config.start)
         )
         if self.checkpoint is None:
@@ -224,7 +226,7 @@ class Run:
         self.files: RunFiles | NoFiles = NoFiles()
         if self.sources.get("base") is None:
             self.check_sources(trainer.task)
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             self._make_files()
         self.heldout = HeldOut(config, trainer, self.ranks, self.files, console)
 
@@ -287,7 +289,7 @@ class Run:
         """Say on standard error, if that is left, and in warnings.log that standard output or
         error was lost.
         """
-        while self.losses and self.ranks.is_first:
+        while self.losses and self.ranks.is_rank0:
             line = self.losses.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
             self.files.warned(f"after step {self.trainer.done}: {line}")
@@ -313,7 +315,7 @@ class Run:
                 f"{self.checkpoint}: its state lacks {error}; the run was made by another version"
             ) from error
         self.saver.restore(self.checkpoint, state)
-        self._record_rungs()
+        self._record_levels()
         done = self.trainer.done
         self.files.rewind(done)
         ended = self.trainer.ended
@@ -327,7 +329,7 @@ class Run:
         evaluations.
         """
         state = json.loads((start / "trainer.json").read_text())["trainer"]
-        self.trainer.begin_after(state)
+        self.trainer.stream.begin_after(state)
         self.files.began(state["seen"])
         self.console.say(
             f"started from {start}: {len(state['seen']):,} problems that it was trained on stay "
@@ -341,7 +343,7 @@ class Run:
         self.files.keep("failed", self.trainer.done + 1, self.trainer.current)
         return (
             f"; its batch is saved in {file_of(self.folder, 'failed', self.trainer.done + 1)}"
-            if self.ranks.is_first
+            if self.ranks.is_rank0
             else ""
         )
 
@@ -400,31 +402,31 @@ class Run:
         if self.checkpoint or config.preflight == "off":
             return None
 
-        rungs = list(trainer.curriculum.rungs)
-        rows, groups, perplexity = self._survey(rungs)
+        levels = list(trainer.curriculum.levels)
+        rows, groups, perplexity = self._survey(levels)
 
         # No easier level is the start without the ramp, nor of a dataset of which one level was
         # asked for.
         may_ease = config.ramp and (config.curriculum or not config.dataset)
-        eligible = [row for row in rows if may_ease or row.level in rungs]
-        start = (choose_mixed_start if config.mixed else choose_start)(eligible, rungs)
-        if start.rungs != rungs:
-            trainer.curriculum = curriculum_of(config, start.rungs)
+        eligible = [row for row in rows if may_ease or row.level in levels]
+        start = (choose_mixed_start if config.mixed else choose_start)(eligible, levels)
+        if start.levels != levels:
+            trainer.curriculum = build_curriculum(config, start.levels)
             check_fit(trainer)
 
         level = trainer.curriculum.level
         figures = figures_of(rows, perplexity, start)
-        decision = Decision(0, rungs[0], level, "preflight", start.why, figures)
+        decision = Decision(0, levels[0], level, "preflight", start.why, figures)
         self.files.keep("preflight", 0, groups)
         self.files.decided([decision])
-        self._record_rungs()
+        self._record_levels()
         self._show_preflight(start, rows, perplexity)
         return start
 
     def _survey(
-        self, rungs: Sequence[int]
+        self, levels: Sequence[int]
     ) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
-        """Return a row for each level up to the last of the `rungs`, the groups sampled, and the
+        """Return a row for each level up to the last of the `levels`, the groups sampled, and the
         model's perplexity.
         """
         config, trainer = self.config, self.trainer
@@ -434,17 +436,17 @@ class Run:
         )
         rows, groups = survey(
             trainer.policy,
-            trainer.supply,
-            levels_to_survey(trainer.supply, rungs),
+            trainer.stream.supply,
+            levels_to_survey(trainer.stream.supply, levels),
             SurveySettings(self.heldout.sampling, config.group_size, config.variance_threshold),
-            rungs=rungs,
+            training_levels=levels,
             ranks=self.ranks,
         )
         texts = plain_texts_of(trainer.task, "validation")
         return (
             rows,
             groups,
-            self.ranks.first(lambda: measure_perplexity(trainer.policy, texts)),
+            self.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts)),
         )
 
     def _show_preflight(
@@ -457,8 +459,8 @@ class Run:
             if warning := perplexity.warning(rows):
                 self.warn(warning)
 
-        level, rungs = start.rungs[0], start.rungs
-        by_way = f" (by way of {' → '.join(map(str, rungs))})" if len(rungs) > 1 else ""
+        level, levels = start.levels[0], start.levels
+        by_way = f" (by way of {' → '.join(map(str, levels))})" if len(levels) > 1 else ""
         if start.level is not None:
             self.console.say(f"the run starts at level {level}{by_way}: {start.why}")
         elif self.wants_imitation(start):
@@ -472,13 +474,13 @@ class Run:
                 "nothing; " + advice(rows)
             )
 
-    def _record_rungs(self) -> None:
+    def _record_levels(self) -> None:
         """Keep in config.yaml the levels that the run climbs, which the pre-flight may have
         changed.
         """
-        if not self.ranks.is_first:
+        if not self.ranks.is_rank0:
             return
-        self.about["rungs"] = list(self.trainer.curriculum.rungs)
+        self.about["training_levels"] = list(self.trainer.curriculum.levels)
         self.config.save(self.folder / "config.yaml", **self.about)
 
     def leave_untrained(self) -> None:
@@ -499,7 +501,7 @@ class Run:
         config, curriculum = self.config, self.trainer.curriculum
         levels = {self.level}
         if config.promote_by == "heldout":
-            levels |= {curriculum.level, curriculum.rungs[0]} if is_final else {curriculum.level}
+            levels |= {curriculum.level, curriculum.levels[0]} if is_final else {curriculum.level}
 
         every = []
         for level in sorted(levels):
@@ -535,13 +537,13 @@ class Run:
         trainer = self.trainer
         level = trainer.curriculum.level
 
-        def look() -> float:
+        def validate() -> float:
             size = WARM_START_PROBLEMS
             line, _ = self.heldout.evaluate(level, WARM_START_SEED, size, "warm start")
             return line["mean"] if line else 0.0
 
-        answers = trainer.imitate(look)
-        made = trainer.started
+        answers = trainer.imitate(validate)
+        made = trainer.imitation
         assert made is not None
         self.files.imitated(answers)
         decision = Decision(0, level, level, "imitation", made.why, made.to_json())
@@ -553,11 +555,11 @@ class Run:
         self.saver.save(["after imitation"])
 
     def promote_if_due(self) -> None:
-        """Where the curriculum wants a look at held-out problems of its level, evaluate them and
-        let it decide.
+        """Make the validation check of the current level, if the curriculum wants one, and let it
+        decide.
         """
         curriculum, step = self.trainer.curriculum, self.trainer.done
-        if not curriculum.wants_look(step):
+        if not curriculum.wants_validation(step):
             return
         line, groups = self.heldout.evaluate(
             curriculum.level, PROMOTION_SEED, self.config.promote_problems, "promotion"
@@ -565,7 +567,7 @@ class Run:
         if line is None:
             return
         self.files.keep("promotion", step, groups)
-        decisions = curriculum.judge(step, line)
+        decisions = curriculum.observe_validation(step, line)
         self.files.decided(decisions)
         for decision in decisions:
             self.console.say(decision.line)
@@ -595,10 +597,10 @@ class Run:
 
     def finish(self) -> int:
         """Evaluate the trained policy, say what the run came to, and return its exit status."""
-        if self.ranks.first(lambda: self._last_report_step() < self.trainer.done):
+        if self.ranks.on_rank0(lambda: self._last_report_step() < self.trainer.done):
             self.evaluate(is_final=True)
         self.saver.collect(wait=True)
-        return self.ranks.first(self._conclude)
+        return self.ranks.on_rank0(self._conclude)
 
     def _last_report_step(self) -> int:
         return max((line["step"] for line in self.reports), default=-1)
@@ -646,7 +648,7 @@ class Run:
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """Return the reported evaluations: the lines of eval.jsonl that are not looks."""
+        """The reported evaluations: the lines of eval.jsonl with the purpose "report"."""
         return load_run(self.folder).reports
 
 
@@ -655,7 +657,7 @@ def check_fit(trainer: Trainer, probes: int = 16) -> None:
     completion budget.
     """
     assert trainer.config.level is not None, "the configuration is resolved"
-    for level in sorted({*trainer.curriculum.rungs, trainer.config.level}):
+    for level in sorted({*trainer.curriculum.levels, trainer.config.level}):
         stream = problem_stream(trainer.task, seed=trainer.config.seed, split="train", level=level)
         for problem in islice(fitting(trainer.policy, stream, []), probes):
-            trainer.budget(trainer.policy.encode(problem), problem)
+            trainer.stream.budget(trainer.policy.encode(problem), problem)

@@ -59,11 +59,13 @@ def _prompt(config: Config) -> str:
 
 
 def _climb(config: Config, trainer: Trainer) -> str:
-    rungs = trainer.curriculum.rungs
-    if len(rungs) == 1:
+    levels = trainer.curriculum.levels
+    if len(levels) == 1:
         return ""
     by = "held-out" if config.promote_by == "heldout" else "running"
-    return f" (by way of {' → '.join(map(str, rungs))}, up at a {by} mean of {config.promote_at:g})"
+    return (
+        f" (by way of {' → '.join(map(str, levels))}, up at a {by} mean of {config.promote_at:g})"
+    )
 
 
 def _model(config: Config, trainer: Trainer) -> str:
@@ -97,8 +99,8 @@ def _update(config: Config, trainer: Trainer) -> str:
         "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
     )
     return (
-        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of {trainer.micro_tokens:,} "
-        f"tokens ({why})"
+        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of "
+        f"{trainer.oom_retry.micro_tokens:,} tokens ({why})"
         + (", activations computed twice" if trainer.policy.gradient_checkpointing else "")
     )
 
@@ -120,7 +122,7 @@ def _budget(config: Config, trainer: Trainer) -> str:
 
 
 def _drafts(config: Config, trainer: Trainer) -> str:
-    if trainer.draft is None:
+    if trainer.sampler.draft is None:
         return "no drafts (the task has none)"
     return (
         "no drafts"
@@ -132,8 +134,8 @@ def _drafts(config: Config, trainer: Trainer) -> str:
 def _batch(config: Config) -> str:
     limits = {
         f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
-        f"{config.rung_minutes:g} minutes a rung": config.rung_minutes,
-        f"{config.rung_tokens:,} tokens a rung": config.rung_tokens,
+        f"{config.level_minutes:g} minutes a level": config.level_minutes,
+        f"{config.level_tokens:,} tokens a level": config.level_tokens,
         f"at most {config.step_tokens:,} tokens a step": config.step_tokens,
     }
     return ", ".join(

@@ -91,7 +91,7 @@ def trap_of(line: Record) -> str:
     return line["trap"] or ""
 
 
-def spread_of(group: Group) -> str:
+def advantage_range(group: Group) -> str:
     """Return the least and the greatest advantage of a group, "" where nothing was learned from
     it.
     """

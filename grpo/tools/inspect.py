@@ -1,7 +1,7 @@
 """Why did a completion get its reward? Shows what a run has stored, from all steps down to a token.
 
     python -m grpo.inspect runs/NAME steps                 what each step did
-    python -m grpo.inspect runs/NAME step 12               its groups: class, spread, advantages
+    python -m grpo.inspect runs/NAME step 12               its groups: class, reward, advantages
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
     python -m grpo.inspect runs/NAME degenerate            the groups that taught nothing, and why
@@ -96,7 +96,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     degenerate.add_argument(
         "--class",
-        dest="verdict",
+        dest="class_name",
         choices=["identical", "solved", "failed", "tied"],
         help="of this class only",
     )
@@ -146,7 +146,7 @@ class _Commands:
                 "--kind",
                 default="step",
                 choices=["step", "eval", "promotion", "preflight", "failed"],
-                help="what was sampled: for training, an evaluation, a promotion check, the "
+                help="what was sampled: for training, an evaluation, a validation check, the "
                 "pre-flight, or a step that failed",
             )
         return part

@@ -22,12 +22,12 @@ from grpo.show.console import interval
 from grpo.show.tables import (
     WHY,
     advantage_of,
+    advantage_range,
     class_of,
     classes_of,
     done_to,
     said_of,
     show_table,
-    spread_of,
     tint,
     trap_of,
 )
@@ -66,7 +66,7 @@ GROUP_FIGURES = {
 COMPARED = {
     "reward": "reward",
     "score": "value",
-    "spread": "group_std",
+    "std": "group_std",
     "entropy": "entropy",
     "gradient": "grad_norm",
 }
@@ -96,7 +96,7 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
         {
             "step": arguments.step,
             **line,
-            "advantages": spread_of(group),
+            "advantages": advantage_range(group),
             "prompt": group.problem.prompt,
         }
         for line, group in zip(summaries(groups), groups)
@@ -285,7 +285,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     lines = chosen(
         run.group_index,
         arguments,
-        lambda line: line["class"] != "varied" and arguments.verdict in (None, line["class"]),
+        lambda line: line["class"] != "varied" and arguments.class_name in (None, line["class"]),
     )
     if as_json(lines, arguments, console):
         return

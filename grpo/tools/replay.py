@@ -77,7 +77,7 @@ def token_figures(
         device=trainer.policy.device,
     )
     with torch.no_grad():
-        logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.truncate)
+        logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.sampler.truncate)
     return entropy_RT[0].tolist(), logp_RT[0].tolist()
 
 

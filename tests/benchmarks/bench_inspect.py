@@ -76,7 +76,7 @@ def write_run(folder: Path, steps: int, completions: int):
                         1.0,
                         rows,
                         scores=scores,
-                        verdict="solved" if alike else "varied",
+                        class_name="solved" if alike else "varied",
                         action="skip" if alike else "keep",
                         advantages=[] if alike else [rng.random() for _ in rows],
                     )

@@ -8,7 +8,7 @@ earn something: a real model after the short imitation that begins our runs. Two
 (one sampled token on the level ends the run after its first step):
 
     python train.py --model DIR --words 10 --no-ramp --warm-start imitation \\
-        --config '{rung_tokens: 1}' --name w
+        --config '{level_tokens: 1}' --name w
     python -m grpo.export runs/w/checkpoints/step-000000 runs/start
 
 What is the same on both sides: the start; the problems, their order and the tokens of each prompt

@@ -130,7 +130,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
     """Return (the steps of our trainer: seconds of the whole and of the rollout, prompts and
     lengths seen; parameters trained; memory used).
     """
-    from grpo.distributed import meeting
+    from grpo.distributed import process_group
 
     device, _ = precision(arguments)
     if arguments.gb:
@@ -140,7 +140,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
             arguments.gb * 1e9 / torch.cuda.get_device_properties(0).total_memory,
             int(os.environ.get("LOCAL_RANK", 0)),
         )
-    with meeting(device) as ranks:
+    with process_group(device) as ranks:
         return run_ranks(arguments, folder, device, ranks)
 
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from grpo import load_run
 from grpo.curriculum import warm_start
-from grpo.curriculum.preflight import LEVELS
+from grpo.curriculum.survey import LEVELS
 
 TOP = Path(__file__).resolve().parents[2]
 ARMS = {
@@ -48,8 +48,8 @@ def parse() -> argparse.Namespace:
 
 def command(own: argparse.Namespace, arm: str, seed: str) -> list[str]:
     """Return the command line of one run."""
-    rungs = [level for level in LEVELS if level < own.words]
-    levels = ",".join(map(str, [*rungs, own.words]))
+    levels = [level for level in LEVELS if level < own.words]
+    levels = ",".join(map(str, [*levels, own.words]))
     ladder = ["--curriculum", levels] if arm == "ladder" else []
     flags = [
         *("--task", "interleave", "--model", own.model, "--words", str(own.words)),
@@ -69,8 +69,8 @@ def name_of(own: argparse.Namespace, arm: str, seed: str) -> str:
 
 
 def imitate_alone(arguments: list[str]) -> int:
-    """Run train.py with imitation alone: no look ends it, its share is all of the steps, and GRPO
-    makes none.
+    """Run train.py with imitation alone: no validation ends it, its share is all of the steps, and
+    GRPO makes none.
     """
     sys.path.insert(0, str(TOP))
     import train

@@ -202,11 +202,11 @@ class OneOfTwo(Ranks):
     def __init__(self):
         super().__init__(rank=0, size=2)
 
-    def add(self, tensors):
+    def all_reduce(self, tensors):
         tensors[0] += math.nan
 
-    def gather(self, mine):
-        return [*mine, ["its moment is not finite (1 of 9 numbers)"]]
+    def gather(self, local):
+        return [*local, ["its moment is not finite (1 of 9 numbers)"]]
 
 
 def test_a_rank_whose_own_numbers_are_finite_stops_with_the_others():
@@ -432,7 +432,7 @@ def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeyp
         groups = original(policy, prompts, **options)
         return [[Completion((stop,), (-1.0,), "", "stop"), *group[1:]] for group in groups]
 
-    monkeypatch.setattr("grpo.trainer.generate", empty)
+    monkeypatch.setattr("grpo.training.sampler.generate", empty)
     report = trainer_for(tiny_policy).step()
     assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 2
     assert all(group.texts[0] == "" for group in report.groups)

@@ -34,9 +34,9 @@ def test_what_was_given_is_known():
 
 
 def test_curriculum_alone_is_the_whole_ladder():
-    assert parse(["--curriculum"])[0].rungs == [10, 25, 50, 100, 200, 500]
-    assert parse(["--curriculum", "6,12"])[0].rungs == [6, 12]
-    assert Config(level=25).rungs == [10, 25] and Config(level=25, ramp=False).rungs == [25]
+    assert parse(["--curriculum"])[0].levels == [10, 25, 50, 100, 200, 500]
+    assert parse(["--curriculum", "6,12"])[0].levels == [6, 12]
+    assert Config(level=25).levels == [10, 25] and Config(level=25, ramp=False).levels == [25]
 
 
 def test_clips_are_those_of_the_losses_paper_unless_given():
@@ -82,7 +82,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(parity_limit=-0.1),
         dict(on_alarm="panic"),
         dict(importance_limit=-1.0),
-        dict(rung_minutes=-1.0),
+        dict(level_minutes=-1.0),
         dict(step_tokens=-1),
         dict(promote_every=0),
         dict(promote_problems=0),
@@ -97,7 +97,7 @@ def test_bad_values_name_their_flag(bad):
         Config(**bad)
 
 
-def test_looks_that_cannot_promote_are_refused():
+def test_validation_checks_that_cannot_promote_are_refused():
     # 0.025 ** (1 / 44) = 0.9196 and 0.025 ** (1 / 45) = 0.9213; 0.97 - 0.05 = 0.92 is asked for
     Config(promote_by="heldout", promote_at=0.97, promote_problems=45)
     with pytest.raises(UserError) as error:
@@ -332,12 +332,14 @@ def test_a_mark_of_zero_is_not_the_automatic_one():
 def test_settings_of_older_versions_have_todays_names(tmp_path):
     (tmp_path / "config.yaml").write_text(
         "heat: 1.3\nheat_ceiling: 2.0\nforget_activations: true\nmax_new_tokens: 0\n"
-        "micro_tokens: 0\nloss: bnpo\n"
+        "micro_tokens: 0\nloss: bnpo\nrung_minutes: 2.5\nrung_tokens: 300\n"
     )
     assert load_config(tmp_path / "config.yaml") == Config(
         temperature_factor=1.3,
         temperature_ceiling=2.0,
         gradient_checkpointing=True,
+        level_minutes=2.5,
+        level_tokens=300,
         loss="dapo",
         clip_high=0.2,
     )

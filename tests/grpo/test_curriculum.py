@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.curriculum.ladder import Curriculum, ramp_to
+from grpo.curriculum.ladder import Ladder, LadderSettings, ramp_to
 from grpo.records import StepSummary
 from tasks.base import UserError
 from tasks.levels import parse_levels
@@ -15,23 +15,27 @@ from tasks.levels import parse_levels
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
 
 
+def ladder_of(levels, **settings):
+    return Ladder(levels, LadderSettings(**settings))
+
+
 def observe(curriculum, step, values, collapsed=(False,), **figures):
     """Let it observe a step whose groups at the current level `collapsed` or not; return the
     lines of what it decided."""
-    outcome = StepSummary(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
-    return [decision.line for decision in curriculum.observe(outcome)]
+    summary = StepSummary(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
+    return [decision.line for decision in curriculum.observe(summary)]
 
 
-def judge(curriculum, step, mean, low):
+def validate(curriculum, step, mean, low):
     return [
         decision.line
-        for decision in curriculum.judge(
+        for decision in curriculum.observe_validation(
             step, {"mean": mean, "ci_low": low, "ci_high": 1.0, "n": 64}
         )
     ]
 
 
-def test_ramp_and_rungs():
+def test_ramp_and_levels():
     assert [ramp_to(level) for level in (6, 10, 25, 40)] == [[6], [10], [10, 25], [10, 25, 40]]
     assert ramp_to(500) == [10, 25, 50, 100, 200, 500]
     assert parse_levels("10,25, 50", "--curriculum", must_rise=True) == [10, 25, 50]
@@ -51,16 +55,16 @@ def test_ramp_and_rungs():
         "auto:10-50",
     ],
 )
-def test_bad_rungs(text):
+def test_bad_levels(text):
     with pytest.raises(UserError, match="--curriculum .*: give rising whole numbers"):
         parse_levels(text, "--curriculum", must_rise=True)
 
 
 def test_promotion_by_hand():
-    ladder = Curriculum([10, 25], promote_at=0.9, window=3)
+    ladder = ladder_of([10, 25], promote_at=0.9, window=3)
     assert observe(ladder, 1, {10: [1.0] * 26}) == []
     assert observe(ladder, 2, {10: [0.6] * 10}) == []
-    assert observe(ladder, 3, {25: [0.1]}) == []  # nothing seen of this rung
+    assert observe(ladder, 3, {25: [0.1]}) == []  # nothing seen of this level
     # 46 groups in 3 steps, mean 42 / 46 = 0.913; but the interval begins at 0.828, below 0.85
     assert observe(ladder, 4, {10: [1.0] * 10}) == []
     # 66 groups; without the first step there would be 40, fewer than are needed, so it stays
@@ -69,11 +73,11 @@ def test_promotion_by_hand():
     assert re.fullmatch(f"step 5: level 10 → 25, {figures}", said)
     assert ladder.level == 25
     assert observe(ladder, 6, {25: [1.0] * MANY}) == []  # the window began anew
-    assert not ladder.wants_look(10) and not ladder.ended
+    assert not ladder.wants_validation(10) and not ladder.ended
 
 
-def test_the_last_rung_has_nowhere_to_go():
-    ladder = Curriculum([10], window=1)
+def test_the_last_level_has_nowhere_to_go():
+    ladder = ladder_of([10], window=1)
     assert observe(ladder, 1, {10: [1.0] * MANY}) == [] and not ladder.ended
 
 
@@ -83,67 +87,73 @@ def test_few_prompts_do_not_climb_by_luck(prompts):
     # within 100 steps.
     climbed = 0
     for seed in range(100):
-        ladder, rng = Curriculum([10, 25], promote_at=0.9, window=3), random.Random(seed)
+        ladder, rng = ladder_of([10, 25], promote_at=0.9, window=3), random.Random(seed)
         for step in range(1, 101):
             observe(ladder, step, {10: [rng.betavariate(5.1, 0.9) for _ in range(prompts)]})
-        climbed += ladder.rung
+        climbed += ladder.position
     assert climbed <= 5
 
 
 def test_few_prompts_climb_when_the_policy_is_good():
-    ladder, rng = Curriculum([10, 25], promote_at=0.9, window=3), random.Random(0)
+    ladder, rng = ladder_of([10, 25], promote_at=0.9, window=3), random.Random(0)
     steps = iter(range(1, 100))
     while ladder.level == 10:
         observe(ladder, step := next(steps), {10: [rng.betavariate(9.6, 0.4) for _ in range(4)]})
     assert step == 12  # 46 groups by four a step
 
 
-def test_scores_of_one_rung_do_not_climb_the_next():
-    ladder = Curriculum([10, 25, 50], promote_at=0.9, window=2)
+def test_scores_of_one_level_do_not_climb_the_next():
+    ladder = ladder_of([10, 25, 50], promote_at=0.9, window=2)
     assert observe(ladder, 1, {10: [1.0] * MANY}) == []
     assert len(observe(ladder, 2, {10: [1.0]})) == 1 and ladder.level == 25
-    assert observe(ladder, 3, {25: [1.0] * MANY}) == []  # one step of this rung is no window yet
+    assert observe(ladder, 3, {25: [1.0] * MANY}) == []  # one step of this level is no window yet
     assert len(observe(ladder, 4, {25: [1.0]})) == 1 and ladder.level == 50
 
 
 def test_promotion_by_held_out_score_asks_for_evidence():
-    ladder = Curriculum([10, 25], promote_by="heldout", promote_at=0.9, promote_every=5, window=2)
-    assert not ladder.wants_look(5)  # nothing was trained yet
+    ladder = ladder_of([10, 25], promote_by="heldout", promote_at=0.9, promote_every=5, window=2)
+    assert not ladder.wants_validation(5)  # nothing was trained yet
     observe(ladder, 1, {10: [0.84]})
-    assert not ladder.wants_look(5)  # hopeless: more than 0.05 below the mark
+    assert not ladder.wants_validation(5)  # hopeless: more than 0.05 below the mark
     assert (
-        observe(ladder, 2, {10: [0.88]}) == [] and ladder.wants_look(5) and not ladder.wants_look(6)
+        observe(ladder, 2, {10: [0.88]}) == []
+        and ladder.wants_validation(5)
+        and not ladder.wants_validation(6)
     )  # (0.84 + 0.88) / 2 = 0.86
-    assert judge(ladder, 5, 0.899, 0.86) == [
-        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; 0.9 is asked for, "
-        "and an interval from 0.85 on"
+    assert validate(ladder, 5, 0.899, 0.86) == [
+        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; promotion takes 0.9 "
+        "and an interval from 0.85 up"
     ]
-    assert judge(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10
+    assert (
+        validate(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10
+    )
     few = {"mean": 1.0, "ci_low": 0.832, "ci_high": 1.0, "n": 20}
-    assert ladder.judge(5, few)[0].line.endswith("from 0.85 on, which takes 23 problems or more")
-    assert judge(ladder, 5, 0.9, 0.85) == [
+    assert ladder.observe_validation(5, few)[0].line.endswith(
+        "from 0.85 up, so at least 23 problems"
+    )
+    assert validate(ladder, 5, 0.9, 0.85) == [
         "step 5: level 10 → 25, held-out mean 0.900 [0.850, 1.000] of 64 problems"
     ]
     observe(ladder, 6, {25: [1.0]})
-    assert not ladder.wants_look(10)  # the last rung, and nothing ends with it
+    assert not ladder.wants_validation(10)  # the last level, and nothing ends with it
 
 
-def test_the_last_rung_is_climbed_once():
+def test_the_last_level_is_climbed_once():
     for promote_by in ("running", "heldout"):
-        ladder = Curriculum([10], promote_by=promote_by, promote_every=1, window=1, stop=True)
+        ladder = ladder_of([10], promote_by=promote_by, promote_every=1, window=1, stop=True)
         said = observe(ladder, 1, {10: [0.97] * MANY})
         if promote_by == "heldout":
-            assert said == [] and ladder.wants_look(1)
-            said = judge(ladder, 1, 0.95, 0.9)
+            assert said == [] and ladder.wants_validation(1)
+            said = validate(ladder, 1, 0.95, 0.9)
         assert (
-            said[0].startswith("step 1: level 10, the last rung is climbed: ")
+            said[0].startswith("step 1: level 10, the last level is climbed: ")
             and ladder.ended in said[0]
         )
-        assert not ladder.wants_look(2)
+        assert not ladder.wants_validation(2)
 
 
 def test_step_back_on_collapse():
-    ladder = Curriculum([10, 25], window=1, collapse_at=0.9, collapse_steps=2)
+    ladder = ladder_of([10, 25], window=1, collapse_at=0.9, collapse_steps=2)
     observe(ladder, 1, {10: [1.0] * MANY})
     assert ladder.level == 25
     most, half = [True] * 9 + [False], [True, False]
@@ -155,12 +165,12 @@ def test_step_back_on_collapse():
     ]
     for number in range(6, 12):
         observe(ladder, number, {10: [0.0]}, [True])
-    assert ladder.level == 10  # below the first rung there is none
+    assert ladder.level == 10  # below the first level there is none
 
 
 def test_replayed_groups_do_not_hide_a_collapse():
-    ladder = Curriculum([10, 25], collapse_steps=2)
-    ladder.rung = 1
+    ladder = ladder_of([10, 25], collapse_steps=2)
+    ladder.position = 1
     for step in (1, 2):
         collapsed = {10: [False] * 4, 25: [True] * 12}  # three quarters of the step's groups
         decisions = ladder.observe(StepSummary(step, {10: [1.0], 25: [0.0]}, collapsed=collapsed))
@@ -169,7 +179,7 @@ def test_replayed_groups_do_not_hide_a_collapse():
 
 
 def test_each_step_back_doubles_the_evidence_that_is_asked_for():
-    ladder = Curriculum([10, 25], window=1, collapse_steps=2)
+    ladder = ladder_of([10, 25], window=1, collapse_steps=2)
 
     def steps_until_it_moves():
         level, steps = ladder.level, 0
@@ -183,22 +193,22 @@ def test_each_step_back_doubles_the_evidence_that_is_asked_for():
     assert [steps_until_it_moves() for _ in range(7)] == [1, 2, 4, 4, 8, 8, 16]
 
 
-def test_no_look_is_made_before_the_practice_below_is_over():
-    ladder = Curriculum([10, 25], promote_by="heldout", promote_every=1, collapse_steps=2)
-    ladder.rung = 1
+def test_no_validation_is_made_before_the_practice_below_is_over():
+    ladder = ladder_of([10, 25], promote_by="heldout", promote_every=1, collapse_steps=2)
+    ladder.position = 1
     for step in (1, 2):
         observe(ladder, step, {25: [0.0]}, [True])
     wanted = []
     for step in range(3, 8):
         observe(ladder, step, {10: [1.0]})
-        wanted.append(ladder.wants_look(step))
+        wanted.append(ladder.wants_validation(step))
     assert ladder.level == 10 and wanted == [False] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize("replay", [0.0, 0.25])
-def test_a_rung_out_of_reach_is_tried_less_and_less_often(replay):
+def test_a_level_out_of_reach_is_tried_less_and_less_often(replay):
     """A policy that masters 10 words and fails at 25, 200 steps of 16 prompts, as in training."""
-    ladder, moves = Curriculum([10, 25], replay=replay), []
+    ladder, moves = ladder_of([10, 25], replay=replay), []
     for step in range(1, 201):
         levels = Counter(ladder.levels_for(0, step, 16))
         values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
@@ -209,8 +219,8 @@ def test_a_rung_out_of_reach_is_tried_less_and_less_often(replay):
     ]  # fmt: skip
 
 
-def test_a_budget_counts_all_steps_of_its_rung_and_then_goes_on():
-    ladder = Curriculum([10, 25], window=1, collapse_steps=1, rung_tokens=250)
+def test_a_budget_counts_all_steps_of_its_level_and_then_goes_on():
+    ladder = ladder_of([10, 25], window=1, collapse_steps=1, level_tokens=250)
     assert observe(ladder, 1, {10: [0.2]}, tokens=100) == []
     assert observe(ladder, 2, {10: [0.95] * MANY}, tokens=100)[0].startswith(
         "step 2: level 10 → 25, running mean 0.950 ["
@@ -219,68 +229,68 @@ def test_a_budget_counts_all_steps_of_its_rung_and_then_goes_on():
         "step 3: level 25 → 10, 1 steps with"
     )
     assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
-        "step 4: level 10 → 25, the budget of the rung is spent: 270 of 250 tokens, 3 steps; its "
+        "step 4: level 10 → 25, the budget of the level is spent: 270 of 250 tokens, 3 steps; its "
         "last mean score is 0.600"
     ]
-    # two collapsed steps are enough for another step back, but not to a rung whose budget is spent
+    # two collapsed steps are enough for another step back, but not to a level whose budget is spent
     assert observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
     assert observe(ladder, 6, {25: [0.3]}, [True], tokens=40) == []
     assert observe(ladder, 7, {25: [0.4]}, tokens=10) == [
-        "step 7: level 25, the budget of the last rung is spent: 250 of 250 tokens, 4 steps; its "
+        "step 7: level 25, the budget of the last level is spent: 250 of 250 tokens, 4 steps; its "
         "last mean score is 0.400"
     ]
-    assert ladder.ended.startswith("the budget of the last rung is spent")
+    assert ladder.ended.startswith("the budget of the last level is spent")
 
 
 def test_a_budget_of_time():
-    ladder = Curriculum([10, 25], rung_seconds=120)
+    ladder = ladder_of([10, 25], level_seconds=120)
     assert observe(ladder, 1, {10: [0.2]}, seconds=90, tokens=7) == []
     assert observe(ladder, 2, {10: [0.2]}, seconds=90, tokens=7) == [
-        "step 2: level 10 → 25, the budget of the rung is spent: 3.0 of 2 minutes, 14 tokens, 2 "
+        "step 2: level 10 → 25, the budget of the level is spent: 3.0 of 2 minutes, 14 tokens, 2 "
         "steps; its last mean score is 0.200"
     ]
 
 
 @given(st.integers(0, 99), st.integers(1, 500), st.integers(1, 16), st.integers(0, 2))
-def test_levels_are_a_pure_function_and_never_above(seed, step, count, rung):
-    ladder = Curriculum([10, 25, 50], replay=0.5)
-    ladder.rung = rung
+def test_levels_are_a_pure_function_and_never_above(seed, step, count, position):
+    ladder = ladder_of([10, 25, 50], replay=0.5)
+    ladder.position = position
     levels = ladder.levels_for(seed, step, count)
     assert levels == ladder.levels_for(seed, step, count) and len(levels) == count
-    assert set(ladder.levels_for(seed, step, count, 16)) <= set(ladder.rungs[: rung + 1])
-    assert levels[0] == ladder.level and set(levels) <= set(ladder.rungs[: rung + 1])
+    assert set(ladder.levels_for(seed, step, count, 16)) <= set(ladder.levels[: position + 1])
+    assert levels[0] == ladder.level and set(levels) <= set(ladder.levels[: position + 1])
 
 
 def test_replay_share():
     # 3,500 draws with chance 0.25: outside 0.22 ... 0.28 with probability below 1e-4 (4.1 standard
     # deviations of 0.0073)
-    ladder = Curriculum([10, 25], replay=0.25)
-    ladder.rung = 1
+    ladder = ladder_of([10, 25], replay=0.25)
+    ladder.position = 1
     drawn = [level for step in range(500) for level in ladder.levels_for(3, step, 8)[1:]]
     assert 0.22 < drawn.count(10) / len(drawn) < 0.28
 
 
 def test_further_prompts_of_a_step_have_levels_of_their_own():
-    ladder = Curriculum([10, 25], replay=0.5)
-    ladder.rung = 1
+    ladder = ladder_of([10, 25], replay=0.5)
+    ladder.position = 1
     assert ladder.levels_for(0, 1, 40) != ladder.levels_for(0, 1, 40, 40)
     assert ladder.levels_for(0, 1, 40, 40) == ladder.levels_for(0, 1, 40, 40)
 
 
 def test_neighbouring_seeds_and_steps_draw_other_levels():
-    ladder = Curriculum([10, 25], replay=0.5)
-    ladder.rung = 1
+    ladder = ladder_of([10, 25], replay=0.5)
+    ladder.position = 1
     drawn = {tuple(ladder.levels_for(seed, step, 60)) for seed in range(4) for step in range(4)}
     assert (
         len(drawn) == 16
     )  # of 59 draws with chance 1/2 each: two agree with a probability below 1e-15
 
 
-def test_replay_prefers_the_rung_with_the_lowest_score():
+def test_replay_prefers_the_level_with_the_lowest_score():
     # 4,000 replays with weights 1.1 - 1.0 and 1.1 - 0.7: 1 of 5 at level 10; outside 0.17 ... 0.23
     # with probability below 1e-5 (4.7 of 0.0063)
-    ladder = Curriculum([10, 25, 50], replay=0.999)
-    ladder.rung = 2
+    ladder = ladder_of([10, 25, 50], replay=0.999)
+    ladder.position = 2
     observe(ladder, 1, {10: [1.0], 25: [0.6, 0.8]})
     drawn = Counter(level for step in range(500) for level in ladder.levels_for(3, step, 9)[1:])
     assert 0.17 < drawn[10] / (drawn[10] + drawn[25]) < 0.23 and drawn[50] < 20
@@ -293,8 +303,8 @@ STEPS = st.lists(
     max_size=40,
 )
 MAKERS = {
-    "running": lambda: Curriculum([10, 25, 50], promote_at=0.6, window=2, collapse_steps=2),
-    "heldout": lambda: Curriculum(
+    "running": lambda: ladder_of([10, 25, 50], promote_at=0.6, window=2, collapse_steps=2),
+    "heldout": lambda: ladder_of(
         [10, 25, 50],
         promote_by="heldout",
         promote_at=0.6,
@@ -302,8 +312,8 @@ MAKERS = {
         collapse_steps=2,
         stop=True,
     ),
-    "budget": lambda: Curriculum(
-        [10, 25, 50], promote_at=0.6, window=2, collapse_steps=2, rung_tokens=500, rung_seconds=9
+    "budget": lambda: ladder_of(
+        [10, 25, 50], promote_at=0.6, window=2, collapse_steps=2, level_tokens=500, level_seconds=9
     ),
 }
 
@@ -311,16 +321,16 @@ MAKERS = {
 def through(curriculum, steps, start=0):
     """Lead it through `steps`; return all that it said and drew."""
     said = []
-    for step, (level, value, share, spread, tokens) in enumerate(steps, start=start):
+    for step, (level, value, share, width, tokens) in enumerate(steps, start=start):
         said.append(curriculum.levels_for(0, step, 6))
         collapsed = {curriculum.level: [share > 0.5]}
-        outcome = StepSummary(step, {level: [value] * 9}, collapsed, tokens / 100, tokens)
-        said += [decision.to_json() for decision in curriculum.observe(outcome)]
-        if curriculum.wants_look(step):
+        summary = StepSummary(step, {level: [value] * 9}, collapsed, tokens / 100, tokens)
+        said += [decision.to_json() for decision in curriculum.observe(summary)]
+        if curriculum.wants_validation(step):
             said += [
                 decision.to_json()
-                for decision in curriculum.judge(
-                    step, {"mean": value, "ci_low": value - spread / 4, "ci_high": 1, "n": 9}
+                for decision in curriculum.observe_validation(
+                    step, {"mean": value, "ci_low": value - width / 4, "ci_high": 1, "n": 9}
                 )
             ]
         assert set(said[-1] if isinstance(said[-1], list) else []) <= {
@@ -333,7 +343,7 @@ def through(curriculum, steps, start=0):
 
 @pytest.mark.parametrize("kind", MAKERS)
 @given(STEPS, st.data())
-def test_state_goes_on_identically_and_levels_never_leave_the_rungs(kind, steps, data):
+def test_state_goes_on_identically_and_levels_never_leave_the_ladder(kind, steps, data):
     whole, first, second = (MAKERS[kind]() for _ in range(3))
     cut = data.draw(st.integers(0, len(steps) - 1))
     through(whole, steps[:cut])
@@ -344,20 +354,20 @@ def test_state_goes_on_identically_and_levels_never_leave_the_rungs(kind, steps,
 
 
 @given(STEPS)
-def test_no_rung_takes_more_than_its_budget_and_a_step(steps):
+def test_no_level_takes_more_than_its_budget_and_a_step(steps):
     ladder = MAKERS["budget"]()
     for step, (level, value, share, _, tokens) in enumerate(steps):
         if ladder.ended:
             break
         collapsed = {ladder.level: [share > 0.5]}
         ladder.observe(StepSummary(step, {level: [value]}, collapsed, tokens / 100, tokens))
-    # a rung can be met again once it is spent: from the rung above, whose budget went with the
+    # a level can be met again once it is spent: from the level above, whose budget went with the
     # step that went back; then for a step
     assert all(tokens < 500 + 300 + 300 for _, _, tokens in ladder.spent)
 
 
-def test_the_rungs_are_part_of_the_state():
+def test_the_levels_are_part_of_the_state():
     """A pre-flight may have put easier levels before those that were asked for."""
-    resumed = Curriculum([5, 10])
-    resumed.load_state_dict(json.loads(json.dumps(Curriculum([3, 5, 10]).state_dict())))
-    assert resumed.rungs == [3, 5, 10] and resumed.level == 3
+    resumed = ladder_of([5, 10])
+    resumed.load_state_dict(json.loads(json.dumps(ladder_of([3, 5, 10]).state_dict())))
+    assert resumed.levels == [3, 5, 10] and resumed.level == 3

@@ -93,9 +93,14 @@ def made(tmp_path):
     varied = group(
         ("a b c d", 1.0), ("a x c d", 0.25), ("a b c d", 1.0), advantages=[0.5, -1.0, 0.5]
     )
-    solved = group(("a b c d", 1.0), ("a b c d", 1.0), verdict="solved", action="skip")
+    solved = group(("a b c d", 1.0), ("a b c d", 1.0), class_name="solved", action="skip")
     tied = group(
-        ("a", 0.25), ("a x", 0.25), verdict="tied", action="skip", attempt=1, trap="stops half way"
+        ("a", 0.25),
+        ("a x", 0.25),
+        class_name="tied",
+        action="skip",
+        attempt=1,
+        trap="stops half way",
     )
     write_rollouts(folder / "rollouts" / "step-000001.jsonl.zst", [varied, solved], step=1)
     write_rollouts(folder / "rollouts" / "step-000002.jsonl.zst", [tied], step=2)

@@ -13,17 +13,13 @@ from compare_runs import assert_same_run, differing, written
 from transformers import AutoModelForCausalLM
 
 import train
-from grpo.curriculum.preflight import (
-    NO_LEVEL,
+from grpo.curriculum.perplexity import Perplexity, measure_perplexity
+from grpo.curriculum.preflight import NO_LEVEL, advice, choose_mixed_start, choose_start
+from grpo.curriculum.survey import (
     PROBLEMS,
     LevelSurvey,
-    Perplexity,
     SurveySettings,
-    advice,
-    choose_mixed_start,
-    choose_start,
     levels_to_survey,
-    measure_perplexity,
     summarise_level,
     survey,
 )
@@ -56,7 +52,7 @@ def rows(**kinds):
 
 
 @pytest.mark.parametrize(
-    ("found", "rungs", "level", "chosen"),
+    ("found", "levels", "level", "chosen"),
     [
         # As asked, even where a harder level is within reach, too.
         (rows(l5="reach", l10="reach"), [10], 10, [10]),
@@ -70,15 +66,15 @@ def rows(**kinds):
         (rows(l1="solved", l2="none", l10="none"), [10], None, [10]),
         (rows(l10="lucky"), [10, 25], None, [10, 25]),
         ([], [10], None, [10]),
-        # Solved rungs are left out, unless what follows is out of reach.
+        # Solved levels are left out, unless what follows is out of reach.
         (rows(l10="solved", l25="reach"), [10, 25, 50], 25, [25, 50]),
         (rows(l10="solved", l25="solved", l50="none"), [10, 25, 50], 25, [25, 50]),
         (rows(l10="solved", l25="solved"), [10, 25], 25, [25]),
     ],
 )
-def test_where_a_run_starts(found, rungs, level, chosen):
-    start = choose_start(found, rungs)
-    assert (start.level, start.rungs) == (level, chosen)
+def test_where_a_run_starts(found, levels, level, chosen):
+    start = choose_start(found, levels)
+    assert (start.level, start.levels) == (level, chosen)
     assert (start.why == NO_LEVEL) == (level is None)
 
 
@@ -100,7 +96,7 @@ def test_truncated_completions_may_be_the_cause():
 
 def test_a_mixed_dataset_has_no_level_to_start_at():
     start = choose_mixed_start(rows(l2="reach", l3="none", l5="none"), [5])
-    assert start.rungs == [5] and start.why.endswith("within reach: 2")
+    assert start.levels == [5] and start.why.endswith("within reach: 2")
     assert choose_mixed_start(rows(l5="varied"), [5]).level is None
 
 
@@ -113,8 +109,8 @@ def group(*answers, level=3):
     ]
     scores = [Score(reward, exact=exact) for _, reward, exact in answers]
     varied = len({reward for _, reward, _ in answers}) > 1
-    verdict = "varied" if varied else "tied"
-    return Group(0, problem, (1,), 1.0, completions, scores=scores, verdict=verdict)
+    class_name = "varied" if varied else "tied"
+    return Group(0, problem, (1,), 1.0, completions, scores=scores, class_name=class_name)
 
 
 def test_figures_of_a_level():
@@ -165,12 +161,16 @@ def test_levels_below_the_asked_one():
 
 
 def test_survey_of_a_model(tiny_policy):
-    levels, rungs = [1, 2, 3, 5, 10, 25], [5, 10, 25]
+    levels, training_levels = [1, 2, 3, 5, 10, 25], [5, 10, 25]
     found, groups = survey(
-        tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), levels, SETTINGS, rungs=rungs
+        tiny_policy,
+        Supply(load_task(f"{TOYS}:Toy"), seed=0),
+        levels,
+        SETTINGS,
+        training_levels=training_levels,
     )
-    # Levels that the task cannot make are passed over; beyond the first rung it ends without a
-    # right answer.
+    # Levels that the task cannot make are passed over; beyond the first training level the survey
+    # ends without a right answer.
     assert [row.level for row in found] == [3, 5]
     assert [group.problem.level for group in groups] == [3] * PROBLEMS + [5] * PROBLEMS
     assert [group.index for group in groups] == list(range(2 * PROBLEMS))
@@ -182,13 +182,23 @@ def test_survey_of_a_model(tiny_policy):
 
     # The seed of the run changes nothing, so that the tables of two runs can be compared.
     again, _ = survey(
-        tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=9), levels, SETTINGS, rungs=rungs
+        tiny_policy,
+        Supply(load_task(f"{TOYS}:Toy"), seed=9),
+        levels,
+        SETTINGS,
+        training_levels=training_levels,
     )
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in found]
 
-    # A rung that the task cannot make is the user's to know.
+    # A training level that the task cannot make is the user's to know.
     with pytest.raises(ZeroDivisionError):
-        survey(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), [1], SETTINGS, rungs=[1])
+        survey(
+            tiny_policy,
+            Supply(load_task(f"{TOYS}:Toy"), seed=0),
+            [1],
+            SETTINGS,
+            training_levels=[1],
+        )
 
 
 def test_problems_are_those_of_training():
@@ -278,7 +288,7 @@ def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeyp
     assert "pre-flight" not in capsys.readouterr().out
     assert_same_run(Path("runs/whole"), Path("runs/cut"))
     facts = yaml.safe_load(Path("runs/cut/config.yaml").read_text())["facts"]
-    assert facts["rungs"] == [3, 5, 10]
+    assert facts["training_levels"] == [3, 5, 10]
 
 
 def test_only_the_pre_flight(start, capsys):
@@ -290,12 +300,12 @@ def test_only_the_pre_flight(start, capsys):
     (decision,) = run.decisions
     assert [decision[name] for name in ("kind", "step", "from", "to")] == ["preflight", 0, 10, 3]
     figures = decision["figures"]
-    assert figures["start"] == 3 and figures["rungs"] == [3, 5, 10]
+    assert figures["start"] == 3 and figures["training_levels"] == [3, 5, 10]
     assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
     assert figures["perplexity"] is None  # the task has no plain texts
     assert len(run.groups(0, "preflight")) == 3 * PROBLEMS
     assert run.config["preflight"] == "only" and run.config["level"] == 10
-    assert run.config["facts"]["rungs"] == [3, 5, 10]
+    assert run.config["facts"]["training_levels"] == [3, 5, 10]
     assert not run.metrics and not run.evals and not run.steps()
     assert inspect.main(["runs/a", "group", "0", "1", "--kind", "preflight"]) == 0
     assert report.main(["runs/a"]) == 0
@@ -324,27 +334,29 @@ def test_imitation_is_announced_where_no_level_is_within_reach(start, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "rungs"),
+    ("flags", "levels"),
     [
         (["--level", "10", "--no-ramp"], [10]),
         (["--curriculum", "5,10"], [3, 5, 10]),
         (["--level", "3"], [3]),
     ],
 )
-def test_the_levels_of_other_curricula(start, flags, rungs):
+def test_the_levels_of_other_curricula(start, flags, levels):
     assert start("a", *flags, "--preflight", "only") == 0
-    assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]["rungs"] == rungs
+    assert (
+        yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]["training_levels"] == levels
+    )
 
 
 @pytest.mark.parametrize(
-    ("flags", "rungs", "surveyed"),
+    ("flags", "levels", "surveyed"),
     [
         (["--level", "6"], [6], [3, 4, 6]),  # that level alone
         (["--curriculum", "4,6"], [3, 4, 6], [3, 4]),
         ([], [7], [3, 4, 6, 7]),  # all levels as they come
     ],
 )
-def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, rungs, surveyed):
+def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, levels, surveyed):
     toy = load_task(f"{TOYS}:Toy")
     problems = [
         problem_at(toy, seed=0, split="train", level=level, index=index)
@@ -355,7 +367,9 @@ def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, rungs, su
     assert start("a", *flags, "--dataset", "set.jsonl", "--preflight", "only") == 0
     (decision,) = read_metrics("runs/a/curriculum.jsonl")
     found = decision["figures"]
-    assert found["rungs"] == rungs and [row["level"] for row in found["levels"]] == surveyed
+    assert (
+        found["training_levels"] == levels and [row["level"] for row in found["levels"]] == surveyed
+    )
     assert {row["groups"] for row in found["levels"]} == {3}  # there are no more
     keys = {group.problem.key for group in load_run("runs/a").groups(0, "preflight")}
     assert keys <= {problem.key for problem in problems}

@@ -74,7 +74,11 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
         drawn = groups or [
             varied,
             group(
-                ("a b c d", 1.0), ("a b c d", 1.0), verdict="solved", action="skip", trap="copies A"
+                ("a b c d", 1.0),
+                ("a b c d", 1.0),
+                class_name="solved",
+                action="skip",
+                trap="copies A",
             ),
         ]
         write_rollouts(folder / "rollouts" / f"step-{step:06d}.jsonl.zst", drawn, step=step)
@@ -403,10 +407,10 @@ def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():
     assert packed["texts"][0]["logprobs"] == [-75, -12]  # -0.5 - 0.25; -0.125, rounded to even
 
 
-def test_spread():
-    assert [list(report.spread(n)) for n in (0, 1, 2, 3)] == [[], [0], [0, 1], [0, 2, 1]]
+def test_evenly_spaced():
+    assert [list(report.evenly_spaced(n)) for n in (0, 1, 2, 3)] == [[], [0], [0, 1], [0, 2, 1]]
     for n in range(50):
-        assert sorted(report.spread(n)) == list(range(n))
+        assert sorted(report.evenly_spaced(n)) == list(range(n))
 
 
 def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):

@@ -93,7 +93,7 @@ def test_any_value_reaches_a_floor_of_zero():
 
 
 def test_the_rule_of_promotion_by_held_out_problems():
-    """True means of 0.9 and less almost never pass, in ten independent looks; 0.985 and more soon
+    """True means of 0.9 and less almost never pass, in ten independent checks; 0.985 and more soon
     do. Rates, exactly.
     """
     chances = {mean: once(bernoulli, mean, 128, 0.97, 0) for mean in (0.85, 0.9, 0.985, 0.995)}

@@ -127,7 +127,7 @@ def test_rollout_lines_hold_what_the_readme_says(tmp_path):
         "task",
         "level",
         "temperature",
-        "verdict",
+        "class",
         "action",
         "trap",
         "problem",

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from grpo import trainer as trainer_module
 from grpo.config import Config
-from grpo.curriculum.ladder import Curriculum
+from grpo.curriculum.ladder import Ladder
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import StepSummary
 from grpo.rollout.generate import budget_for
-from grpo.trainer import Trainer, _Clock, step_summary
+from grpo.trainer import Trainer
+from grpo.training.metrics import StepTimer, step_summary
 from tasks.base import Problem, Score, UserError, key_of
 from tasks.supply import Supply
 
@@ -57,7 +58,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         **{"steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
     )
     trainer = Trainer(config, kind(odd, stuck), policy)
-    trainer.task.drawn = {trainer.supply.at(index, 1).key: index for index in range(20)}
+    trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 
 
@@ -113,7 +114,7 @@ def test_kept_groups_stay_in_the_denominator(tiny_model):
 @pytest.fixture()
 def every_loss_is_lost_diversity(monkeypatch):
     """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
-    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.verdict != "varied")
+    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.class_name != "varied")
 
 
 def test_ties_are_drawn_again_at_the_base_temperature(tiny_policy):
@@ -191,7 +192,9 @@ def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted,
         tiny_policy, prompts=2, dynamic_sampling=wanted
     )  # one of each two prompts varies; four times two are the most
     report = trainer.step()
-    assert [group.index for group in report.groups] == list(range(drawn)) and trainer.drawn == drawn
+    assert [group.index for group in report.groups] == list(
+        range(drawn)
+    ) and trainer.stream.next_index == drawn
     assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
     assert all(bool(group.advantages) == (group.index % 2 == 0) for group in report.groups)
     assert trainer.step().groups[0].index == drawn  # no problem comes twice
@@ -279,7 +282,7 @@ def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
     )
     assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
     for trainer in (one, two):
-        trainer.drawn = 8
+        trainer.stream.next_index = 8
     assert one.problems(3) == two.problems(3)
     assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
 
@@ -292,7 +295,10 @@ def test_a_step_takes_the_prompts_that_its_tokens_allow_and_none_comes_twice(tin
         [0, 1],
         [2, 3],
     ]
-    assert second.metrics["groups/count"] == 2 and trainer.drawn == len(trainer.seen) == 4
+    assert (
+        second.metrics["groups/count"] == 2
+        and trainer.stream.next_index == len(trainer.stream.seen) == 4
+    )
     counts = {
         tokens: len(trainer_for(tiny_policy, step_tokens=tokens).problems(1))
         for tokens in (1, 96, 191, 192, 383, 384, 9999)
@@ -305,14 +311,14 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
         Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)
     ]
     trainer = trainer_for(tiny_policy, prompts=2)
-    trainer.supply = Supply(trainer.task, seed=0, dataset=problems)
-    trainer.supply.at = lambda index, level: problems[index]
+    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.stream.supply.at = lambda index, level: problems[index]
     trainer.task.drawn = {problem.key: 0 for problem in problems}
     reports = [trainer.step() for _ in range(2)]
     assert [[group.index for group in report.groups] for report in reports] == [
         [0, 3],
         [4, 6],
-    ] and trainer.drawn == 7
+    ] and trainer.stream.next_index == 7
 
 
 def test_the_largest_budget_counts(tiny_policy):
@@ -321,11 +327,11 @@ def test_the_largest_budget_counts(tiny_policy):
         budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems
     ]
     trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=None)
-    assert sum(budgets) < 3 * budgets[1] - 1 and trainer.affordable(problems) == 2
+    assert sum(budgets) < 3 * budgets[1] - 1 and trainer.stream.affordable(problems) == 2
     assert (
-        trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=None).affordable(
-            problems
-        )
+        trainer_for(
+            tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=None
+        ).stream.affordable(problems)
         == 3
     )
 
@@ -371,7 +377,7 @@ def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
 
 def test_on_a_ladder_cosine_begins_at_the_last_level(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=7, warmup=1, schedule="cosine")
-    trainer.curriculum = Curriculum([3, 5, 10])
+    trainer.curriculum = Ladder([3, 5, 10])
     shares = []
     for step in range(1, 8):
         shares.append(round(trainer.lr_factor(step), 4))
@@ -384,7 +390,7 @@ def test_on_a_ladder_cosine_begins_at_the_last_level(tiny_policy):
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
 def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
     config = Config(steps=steps, warmup=warmup, schedule="cosine")
-    trainer = SimpleNamespace(config=config, curriculum=Curriculum([10]))
+    trainer = SimpleNamespace(config=config, curriculum=Ladder([10]))
     shares = [Trainer.lr_factor(trainer, step) for step in range(1, steps + 1)]
     peak = shares.index(max(shares))
     assert shares[peak] == 1.0 and all(0 < share <= 1 for share in shares)
@@ -400,19 +406,22 @@ def test_state_survives_json(tiny_policy):
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.state() == trainer.state() and other.done == 1
     assert (
-        list(other.seen) == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)]
-        and other.drawn == 4
+        list(other.stream.seen)
+        == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)]
+        and other.stream.next_index == 4
     )
 
 
 def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
     true = {
         (g.index, i): score
-        for g in trainer_for(tiny_policy).rollout(1, trainer_for(tiny_policy).problems(1), _Clock())
+        for g in trainer_for(tiny_policy).rollout(
+            1, trainer_for(tiny_policy).problems(1), StepTimer()
+        )
         for i, score in enumerate(g.scores)
     }
     trainer = trainer_for(tiny_policy, control="shuffled-rewards")
-    groups = trainer.rollout(1, trainer.problems(1), _Clock())
+    groups = trainer.rollout(1, trainer.problems(1), StepTimer())
     paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
     assert sorted(score.reward for score in paid.values()) == sorted(
         score.reward for score in true.values()
@@ -429,7 +438,7 @@ def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(t
         for g in range(4)
     )
     again = trainer_for(tiny_policy, control="shuffled-rewards")
-    assert [g.rewards for g in again.rollout(1, again.problems(1), _Clock())] == [
+    assert [g.rewards for g in again.rollout(1, again.problems(1), StepTimer())] == [
         g.rewards for g in groups
     ]
 
@@ -458,11 +467,11 @@ class Penalised(Forced):
         ]
 
 
-@pytest.mark.parametrize("odd, verdict", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
-def test_groups_are_judged_on_the_scale_of_the_task(tiny_policy, odd, verdict):
+@pytest.mark.parametrize("odd, class_name", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
+def test_groups_are_judged_on_the_scale_of_the_task(tiny_policy, odd, class_name):
     trainer = trainer_for(tiny_policy, odd=odd, kind=Penalised)
-    judged = Counter(group.verdict for group in trainer.step().groups)
-    assert judged == {"varied": 2, verdict: 2}
+    judged = Counter(group.class_name for group in trainer.step().groups)
+    assert judged == {"varied": 2, class_name: 2}
 
 
 def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
@@ -477,7 +486,7 @@ def test_a_real_run_is_not_marked(tiny_policy):
 def test_repeated_problems_are_counted(tiny_policy):
     problems = [Problem("forced", 1, "p", "x", str(i)) for i in range(6)]
     trainer = trainer_for(tiny_policy)
-    trainer.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
     trainer.task.drawn = {problem.key: 0 for problem in problems}
     first, second = (trainer.step().metrics for _ in range(2))
     assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
@@ -514,7 +523,7 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
     )
     assert (
         report.events[len(tried) - 2]
-        == "out of memory: activations are computed twice from now on (the gradient is the same)"
+        == "out of memory: gradient checkpointing from now on (the gradient is the same)"
     )
     with pytest.raises(
         UserError, match="out of memory in the update of a single completion of .* tokens"
@@ -559,5 +568,5 @@ def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):
         asked.append(trainer.seems_solved)
     # after three solved steps, then every promote_every steps while it lasts
     assert asked == [False, False, True, False, True, False, True]
-    trainer.curriculum.rungs.append(2)
+    trainer.curriculum.levels.append(2)
     assert not trainer.seems_solved

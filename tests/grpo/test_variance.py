@@ -4,13 +4,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.records import Completion, Group
-from grpo.spread import histogram
+from grpo.group_metrics import histogram
+from grpo.records import CLASSES, Completion, Group
 from grpo.variance import (
-    CLASSES,
     REMEDIES,
     TRAP_REMEDY,
     VarianceMonitor,
+    VarianceSettings,
     classify,
     common_trap,
     lost_diversity,
@@ -20,11 +20,11 @@ from tasks.base import Problem, Score
 PROBLEM = Problem("t", 1, "p", "x", "k")
 
 
-def group(verdict, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
+def group(class_name, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
     """A group of eight completions: one text if it is identical or solved, else eight, or
     `distinct`.
     """
-    distinct = distinct or (1 if verdict in ("identical", "solved") else 8)
+    distinct = distinct or (1 if class_name in ("identical", "solved") else 8)
     texts = [str(min(i, distinct - 1)) for i in range(8)]
     return Group(
         0,
@@ -34,13 +34,17 @@ def group(verdict, action="keep", attempt=0, tokens=3, distinct=None, finish="st
         [Completion((1,) * tokens, (0.0,) * tokens, text, finish) for text in texts],
         attempt,
         [Score(0.5)] * 8,
-        verdict,
+        class_name,
         action,
     )
 
 
+def monitor_for(on_degenerate, **settings):
+    return VarianceMonitor(VarianceSettings(on_degenerate, **settings))
+
+
 def step(level=1, **counts):
-    return [group(verdict, level=level) for verdict, n in counts.items() for _ in range(n)]
+    return [group(class_name, level=level) for class_name, n in counts.items() for _ in range(n)]
 
 
 def scored(*traps, attempt=0, level=1, paid=0.5, value=0.25):
@@ -71,7 +75,7 @@ def alarms(monitor, steps):
 
 
 @pytest.mark.parametrize(
-    "rewards, texts, verdict",
+    "rewards, texts, class_name",
     [
         ([0.1, 0.2], ["a", "b"], "varied"),
         (
@@ -86,8 +90,8 @@ def alarms(monitor, steps):
         ([0.5, 0.5], ["a", "b"], "tied"),
     ],
 )
-def test_classes_by_hand(rewards, texts, verdict):
-    assert classify(rewards, texts, threshold=0) == verdict
+def test_classes_by_hand(rewards, texts, class_name):
+    assert classify(rewards, texts, threshold=0) == class_name
 
 
 def test_threshold_catches_near_ties():
@@ -100,13 +104,13 @@ def test_threshold_catches_near_ties():
     st.sampled_from(["keep", "skip", "resample"]),
 )
 def test_only_lost_diversity_raises_the_temperature(steps, policy):
-    monitor = VarianceMonitor(policy, temperature=0.8)
-    for verdicts in steps:
+    monitor = monitor_for(policy, temperature=0.8)
+    for class_names in steps:
         before = monitor.temperature
-        groups = [group(verdict) for verdict in verdicts]
+        groups = [group(class_name) for class_name in class_names]
         monitor.observe(groups)
-        identical = verdicts.count("identical") / len(verdicts)
-        failing = sum(v in ("failed", "tied") for v in verdicts) / len(verdicts)
+        identical = class_names.count("identical") / len(class_names)
+        failing = sum(v in ("failed", "tied") for v in class_names) / len(class_names)
 
         assert 0.8 <= monitor.temperature <= 0.8 * 1.5
         assert monitor.temperature <= before or (identical >= 0.5 and policy != "keep")
@@ -115,13 +119,15 @@ def test_only_lost_diversity_raises_the_temperature(steps, policy):
         if 0.25 < identical < 0.5 and failing < 0.5:  # hysteresis
             assert monitor.temperature == before
         for each in groups:
-            hotter = each.verdict == "identical"
+            hotter = each.class_name == "identical"
             assert 0.8 <= monitor.retry_temperature(each) <= 0.8 * 1.5
             assert hotter or monitor.retry_temperature(each) == 0.8
 
 
 def test_temperature_rises_and_returns_by_hand():
-    monitor = VarianceMonitor("skip", temperature=1.0, heat=1.2, cool=1.1, ceiling=1.5)
+    monitor = monitor_for(
+        "skip", temperature=1.0, temperature_factor=1.2, cooling=1.1, temperature_ceiling=1.5
+    )
     seen = []
     for counts in (
         dict(identical=2, varied=2),
@@ -143,7 +149,7 @@ def test_temperature_rises_and_returns_by_hand():
 
 
 @pytest.mark.parametrize(
-    "verdict, distinct, lost",
+    "class_name, distinct, lost",
     [
         ("identical", 1, True),
         ("failed", 2, True),  # two texts of eight: a quarter
@@ -154,23 +160,25 @@ def test_temperature_rises_and_returns_by_hand():
         ("solved", 1, False),
     ],
 )
-def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(verdict, distinct, lost):
-    assert lost_diversity(group(verdict, distinct=distinct)) == lost
-    monitor = VarianceMonitor("skip", temperature=1.0)
-    monitor.observe([group(verdict, distinct=distinct)] * 4)
+def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(class_name, distinct, lost):
+    assert lost_diversity(group(class_name, distinct=distinct)) == lost
+    monitor = monitor_for("skip", temperature=1.0)
+    monitor.observe([group(class_name, distinct=distinct)] * 4)
     assert (monitor.temperature > 1) == lost
 
 
 def test_tries_get_hotter_only_where_diversity_was_lost():
-    monitor = VarianceMonitor("resample", temperature=1.0, heat=1.2, ceiling=1.5)
+    monitor = monitor_for(
+        "resample", temperature=1.0, temperature_factor=1.2, temperature_ceiling=1.5
+    )
     tries = [monitor.retry_temperature(group("identical", attempt=n)) for n in range(3)]
     assert tries == pytest.approx([1.2, 1.44, 1.5])
     monitor.temperature = 1.3
     assert monitor.retry_temperature(group("failed")) == 1.0
 
 
-def test_later_tries_neither_heat_nor_alarm():
-    monitor = VarianceMonitor("resample", temperature=1.0, alarm_steps=2)
+def test_later_tries_neither_raise_the_temperature_nor_alarm():
+    monitor = monitor_for("resample", temperature=1.0, alarm_steps=2)
     tries = [group("identical", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
     # one first try of four collapsed; of all twelve groups it would be three quarters
     said = [monitor.observe(step(varied=3, identical=1) + tries) for _ in range(4)]
@@ -179,31 +187,31 @@ def test_later_tries_neither_heat_nor_alarm():
 
 def test_only_the_named_level_counts():
     groups = step(level=10, solved=12) + step(level=25, identical=4)
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
     assert monitor.observe(groups, 25) and monitor.temperature > 1
     (line,) = [line for line in monitor.observe(groups, 25) if line.startswith("ALARM")]
     assert "100% identical" in line and monitor.collapse == [line]
 
-    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor = monitor_for("skip", temperature=1.0)
     monitor.observe(groups, 50)  # nothing at that level: all groups count
     assert monitor.temperature == 1.0
 
 
 @given(st.sampled_from(CLASSES), st.integers(0, 5), st.integers(0, 4))
-def test_decisions(verdict, attempt, retries):
-    kept = VarianceMonitor("keep", temperature=1.0, retries=retries).decide(verdict, attempt)
-    skipped = VarianceMonitor("skip", temperature=1.0, retries=retries).decide(verdict, attempt)
-    again = VarianceMonitor("resample", temperature=1.0, retries=retries).decide(verdict, attempt)
+def test_decisions(class_name, attempt, retries):
+    kept = monitor_for("keep", temperature=1.0, retries=retries).decide(class_name, attempt)
+    skipped = monitor_for("skip", temperature=1.0, retries=retries).decide(class_name, attempt)
+    again = monitor_for("resample", temperature=1.0, retries=retries).decide(class_name, attempt)
     assert kept == "keep"
-    assert skipped == ("keep" if verdict == "varied" else "skip")
-    if verdict == "varied":
+    assert skipped == ("keep" if class_name == "varied" else "skip")
+    if class_name == "varied":
         assert again == "keep"
     else:
-        assert again == ("resample" if verdict != "solved" and attempt < retries else "skip")
+        assert again == ("resample" if class_name != "solved" and attempt < retries else "skip")
 
 
 def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=3)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=3)
     said = alarms(monitor, [step(identical=3, varied=1)] * 24)
     due = {3: 3, 6: 6, 12: 12, 24: 24}  # step: for how long it has lasted
     assert [number for number, lines in enumerate(said, 1) if lines] == list(due)
@@ -220,7 +228,7 @@ def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
 
 
 def test_one_alarm_does_not_hide_another():
-    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor = monitor_for("skip", temperature=1.0)
     first = alarms(monitor, [step(solved=16)] * 5)
     assert REMEDIES["solved"] in first[-1][0]
     # the next level fails throughout, and an eighth of the groups still replays the solved one
@@ -230,7 +238,7 @@ def test_one_alarm_does_not_hide_another():
 
 
 def test_a_cause_that_returns_is_alarmed_again():
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
     (_, first) = alarms(monitor, [step(failed=4)] * 2)
     assert alarms(monitor, [step(failed=1, varied=3)] * 2) == [[], []]  # down to the release share
     (_, second) = alarms(monitor, [step(failed=4)] * 2)
@@ -238,7 +246,7 @@ def test_a_cause_that_returns_is_alarmed_again():
 
 
 def test_truncated_completions_are_alarmed():
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
     cut, whole = group("varied", finish="length"), group("varied")
     assert alarms(monitor, [[cut, whole]] * 4) == [[]] * 4  # half of them
     said = alarms(monitor, [[cut, cut, cut, whole]] * 2)
@@ -247,7 +255,7 @@ def test_truncated_completions_are_alarmed():
 
 
 def test_the_ledger_adds_up():
-    monitor = VarianceMonitor("resample", temperature=1.0)
+    monitor = monitor_for("resample", temperature=1.0)
     groups = [
         group("tied", "resample", 0, 5),
         group("tied", "skip", 1, 7),
@@ -286,7 +294,7 @@ def test_the_trap_of_a_group_holds_half_of_it(traps, common):
 
 
 def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=5)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=5)
     steps = [
         trapped(0.9),
         trapped(0.9),
@@ -305,7 +313,7 @@ def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
 
 
 def test_the_alarm_of_a_trap_lasts_until_it_clears():
-    monitor = VarianceMonitor("skip", temperature=1.0, alarm_steps=2)
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
     # 0.4 is no longer most, but does not clear the alarm; 0.2 does
     shares = [0.5, 0.5, 0.4, 0.9, 0.9, 0.2, 0.9, 0.9]
     said = alarms(monitor, [trapped(share) for share in shares])
@@ -333,30 +341,28 @@ def test_the_alarm_of_a_trap_lasts_until_it_clears():
     ],
 )
 def test_no_alarm_without_a_lasting_trap(steps):
-    assert alarms(VarianceMonitor("skip", temperature=1.0, alarm_steps=3), steps) == [[]] * len(
-        steps
-    )
+    assert alarms(monitor_for("skip", temperature=1.0, alarm_steps=3), steps) == [[]] * len(steps)
 
 
 @given(st.integers(0, 12), st.floats(0.5, 1))
 def test_a_collapse_is_said_within_ten_steps(before, share):
-    monitor = VarianceMonitor("skip", temperature=1.0)  # as the trainer makes it
+    monitor = monitor_for("skip", temperature=1.0)  # as the trainer makes it
     assert not any(alarms(monitor, [trapped(0.1)] * before))
     assert any(alarms(monitor, [trapped(share)] * 10))
-    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor = monitor_for("skip", temperature=1.0)
     assert not any(alarms(monitor, [step(varied=4)] * before))
     assert any(alarms(monitor, [step(tied=3, varied=1)] * 10))
 
 
 def test_figures_of_traps_and_levels_by_hand():
-    monitor = VarianceMonitor("skip", temperature=1.0)
+    monitor = monitor_for("skip", temperature=1.0)
     groups = [
         scored("a", "a", "a", None, level=10),
         scored("a", "b", None, None, level=25),
         scored("b", "b", "b", "b", level=25),
         scored("c", "c", "c", "c", level=25, attempt=1),
     ]
-    groups[2].verdict = "tied"
+    groups[2].class_name = "tied"
     metrics = monitor.metrics(groups)
     assert {name: value for name, value in metrics.items() if name.startswith("traps/")} == {
         "traps/a": 4 / 12,
@@ -411,9 +417,7 @@ def test_a_bin_holds_its_upper_bound():
 )
 @example([(0.9, "a")] * 6, 4)  # what was said is not said again before it is due
 def test_the_watch_for_traps_goes_on_identically(steps, cut):
-    whole, first, second = (
-        VarianceMonitor("skip", temperature=1.0, alarm_steps=3) for _ in range(3)
-    )
+    whole, first, second = (monitor_for("skip", temperature=1.0, alarm_steps=3) for _ in range(3))
     made = [trapped(*step) for step in steps]
     said, _ = alarms(whole, made[:cut]), alarms(first, made[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -429,16 +433,16 @@ def test_the_watch_for_traps_goes_on_identically(steps, cut):
 def test_state_goes_on_identically(steps, data):
     cut = data.draw(st.integers(0, len(steps) - 1))
     whole, first = (
-        VarianceMonitor("skip", temperature=1.0),
-        VarianceMonitor("skip", temperature=1.0),
+        monitor_for("skip", temperature=1.0),
+        monitor_for("skip", temperature=1.0),
     )
-    for verdicts in steps[:cut]:
-        whole.observe([group(v) for v in verdicts])
-        first.observe([group(v) for v in verdicts])
-    second = VarianceMonitor("skip", temperature=1.0)
+    for class_names in steps[:cut]:
+        whole.observe([group(v) for v in class_names])
+        first.observe([group(v) for v in class_names])
+    second = monitor_for("skip", temperature=1.0)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for verdicts in steps[cut:]:
-        assert whole.observe([group(v) for v in verdicts]) == second.observe(
-            [group(v) for v in verdicts]
+    for class_names in steps[cut:]:
+        assert whole.observe([group(v) for v in class_names]) == second.observe(
+            [group(v) for v in class_names]
         )
     assert whole.state_dict() == second.state_dict()

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
 from grpo.variance import REMEDIES
-from grpo.verdict import MIN_STEPS, Progress, reach_verdict, values_by_problem
+from grpo.verdict import MIN_STEPS, HeldOutScores, Progress, reach_verdict, values_by_problem
 from tasks.base import Problem, Score
 
 
-def group(verdict="varied", action="keep", attempt=0, key="k", level=1, value=0.5):
+def group(class_name="varied", action="keep", attempt=0, key="k", level=1, value=0.5):
     return Group(
         0,
         Problem("t", level, "p", "x", key),
@@ -21,8 +21,8 @@ def group(verdict="varied", action="keep", attempt=0, key="k", level=1, value=0.
         1.0,
         [Completion((1,), (0.0,), "x", "stop")] * 2,
         attempt,
-        [Score(0.0 if verdict == "failed" else value)] * 2,
-        verdict,
+        [Score(0.0 if class_name == "failed" else value)] * 2,
+        class_name,
         action,
     )
 
@@ -44,8 +44,7 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
     problems = [str(number) for number in range(len(before))]
     return reach_verdict(
         25,
-        dict(zip(problems, before)),
-        dict(zip(problems, after)),
+        HeldOutScores(dict(zip(problems, before)), dict(zip(problems, after))),
         metrics(steps),
         was_solved=was_solved,
         stopped=stopped,
@@ -77,7 +76,7 @@ def test_verdicts_by_hand(before, after, options, kind, exit_status):
 def test_the_same_problems_are_compared():
     before = {"a": 0.2, "b": 0.4, "trained on since": 0.0}
     after = {"b": 0.5, "a": 0.4, "new": 1.0}
-    verdict = reach_verdict(10, before, after, metrics(2), was_solved=False)
+    verdict = reach_verdict(10, HeldOutScores(before, after), metrics(2), was_solved=False)
     assert verdict.n == 2
     assert (verdict.before, verdict.after) == pytest.approx((0.3, 0.45))
     assert verdict.difference == pytest.approx(0.15)
@@ -91,7 +90,7 @@ def test_values_are_those_of_one_level():
 def test_the_figures_of_a_verdict_and_how_they_read():
     lines = metrics(60, updated=41, wasted=4800, clipped=0.25)
     values = {str(n): 0.0 for n in range(100)}, {str(n): 0.9 for n in range(100)}
-    verdict = reach_verdict(25, *values, lines, was_solved=False)
+    verdict = reach_verdict(25, HeldOutScores(*values), lines, was_solved=False)
     assert (verdict.steps, verdict.updated, verdict.untaught) == (60, 41, 0.8)
     said = verdict.lines("similarity", "words")
     assert said[0].startswith("LEARNED: held-out similarity at 25 words 0.000 → 0.900, difference")
@@ -110,11 +109,13 @@ def test_what_imitation_came_to_is_no_learning_by_reinforcement():
     """
     untrained, imitated = {str(n): 0.0 for n in range(64)}, {str(n): 0.4 for n in range(64)}
     learned = {str(n): 0.9 for n in range(64)}
-    same = reach_verdict(10, untrained, imitated, metrics(60), was_solved=False, imitated=imitated)
+    scores = HeldOutScores(untrained, imitated, imitated)
+    same = reach_verdict(10, scores, metrics(60), was_solved=False)
     assert same.kind == "not learned" and same.exit_status == 3 and same.difference == 0
     assert same.before == 0 and same.imitated == pytest.approx(0.4)
 
-    more = reach_verdict(10, untrained, learned, metrics(60), was_solved=False, imitated=imitated)
+    scores = HeldOutScores(untrained, learned, imitated)
+    more = reach_verdict(10, scores, metrics(60), was_solved=False)
     assert more.kind == "learned" and more.difference == pytest.approx(0.5)
     assert (
         "10 words 0.000 → 0.400 by imitation → 0.900, reinforcement added +0.500"

@@ -17,7 +17,7 @@ from grpo.curriculum.preflight import Start
 from grpo.curriculum.warm_start import (
     ANSWERS,
     ENOUGH,
-    LOOK_EVERY,
+    VALIDATE_EVERY,
     most_updates,
     right_answer,
     warm_start,
@@ -42,7 +42,7 @@ def one_policy(tiny_model):
     return load_policy(str(tiny_model), device="cpu")
 
 
-def group(exact=(), *, level=2, verdict="varied", attempt=0):
+def group(exact=(), *, level=2, class_name="varied", attempt=0):
     """A group whose completions are right or wrong as `exact` says."""
     return Group(
         0,
@@ -52,7 +52,7 @@ def group(exact=(), *, level=2, verdict="varied", attempt=0):
         [Completion((3,), (-0.5,), f" {i}", "stop") for i in range(len(exact))],
         attempt,
         [Score(float(right), exact=right) for right in exact],
-        verdict=verdict,
+        class_name=class_name,
     )
 
 
@@ -91,7 +91,7 @@ def test_the_right_answer_is_a_completion_that_ends(one_policy):
 
 
 def counted(scores):
-    """A warm start whose looks return `scores` one after the other, and what it drew."""
+    """A warm start whose validations return `scores` one after the other, and what it drew."""
     drawn = []
 
     def draw(size):
@@ -99,26 +99,30 @@ def counted(scores):
         completion = Completion((1, 2, 3), (0.0,) * 3, "x", "stop", True)
         return [replace(group(), completions=[completion]) for _ in range(size)]
 
-    looks = iter(scores)
+    checks = iter(scores)
     return drawn, lambda limit: warm_start(
-        draw, lambda groups: {"loss": 1.0}, lambda: next(looks), limit
+        draw, lambda groups: {"loss": 1.0}, lambda: next(checks), limit
     )
 
 
 def test_imitation_ends_as_soon_as_the_policy_earns_something():
     drawn, run = counted([0.05, 0.2, ENOUGH, 0.9])
     made, answers = run(100)
-    assert made.updates == 2 * LOOK_EVERY and made.score == ENOUGH
-    assert made.answers == len(answers) == sum(drawn) == 2 * LOOK_EVERY * ANSWERS
+    assert made.updates == 2 * VALIDATE_EVERY and made.score == ENOUGH
+    assert made.answers == len(answers) == sum(drawn) == 2 * VALIDATE_EVERY * ANSWERS
     assert made.tokens == 3 * made.answers and len(made.losses) == made.updates
-    assert made.looks == [[0, 0.05], [LOOK_EVERY, 0.2], [2 * LOOK_EVERY, ENOUGH]]
+    assert made.validation_scores == [
+        [0, 0.05],
+        [VALIDATE_EVERY, 0.2],
+        [2 * VALIDATE_EVERY, ENOUGH],
+    ]
 
 
 def test_imitation_ends_at_its_share_of_the_run():
     _, run = counted([0.0] * 9)
-    made, _ = run(LOOK_EVERY + 1)
-    assert made.updates == LOOK_EVERY + 1 and "spent" in made.why
-    assert made.looks[-1][0] == LOOK_EVERY + 1
+    made, _ = run(VALIDATE_EVERY + 1)
+    assert made.updates == VALIDATE_EVERY + 1 and "spent" in made.why
+    assert made.validation_scores[-1][0] == VALIDATE_EVERY + 1
 
 
 def test_a_policy_that_earns_something_is_not_imitating():
@@ -129,7 +133,7 @@ def test_a_policy_that_earns_something_is_not_imitating():
 
 def test_the_share_of_the_run_is_a_twentieth():
     assert most_updates(400, 256) == int(0.05 * 400 * 256 / ANSWERS) == 160
-    assert most_updates(1, 4) == LOOK_EVERY
+    assert most_updates(1, 4) == VALIDATE_EVERY
 
 
 def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
@@ -163,13 +167,13 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
     scores = iter([0.0, 1.0])
     answers = trainer.imitate(lambda: next(scores))
     keys = [one.problem.key for one in answers]
-    assert len(keys) == LOOK_EVERY * ANSWERS and set(keys) == trainer.seen.keys()
-    assert trainer.problems(1)[0][0] == trainer.drawn > answers[-1].index
+    assert len(keys) == VALIDATE_EVERY * ANSWERS and set(keys) == trainer.stream.seen.keys()
+    assert trainer.problems(1)[0][0] == trainer.stream.next_index > answers[-1].index
 
     state = json.loads(json.dumps(trainer.state()))
     other = trainer_for(tiny_policy, "imitation", steps=1)
     other.restore(state)
-    assert other.started == trainer.started
+    assert other.imitation == trainer.imitation
 
 
 # What a run chooses.
@@ -231,7 +235,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monke
     run = load_run("runs/whole")
     (decision,) = [line for line in run.decisions if line["kind"] == "imitation"]
     figures = decision["figures"]
-    assert figures["updates"] == LOOK_EVERY and len(figures["losses"]) == LOOK_EVERY
+    assert figures["updates"] == VALIDATE_EVERY and len(figures["losses"]) == VALIDATE_EVERY
     (imitated,) = [line for line in run.evals if line["purpose"] == "imitation"]
     assert run.verdict["imitated"] == pytest.approx(imitated["mean"])
     assert run.verdict["difference"] == pytest.approx(run.verdict["after"] - imitated["mean"])

@@ -15,7 +15,7 @@ GROUP = {
     "temperature": 1.0,
     "problem": PROBLEM,
     "prompt_tokens": [1, 2],
-    "verdict": "varied",
+    "class": "varied",
     "action": "keep",
     "trap": None,
     "completions": [

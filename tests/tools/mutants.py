@@ -149,7 +149,7 @@ TABLE = {
         (
             "each rank judges by its own numbers",
             "check_step",
-            "ranks.add([norm])",
+            "ranks.all_reduce([norm])",
             "pass",
         ),
     ],
@@ -207,7 +207,7 @@ TABLE = {
         (
             "gradients of other ranks left out",
             "Optimizer.collect",
-            "self.ranks.add(gradients)",
+            "self.ranks.all_reduce(gradients)",
             "pass",
         ),
     ],
@@ -225,7 +225,7 @@ TABLE = {
             "state.setdefault(number, {})['master'] = master.detach()",
             "pass",
         ),
-        ("norm of one rank's part", "Optimizer.collect", "self.ranks.add([square])", "pass"),
+        ("norm of one rank's part", "Optimizer.collect", "self.ranks.all_reduce([square])", "pass"),
         (
             "gradients not clipped",
             "Optimizer.collect",
@@ -593,10 +593,10 @@ TABLE = {
             "sorted(declared)",
         ),
     ],
-    ("grpo/trainer.py", "test_start.py"): [
+    ("grpo/training/problems.py", "test_start.py"): [
         (
             "what an earlier run trained on may be evaluated",
-            "Trainer.begin_after",
+            "ProblemStream.begin_after",
             'dict.fromkeys(state["seen"])',
             "{}",
         ),
@@ -621,10 +621,10 @@ TABLE = {
             "(0.0, 1.0)",
         ),
         (
-            "heat only above the trigger",
+            "temperature raised only above the trigger",
             "VarianceMonitor._adjust_temperature",
-            "lost >= self.trigger",
-            "lost > self.trigger",
+            "lost >= settings.trigger",
+            "lost > settings.trigger",
         ),
         (
             "failing groups raise the temperature",
@@ -659,7 +659,7 @@ TABLE = {
         (
             "later tries counted",
             "VarianceMonitor.observe",
-            "[group for group in groups if group.attempt == 0]",
+            "first_tries(groups)",
             "list(groups)",
         ),
     ],
@@ -673,7 +673,12 @@ TABLE = {
     ],
     ("grpo/verdict.py", "grpo/test_verdict.py"): [
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
-        ("kept groups count as trained", "Progress.observe", "group.verdict == 'varied'", "True"),
+        (
+            "kept groups count as trained",
+            "Progress.observe",
+            "group.class_name == 'varied'",
+            "True",
+        ),
         (
             "different problems are compared",
             "reach_verdict",
@@ -713,39 +718,41 @@ TABLE = {
     ],
     ("grpo/curriculum/ladder.py", "grpo/test_curriculum.py"): [
         (
-            "back to a rung without a budget",
-            "Curriculum._must_step_back",
-            "self.rung > 0 and self.collapsed >= self._patience(self.rung) and (not "
-            "self._is_spent(self.rung - 1))",
-            "self.rung > 0 and self.collapsed >= self._patience(self.rung)",
+            "back to a level without a budget",
+            "Ladder._must_step_back",
+            "self.position > 0 and self.collapsed >= self._patience(self.position) and (not "
+            "self._is_spent(self.position - 1))",
+            "self.position > 0 and self.collapsed >= self._patience(self.position)",
         ),
-        ("scores of the old rung kept", "Curriculum._move", "self.recent.clear()", "pass"),
+        ("scores of the old level kept", "Ladder._move", "self.recent.clear()", "pass"),
         (
             "a lucky mean promotes",
-            "is_shown",
+            "reaches_mark",
             "mean >= mark and low >= mark - MARGIN",
             "mean >= mark",
         ),
         (
             "steps back ask for nothing more",
-            "Curriculum._patience",
-            "self.collapse_steps * 2 ** self.backs[rung]",
-            "self.collapse_steps",
+            "Ladder._patience",
+            "self.settings.collapse_steps * 2 ** self.steps_back[position]",
+            "self.settings.collapse_steps",
         ),
         (
             "seed and step added",
             "level_draws",
-            "f\"levels/{seed}/{step}{(f'/{drawn}' if drawn else '')}\"",
-            "f\"levels/{seed + step}{(f'/{drawn}' if drawn else '')}\"",
+            "f'levels/{seed}/{step}{later}'",
+            "f'levels/{seed + step}{later}'",
         ),
     ],
-    ("grpo/curriculum/preflight.py", "grpo/test_preflight.py"): [
+    ("grpo/curriculum/survey.py", "grpo/test_preflight.py"): [
         (
             "groups that vary are enough",
             "LevelSurvey.is_within_reach",
             "self.varied >= VARIED and self.any_exact >= ANY_EXACT",
             "self.varied >= VARIED",
         ),
+    ],
+    ("grpo/curriculum/preflight.py", "grpo/test_preflight.py"): [
         (
             "the easiest level within reach",
             "choose_start",
@@ -753,10 +760,10 @@ TABLE = {
             "min(reachable, key=lambda row: row.level)",
         ),
         (
-            "solved rungs left out before one out of reach",
+            "solved levels left out before one out of reach",
             "_past_the_solved",
             "solved if following and following.is_within_reach else solved - 1",
-            "min(solved, len(rungs) - 1)",
+            "min(solved, len(levels) - 1)",
         ),
     ],
     ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
@@ -769,8 +776,8 @@ TABLE = {
         (
             "imitation goes on when it is enough",
             "warm_start",
-            "made.score < ENOUGH and made.updates < limit",
-            "made.updates < limit",
+            "result.score < ENOUGH and result.updates < limit",
+            "result.updates < limit",
         ),
     ],
     ("grpo/learn/imitate.py", "grpo/test_ways.py"): [
@@ -781,7 +788,7 @@ TABLE = {
             "(batch.weights_R[:, None] * logp_RT).sum()",
         ),
     ],
-    ("grpo/spread.py", "grpo/test_variance.py"): [
+    ("grpo/group_metrics.py", "grpo/test_variance.py"): [
         (
             "a bin without its upper bound",
             "",
@@ -789,32 +796,43 @@ TABLE = {
             "from bisect import bisect_right as bisect_left",
         ),
     ],
-    ("grpo/trainer.py", "grpo/test_trainer.py"): [
+    ("grpo/learn/schedule.py", "grpo/test_trainer.py"): [
         (
             "cosine falls during the warm-up",
-            "Trainer.lr_factor",
+            "lr_factor",
             "math.pi * (step - start - 1) / (steps - start)",
             "math.pi * (step - 1) / steps",
         ),
         (
             "cosine falls on every level",
-            "Trainer.lr_factor",
-            "max(warmup, self.curriculum.steps_before_last)",
+            "lr_factor",
+            "max(warmup, cosine_start)",
             "warmup",
         ),
+    ],
+    ("grpo/training/sampler.py", "grpo/test_trainer.py"): [
         (
             "tries share their numbers",
-            "Trainer.sample",
+            "GroupSampler._keys",
             "sample_key(self.config.seed, step, index, sample, attempt)",
             "sample_key(self.config.seed, step, index, sample, 0)",
         ),
+    ],
+    ("grpo/training/problems.py", "grpo/test_trainer.py"): [
+        (
+            "last problem drawn again",
+            "ProblemStream.mark_seen",
+            "problems[-1][0] + 1",
+            "problems[-1][0]",
+        ),
+    ],
+    ("grpo/trainer.py", "grpo/test_trainer.py"): [
         (
             "skipped groups learned from",
             "Trainer.step",
             "[group for group in groups if group.action == 'keep']",
             "list(groups)",
         ),
-        ("last problem drawn again", "Trainer.step", "problems[-1][0] + 1", "problems[-1][0]"),
     ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
         (

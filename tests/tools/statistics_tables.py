@@ -2,9 +2,9 @@
 tests/tools/statistics_tables.py coverage`.
 
 coverage   how often the 95 % intervals hold the true value, and how wide they are
-heldout    how likely a held-out look promotes, by true mean and number of problems
+heldout    how likely a validation check promotes, by true mean and number of problems
 running    how likely the running mean promotes, by true mean and prompts a step
-ladder     the moves of a ladder whose second rung is out of reach
+ladder     the moves of a ladder whose second level is out of reach
 
 Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo.curriculum.ladder import PROMOTE_AT, Curriculum, is_shown
+from grpo.curriculum.ladder import PROMOTE_AT, Ladder, LadderSettings, reaches_mark
 from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval
 
@@ -186,7 +186,9 @@ def coverage(samples: int):
 def once(draw: Draw, mean: float, n: int, mark: float, samples: int) -> float:
     """Return the probability that n scores show that the `mark` is reached."""
     if draw is bernoulli:
-        passing = [is_shown(right / n, rate_interval(right, n).low, mark) for right in range(n + 1)]
+        passing = [
+            reaches_mark(right / n, rate_interval(right, n).low, mark) for right in range(n + 1)
+        ]
         return float(binomial(n, mean)[passing].sum())
 
     values_Sn = draw(np.random.default_rng(0), (samples, n), mean)
@@ -195,10 +197,10 @@ def once(draw: Draw, mean: float, n: int, mark: float, samples: int) -> float:
         return 0.0
     low_S, _ = mean_bounds(values_Sn)
     means_S = values_Sn.mean(axis=1)
-    return sum(is_shown(*pair, mark) for pair in zip(means_S, low_S)) / samples
+    return sum(reaches_mark(*pair, mark) for pair in zip(means_S, low_S)) / samples
 
 
-def chances_of_looks(n: int, mark: float, samples: int) -> Iterator[list[str]]:
+def chances_of_checks(n: int, mark: float, samples: int) -> Iterator[list[str]]:
     yield ["true mean", "0 or 1", "1 or beta(2, 2)", "0, 0.5 or 1", "beta, all short of 1"]
     for mean in (0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995):
         row = [f"{mean:g}"]
@@ -209,25 +211,25 @@ def chances_of_looks(n: int, mark: float, samples: int) -> Iterator[list[str]]:
 
 
 def heldout(samples: int):
-    """Print the probability that one look promotes, and that one of 3 or 10 looks does.
+    """Print the probability that one check promotes, and that one of 3 or 10 checks does.
 
-    Looks use the same problems and the same random numbers, so a policy that does not change gets
-    the same answers each time: its probability is that of one look, however often it is checked.
-    The other figures are for independent looks, the most that repetition can do.
+    Checks use the same problems and the same random numbers, so a policy that does not change gets
+    the same answers each time: its probability is that of one check, however often it is checked.
+    The other figures are for independent checks, the most that repetition can do.
     """
     mark = PROMOTE_AT["heldout"]
     for n in (64, 128, 256):
-        title = f"Promotion at {mark:g} by {n} problems, %, in 1 / 3 / 10 independent looks"
-        show(title, chances_of_looks(n, mark, samples))
+        title = f"Promotion at {mark:g} by {n} problems, %, in 1 / 3 / 10 independent checks"
+        show(title, chances_of_checks(n, mark, samples))
 
 
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
-    """Return the step at which a ladder climbs from its second rung by the running mean, or
+    """Return the step at which a ladder climbs from its second level by the running mean, or
     infinity.
     """
     rng = np.random.default_rng(seed)
-    ladder = Curriculum([10, 25, 50])
-    ladder.rung = 1
+    ladder = Ladder([10, 25, 50])
+    ladder.position = 1
     for step in range(1, steps + 1):
         groups = ladder.levels_for(seed, step, prompts).count(25)
         if ladder.observe(StepSummary(step, {25: draw(rng, (groups,), mean).tolist()})):
@@ -252,7 +254,7 @@ def chances_of_climbing(runs: int) -> Iterator[list[str]]:
 
 def running(samples: int):
     mark = PROMOTE_AT["running"]
-    title = f"Promotion at {mark:g} by the running mean (2nd rung, replay 0.25)"
+    title = f"Promotion at {mark:g} by the running mean (2nd level, replay 0.25)"
     show(f"{title}: % within 50 / 100 steps; median step", chances_of_climbing(samples // 5))
 
 
@@ -262,7 +264,7 @@ def running(samples: int):
 def moves_of_a_ladder() -> Iterator[list[str]]:
     yield ["replay", "moves", "step → level"]
     for replay in (0.0, 0.25):
-        curriculum, moves = Curriculum([10, 25], replay=replay), []
+        curriculum, moves = Ladder([10, 25], LadderSettings(replay=replay)), []
         for step in range(1, 201):
             levels = Counter(curriculum.levels_for(0, step, 16))
             values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}

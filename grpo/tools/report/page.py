@@ -289,7 +289,7 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     notable = sorted(marked & set(steps))
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
         for step in (
-            wanted[i] for i in spread(len(wanted))
+            wanted[i] for i in evenly_spaced(len(wanted))
         ):  # the first and the last of all steps always fit: there is half of the budget left
             if step not in kept:
                 text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
@@ -305,7 +305,7 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
     take.
     """
     chosen, used = {}, 40  # the frame
-    for number in spread(len(groups)):
+    for number in evenly_spaced(len(groups)):
         text = harmless_json(
             json.dumps(packed(groups[number], number, pieces), separators=(",", ":"))
         )
@@ -317,11 +317,11 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
     return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
 
 
-def spread(count: int) -> Iterator[int]:
+def evenly_spaced(count: int) -> Iterator[int]:
     """Yield 0 ... count - 1 so that those so far are always spread evenly: the ends, then the
     middles of ever smaller gaps.
 
-    >>> list(spread(5))
+    >>> list(evenly_spaced(5))
     [0, 4, 2, 1, 3]
     """
     yield from dict.fromkeys((0, count - 1)) if count else ()

@@ -12,7 +12,7 @@ const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show th
   { title: "Groups by class", note: "groups of a step; only varied ones carry a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
   { title: "Score and exact answers", note: "of the training completions", lines: { value: "score", exact: "share exact" } },
   { title: "Traps", note: "share of completions in a cheap strategy", traps: true },
-  { title: "Spread within groups", note: "standard deviation; share of groups without any", lines: { group_std: "spread", frac_reward_zero_std: "share without" } },
+  { title: "Reward within groups", note: "standard deviation; share of groups where it is zero", lines: { group_std: "standard deviation", frac_reward_zero_std: "share with zero" } },
   { title: "Different texts in a group", note: "mean number of distinct completions", lines: { distinct_completions: "distinct" } },
   { title: "Level", note: "of the curriculum", lines: { level: "level" }, shape: "hv" },
   { title: "Temperature", note: "of sampling", lines: { temperature: "temperature" } },
@@ -64,7 +64,7 @@ function tracesOf(spec, run = RUNS[state.run]) {
       for (const [purpose, symbol] of [["report", "circle"], ["promotion", "diamond-open"]]) {
         const points = one.evals.filter((point) => point.purpose === purpose && point.level === level), stroke = colour(MANY ? number : place);
         if (!points.length) continue;
-        const label = `${level}${purpose === "report" ? "" : " (look for promotion)"}`, dash = DASHES[place % DASHES.length];
+        const label = `${level}${purpose === "report" ? "" : " (validation check)"}`, dash = DASHES[place % DASHES.length];
         const bars = { type: "data", symmetric: false, array: points.map((point) => point.ci_high - point.mean), arrayminus: points.map((point) => point.mean - point.ci_low), color: stroke, thickness: 1.5, width: 4 };
         line(one, points.map((point) => point.mean), MANY ? `${one.name}, ${label}` : `level ${label}`, stroke, purpose === "report" ? dash : "dot",
           { x: points.map((point) => point.step), mode: "lines+markers", marker: { symbol, size: 8, color: stroke }, error_y: bars });

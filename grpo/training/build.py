@@ -1,0 +1,77 @@
+"""Builds the parts of a trainer from the configuration of the run, which is resolved."""
+
+from collections.abc import Callable, Sequence
+
+from grpo.config import Config
+from grpo.curriculum.interface import Curriculum
+from grpo.curriculum.ladder import Ladder, LadderSettings
+from grpo.distributed import Ranks
+from grpo.learn.optimizer import Optimizer, maker
+from grpo.learn.update import UpdateSettings
+from grpo.model.memory import optimizer_bytes
+from grpo.model.policy import Policy
+from grpo.variance import VarianceMonitor, VarianceSettings
+
+
+def build_curriculum(config: Config, levels: Sequence[int] = ()) -> Curriculum:
+    """Return the ladder that the configuration asks for, or one of other `levels`."""
+    promote_by, promote_at = config.promotion
+    settings = LadderSettings(
+        promote_by=promote_by,
+        promote_at=promote_at,
+        window=config.promote_window,
+        promote_every=config.promote_every,
+        replay=config.replay,
+        level_seconds=60 * config.level_minutes,
+        level_tokens=config.level_tokens,
+        stop=bool(config.curriculum) and config.stop_when_climbed,
+    )
+    return Ladder(list(levels) or config.levels, settings)
+
+
+def build_monitor(config: Config) -> VarianceMonitor:
+    """Return the variance monitor."""
+    settings = VarianceSettings(
+        on_degenerate=config.on_degenerate,
+        temperature=config.temperature,
+        threshold=config.variance_threshold,
+        retries=config.retries,
+        temperature_factor=config.temperature_factor,
+        temperature_ceiling=config.temperature_ceiling,
+    )
+    return VarianceMonitor(settings)
+
+
+def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
+    """Return the optimizer of the policy's parameters."""
+    assert config.learning_rate is not None, "the configuration is resolved"
+    make = maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay)
+    return Optimizer(policy.parameters, make, ranks=ranks, shard=config.shard)
+
+
+def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:
+    """Return the bytes that weights and optimizer state take on the device of this rank."""
+    return policy.weight_bytes + optimizer_bytes(
+        sum(p.numel() for p in policy.parameters),
+        policy.parameters[0].element_size(),
+        config.optimizer,
+        ranks.size if config.shard else 1,
+    )
+
+
+def update_settings(
+    config: Config, *, max_length: int, truncate: Callable | None
+) -> UpdateSettings:
+    """Return the settings of an update whose largest completion budget is `max_length` tokens."""
+    clip_low, clip_high = config.clips
+    return UpdateSettings(
+        kind=config.loss,
+        beta=config.beta,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        max_length=max_length,
+        max_grad_norm=config.max_grad_norm,
+        truncate=truncate,
+        importance_limit=config.importance_limit,
+        parity_limit=config.parity_limit,
+    )

@@ -1,0 +1,26 @@
+"""Right answers of the training stream, for the warm start (`grpo.curriculum.warm_start`)."""
+
+from grpo.curriculum.warm_start import right_answer
+from grpo.records import Group
+from grpo.training.problems import ProblemStream
+from tasks.base import is_right, scores_of
+
+
+def has_right_targets(stream: ProblemStream, level: int) -> bool:
+    """Return whether the target of the next problem is scored as right.
+
+    A task with continuous rewards may have targets that are no better than other texts.
+    """
+    _, problem = stream.at(stream.next_index, level)
+    (score,) = scores_of(stream.task, problem, [problem.target])
+    return is_right(score)
+
+
+def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
+    """Return the right answers of the next `size` problems, which then count as seen."""
+    groups: list[Group] = []
+    while len(groups) < size:
+        index, problem = stream.at(stream.next_index, level)
+        groups.append(right_answer(stream.policy, stream.task, index, problem))
+        stream.mark_seen([(index, problem)])
+    return groups

@@ -1,0 +1,77 @@
+"""The figures of a step: its time, rewards and lengths, and its summary for the curriculum."""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from grpo.group_metrics import first_tries
+from grpo.records import Group, StepSummary
+from grpo.variance import COLLAPSED
+
+
+class StepTimer:
+    """The seconds that each part of a step takes."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = defaultdict(float)
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the part `name`."""
+        now = time.perf_counter()
+        self.laps[name] += now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        """Return the time since the start."""
+        return time.perf_counter() - self.start
+
+    def metrics(self) -> dict[str, float]:
+        """Return the time of each part."""
+        return {f"time/{name}": seconds for name, seconds in self.laps.items()}
+
+
+def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return means over the completions of first tries, and the mean deviation within a group."""
+    scores = [score for group in first for score in group.scores]
+    return {
+        "reward": fmean(score.reward for score in scores),
+        "reward_std": fmean(group.reward_std for group in first),
+        "value": fmean(score.value for score in scores),
+        "exact": fmean(score.exact for score in scores),
+    }
+
+
+def length_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return the mean length in tokens and the share of truncated completions, of first tries."""
+    completions = [completion for group in first for completion in group.completions]
+    return {
+        "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
+        "completions/clipped_ratio": fmean(
+            completion.finish == "length" for completion in completions
+        ),
+    }
+
+
+def speed_metrics(tokens: int, tokens_so_far: int, seconds: float) -> dict[str, Any]:
+    """Return the tokens sampled and the time of a step."""
+    return {
+        "num_tokens": tokens_so_far,
+        "tokens_per_second": tokens / seconds,
+        "step_time": seconds,
+    }
+
+
+def step_summary(step: int, groups: Sequence[Group], *, seconds: float) -> StepSummary:
+    """Return the step as the curriculum sees it: first tries, but the tokens of every try."""
+    values: dict[int, list[float]] = defaultdict(list)
+    collapsed: dict[int, list[bool]] = defaultdict(list)
+    for group in first_tries(groups):
+        level = group.problem.level
+        values[level].append(fmean(score.value for score in group.scores))
+        collapsed[level].append(group.class_name in COLLAPSED)
+
+    tokens = sum(group.tokens for group in groups)
+    return StepSummary(step, dict(values), dict(collapsed), seconds, tokens)

@@ -1,0 +1,106 @@
+"""The stream of training problems: which ones a step takes, and which the policy has seen."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from grpo.config import Config
+from grpo.model.policy import Policy
+from grpo.records import Group
+from grpo.rollout.generate import budget_for, fitting
+from tasks.base import Problem, Task, declared_budget
+from tasks.supply import Supply
+
+# A problem and its index in the stream.
+Indexed = tuple[int, Problem]
+
+
+class ProblemStream:
+    """The problems of `supply` that fit the policy's context, in order.
+
+    No index of the stream is used twice. `seen` has the keys of all problems that the policy was
+    trained on, in order; an earlier run trained it on the first `inherited` of them.
+    """
+
+    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply):
+        self.config = config
+        self.task = task
+        self.policy = policy
+        self.supply = supply
+
+        self.next_index = 0
+        self.seen: dict[str, None] = {}
+        self.inherited = 0
+
+    def at(self, index: int, level: int) -> Indexed:
+        """Return the first problem of a level from `index` on that fits the context."""
+        passed: list[Problem] = []
+        problems = (self.supply.at(i, level) for i in count(index))
+        problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
+        return index + len(passed), problem
+
+    def following(self, levels: Sequence[int], earlier: Sequence[Indexed] = ()) -> list[Indexed]:
+        """Return the problems of these `levels` that a step takes after its `earlier` ones.
+
+        They are fewer than `levels` if the step's token budget is reached.
+        """
+        problems = list(earlier)
+        index = earlier[-1][0] + 1 if earlier else self.next_index
+        for level in levels:
+            problems.append(self.at(index, level))
+            index = problems[-1][0] + 1
+
+        most = self.affordable([problem for _, problem in problems])
+        return problems[len(earlier) : most]
+
+    def affordable(self, problems: Sequence[Problem]) -> int:
+        """Return how many of `problems`, from the first on, a step can take.
+
+        At least one; more as long as problems x group size x the largest completion budget is at
+        most `step_tokens`.
+        """
+        if not self.config.step_tokens:
+            return len(problems)
+
+        largest = 0
+        for number, problem in enumerate(problems, start=1):
+            largest = max(largest, self.budget(self.policy.encode(problem), problem))
+            if number * self.config.group_size * largest > self.config.step_tokens:
+                return max(1, number - 1)
+        return len(problems)
+
+    def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
+        """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
+        declared = declared_budget(self.task, problem.level)
+        return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
+
+    def mark_seen(self, problems: Sequence[Indexed]) -> None:
+        """Record that the policy was trained on these problems of the stream."""
+        self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
+        self.next_index = problems[-1][0] + 1
+
+    def metrics(self, first: Sequence[Group], level: int) -> dict[str, Any]:
+        """Return the metrics about new and repeated problems.
+
+        `first` are the first tries of a step that is not marked as seen yet.
+        """
+        new = {group.problem.key for group in first} - self.seen.keys()
+        metrics = {
+            "problems/seen": len(self.seen) + len(new),
+            "problems/repeated": 1 - len(new) / len(first),
+        }
+        if size := self.supply.family_size(level):
+            of_this_run = len(self.seen) - self.inherited + len(new)
+            metrics["problems/family_share"] = of_this_run / size
+        return metrics
+
+    def begin_after(self, state: dict[str, Any]) -> None:
+        """Begin with the policy of an earlier run, whose trainer had this `state`.
+
+        The problems that it was trained on count as seen. Fresh problems continue where its stream
+        ended, because runs with the same seed, task and level share their stream.
+        """
+        self.seen = dict.fromkeys(state["seen"])
+        self.inherited = len(self.seen)
+        if self.config.problems == "fresh" and not self.config.dataset:
+            self.next_index = state["drawn"]
