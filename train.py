@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 if __name__ == "__main__":  # before torch is loaded, which takes seconds
@@ -23,12 +23,16 @@ from grpo.distributed import RANK, Ranks, process_group
 from grpo.flags import parse
 from grpo.model.load import load_policy
 from grpo.run.background import end_process
+from grpo.run.dependencies import Dependencies
 from grpo.run.interrupt import Interrupt
-from grpo.run.session import Run, check_fit, open_run
+from grpo.run.lock import locked
+from grpo.run.opening import OpenedRun, open_run
+from grpo.run.session import Run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
+from grpo.training.build import with_learning_rate
 from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
 from tasks.dataset import read_problems
 from tasks.supply import Supply
@@ -36,17 +40,16 @@ from tasks.supply import Supply
 
 def main(argv: list[str]) -> int:
     """Train by these flags; return the exit status."""
-    losses: list[str] = []  # what became of standard output and error: training goes on without
+    losses: list[str] = []  # of standard output and error: training continues without them
 
     def lose(name: str, error: Exception):
         losses.append(f"{name} is lost ({reason_of(error)}); training goes on without it")
 
     if RANK == 0:
         return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-    ):  # the first rank speaks for all
+
+    # Rank 0 speaks for all.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
 
 
@@ -59,51 +62,55 @@ def start(argv: list[str], losses: list[str]) -> int:
 
 def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> int:
     """Open or resume the run, and train."""
-    run, config = open_run(config, given, home=Path("runs"), ranks=ranks)
-    run.losses = losses
+    opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     dataset = read_problems(Path(config.dataset)) if config.dataset else []
     problems = [worded(task, problem) for problem in dataset]
     check_installed(config.track)
-    run.config = config = resolve_config(config, task, {problem.level for problem in problems})
-    if run.checkpoint:
-        run.check_sources(task)
+    config = resolve_config(config, task, {problem.level for problem in problems})
+
+    dependencies = Dependencies(opened, ranks)
+    if opened.checkpoint:
+        dependencies.read(config, task)
+
+    console = Console(
+        config.steps,
+        log_every=config.log_every,
+        metric=getattr(task, "metric", "score"),
+        reward_range=range_of(task),
+    )
     try:
-        with (
-            run.held(),
-            Interrupt() as interrupt,
-            Console(
-                config.steps,
-                log_every=config.log_every,
-                metric=getattr(task, "metric", "score"),
-                reward_range=range_of(task),
-            ) as console,
-        ):
-            return train(config, run, task, problems, console, interrupt)
+        with ExitStack() as locks:
+            # A resumed run is locked from here on, a new one when its directory is made.
+            if opened.checkpoint and ranks.is_rank0:
+                locks.enter_context(locked(opened.folder))
+
+            with Interrupt() as interrupt, console:
+                trainer = make_trainer(config, opened, task, problems, ranks, console)
+                run = Run(opened, trainer, dependencies, console, locks)
+                run.lost_streams = losses
+                return train(run, trainer, console, interrupt)
     except KeyboardInterrupt:
         print(
-            f"train.py: stopped at once; what is saved goes on with --resume {run.folder}",
+            f"train.py: stopped at once; what is saved goes on with --resume {opened.folder}",
             file=sys.stderr,
         )
         return 130
 
 
-def train(
+def make_trainer(
     config: Config,
-    run: Run,
+    opened: OpenedRun,
     task: Task,
     problems: Sequence[Problem],
+    ranks: Ranks,
     console: Console,
-    interrupt: Interrupt,
-) -> int:
-    """Run the loop to its last step, and evaluate on held-out problems before, during and after.
-
-    Returns the exit status: that of the verdict (0, or 3 where the run was stopped or has not
-    learned), or 128 and the signal's number.
-    """
+) -> Trainer:
+    """Load the policy, and return its trainer on the task's problems."""
     with console.loading(config.model):
-        policy = load_policy(config.model, **config.loading, weights=run.checkpoint)
-    config = run.settle_rate(policy)
+        policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
+    config = with_learning_rate(config, policy)
+
     supply = Supply(
         task,
         seed=config.seed,
@@ -111,36 +118,46 @@ def train(
         dataset=problems,
         mixed=config.mixed,
     )
-    trainer = Trainer(config, task, policy, supply, run.ranks)
-    check_fit(trainer)
-    run.attach(trainer, console)
+    trainer = Trainer(config, task, policy, supply, ranks)
+    trainer.check_fit()
+    return trainer
+
+
+def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) -> int:
+    """Run the loop to its last step, and evaluate on held-out problems before, during and after.
+
+    Returns the exit status: that of the verdict (0, or 3 if the run was stopped or has not
+    learned), or 128 and the signal's number.
+    """
+    config = trainer.config
     console.settings(settings(run.folder, config, trainer))
-    run.show_prompt()
-    run.restore()
-    start = run.preflight()
+    start = run.begin()
     if config.preflight == "only":
         run.leave_untrained()
         return 0
+
     if run.ranks.on_rank0(lambda: not run.reports):
         run.evaluate()
     with run.saving():
-        if run.wants_imitation(start):
-            run.warm_start()
-        with loaded():
-            take_steps(config, run, trainer, console, interrupt)
+        run.warm_start_if_needed(start)
+        with frozen_garbage():
+            take_steps(run, trainer, interrupt)
+
         if number := run.ranks.max(interrupt.wanted or 0):
-            run.leave(signal.Signals(number).name)
-            run.note_losses()
+            run.save_and_exit(signal.Signals(number).name)
+            run.note_lost_streams()
             return 128 + number
         status = run.finish()
-    run.note_losses()
+
+    run.note_lost_streams()
     return status
 
 
 @contextmanager
-def loaded():
-    """Within this context what has been loaded is not looked through for garbage, which takes a
-    quarter of a second every few steps.
+def frozen_garbage():
+    """Freeze the garbage collector's view of what is loaded during training.
+
+    Otherwise it searches all of it every few steps, which takes a quarter of a second.
     """
     gc.collect()
     gc.freeze()
@@ -150,10 +167,10 @@ def loaded():
         gc.unfreeze()
 
 
-def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, interrupt: Interrupt):
+def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     """Make the steps that are left, and write down each."""
     while (
-        trainer.done < config.steps
+        trainer.done < trainer.config.steps
         and not trainer.ended
         and not run.ranks.max(interrupt.wanted or 0)
     ):
@@ -161,19 +178,7 @@ def take_steps(config: Config, run: Run, trainer: Trainer, console: Console, int
             report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
-        run.files.step(report)
-        console.step(report)
-        run.note_losses()
-        run.promote_if_due()
-        run.end_if_solved()
-        if (
-            config.eval_every
-            and report.step % config.eval_every == 0
-            and report.step < config.steps
-            and not trainer.ended
-        ):
-            run.evaluate()
-        run.save_if_due(report)  # last, so that a run resumed here has lost nothing of the step
+        run.after_step(report)
 
 
 if __name__ == "__main__":

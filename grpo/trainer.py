@@ -102,6 +102,12 @@ class Trainer:
         self.solved = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
 
+    def check_fit(self) -> None:
+        """Raise UserError if a level of the run does not fit the context or the budget."""
+        assert self.config.level is not None, "the configuration is resolved"
+        for level in sorted({*self.curriculum.levels, self.config.level}):
+            self.stream.check_fit(level)
+
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""
         step = self.done + 1

@@ -17,9 +17,9 @@ from grpo.config import Config, load_config
 from grpo.evaluate import Sampling, evaluate, find_problems, summarise
 from grpo.records import Group
 from grpo.run.logs import read_metrics
+from grpo.run.opening import open_run
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
-from grpo.run.session import open_run
 from tasks.audit import audit
 from tasks.base import Problem, Score, load_task, sources_of
 from tasks.dataset import write_problems

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from grpo.records import StepReport
+
 
 class Display(Protocol):
     """Where a run says what it does, e.g. `grpo.show.console.Console`."""
@@ -18,6 +20,9 @@ class Display(Protocol):
 
     def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show the table of the pre-flight."""
+
+    def step(self, report: StepReport) -> None:
+        """Show a step."""
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Show a line of eval.jsonl."""

@@ -1,16 +1,31 @@
 """Builds the parts of a trainer from the configuration of the run, which is resolved."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from grpo.config import Config
 from grpo.curriculum.interface import Curriculum
 from grpo.curriculum.ladder import Ladder, LadderSettings
 from grpo.distributed import Ranks
-from grpo.learn.optimizer import Optimizer, maker
+from grpo.learn.optimizer import Optimizer, default_rate, maker
 from grpo.learn.update import UpdateSettings
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
 from grpo.variance import VarianceMonitor, VarianceSettings
+
+# The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-21).
+BUILTIN_RATE = 2e-4
+
+
+def with_learning_rate(config: Config, policy: Policy) -> Config:
+    """Fill in the learning rate if none was asked for: it depends on the size of the model."""
+    if config.learning_rate is not None:
+        return config
+    if config.model == "builtin" and not config.lora_rank:
+        rate = BUILTIN_RATE
+    else:
+        rate = default_rate(policy.causal.config.hidden_size, is_lora=policy.is_lora)
+    return dataclasses.replace(config, learning_rate=rate)
 
 
 def build_curriculum(config: Config, levels: Sequence[int] = ()) -> Curriculum:

@@ -1,15 +1,18 @@
 """The stream of training problems: which ones a step takes, and which the policy has seen."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.generate import budget_for, fitting
-from tasks.base import Problem, Task, declared_budget
+from tasks.base import Problem, Task, declared_budget, problem_stream
 from tasks.supply import Supply
+
+# Problems of a level whose prompts and budgets are tried before training.
+PROBES = 16
 
 # A problem and its index in the stream.
 Indexed = tuple[int, Problem]
@@ -73,6 +76,12 @@ class ProblemStream:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
         declared = declared_budget(self.task, problem.level)
         return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
+
+    def check_fit(self, level: int) -> None:
+        """Raise UserError if problems of a level do not fit the context or the budget."""
+        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
+        for problem in islice(fitting(self.policy, stream, []), PROBES):
+            self.budget(self.policy.encode(problem), problem)
 
     def mark_seen(self, problems: Sequence[Indexed]) -> None:
         """Record that the policy was trained on these problems of the stream."""

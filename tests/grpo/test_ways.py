@@ -26,8 +26,8 @@ from grpo.learn.imitate import imitate
 from grpo.learn.optimizer import default_rate
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
+from grpo.run.preparation import wants_imitation
 from grpo.run.rollouts import write_rollouts
-from grpo.run.session import Run
 from grpo.trainer import Trainer
 from tasks import audit
 from tasks.base import Problem, Score, UserError, problem_at
@@ -180,40 +180,37 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
 
 
 @pytest.mark.parametrize(
-    "way, level, has_preflight, resumed, expected",
+    "way, level, has_preflight, expected",
     [
-        ("auto", None, True, False, True),  # no level is within reach
-        ("auto", 10, True, False, False),
-        ("auto", None, False, False, False),  # nothing is known
-        ("off", None, True, False, False),
-        ("imitation", 10, True, False, True),
-        ("imitation", None, False, False, True),
-        ("imitation", None, True, True, False),  # has imitated already
+        ("auto", None, True, True),  # no level is within reach
+        ("auto", 10, True, False),
+        ("auto", None, False, False),  # nothing is known
+        ("off", None, True, False),
+        ("imitation", 10, True, True),
+        ("imitation", None, False, True),
     ],
 )
 def test_right_answers_are_imitated_where_nothing_is_within_reach_or_as_asked(
-    tmp_path, way, level, has_preflight, resumed, expected
+    way, level, has_preflight, expected
 ):
-    run = Run(tmp_path, checkpoint=tmp_path if resumed else None)
-    run.config = Config(warm_start=way)
-    run.trainer = SimpleNamespace(knows_answers=True)
     start = Start([10], level, "why") if has_preflight else None
-    assert run.wants_imitation(start) == expected
+    trainer = SimpleNamespace(knows_answers=True)
+    run = SimpleNamespace(config=Config(warm_start=way), trainer=trainer)
+    assert wants_imitation(run, start) == expected
 
 
-def test_targets_that_are_not_right_answers_are_not_imitated(tmp_path, one_policy):
+def test_targets_that_are_not_right_answers_are_not_imitated(one_policy):
     """A task of continuous rewards may have targets that are no better than other texts."""
-    run = Run(tmp_path)
-    run.trainer = trainer_for(one_policy, "off")
-    assert run.trainer.knows_answers
-    run.trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
-    assert not run.trainer.knows_answers
+    trainer = trainer_for(one_policy, "off")
+    assert trainer.knows_answers
+    trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
+    assert not trainer.knows_answers
 
-    run.config = Config(warm_start="auto")
-    assert not run.wants_imitation(Start([10], None, "why"))
+    run = SimpleNamespace(config=Config(warm_start="auto"), trainer=trainer)
+    assert not wants_imitation(run, Start([10], None, "why"))
     run.config = Config(warm_start="imitation")
     with pytest.raises(UserError, match="--warm-start imitation: task interleave does not score"):
-        run.wants_imitation(None)
+        wants_imitation(run, None)
 
 
 def test_the_learning_rate_follows_the_width():

@@ -692,11 +692,11 @@ TABLE = {
     ("grpo/run/sources.py", "grpo/test_sources.py"): [
         ("one page of each tensor", "_places", "(last - start) * i // (PAGES - 1)", "0"),
     ],
-    ("grpo/run/session.py", "test_resume.py"): [
+    ("grpo/run/dependencies.py", "test_resume.py"): [
         (
             "settings taken from config.yaml as they are",
-            "Run.check_sources",
-            "self.sources | {'config': found}",
+            "Dependencies._compare",
+            "self.sources | {'config': settings_now}",
             "self.sources",
         ),
     ],

@@ -1,0 +1,36 @@
+"""When, where and with which versions a run is made."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from grpo.distributed import Ranks
+
+
+def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
+    """Return time, versions, device and commit, for config.yaml."""
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
+    else:
+        device_name = platform.processor() or "cpu"
+
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+        "device": device_name,
+        "ranks": ranks.size,
+        "threads": torch.get_num_threads(),
+        "commit": git.stdout.strip() or None,
+    }

@@ -1,0 +1,84 @@
+"""Opening a run: a new one, or one that continues from its newest valid checkpoint."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
+from grpo.distributed import SINGLE, Ranks
+from grpo.run.checkpoint import find_resume
+from grpo.run.folders import latest_run, new_folder
+from grpo.run.start import start_from
+from grpo.text import shortened
+from tasks.base import UserError, trust
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """Where a run is written, and what it continues.
+
+    - `checkpoint`: the one that a resumed run continues from; None for a new run;
+    - `warnings`: what the user should know about it;
+    - `found`: the settings in config.yaml of a resumed run;
+    - `accept`: the kinds of sources that may have changed since the checkpoint.
+    """
+
+    folder: Path
+    checkpoint: Path | None = None
+    warnings: Sequence[str] = ()
+    found: Mapping[str, Any] = field(default_factory=dict)
+    accept: Sequence[str] = ()
+
+
+def open_run(
+    config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = SINGLE
+) -> tuple[OpenedRun, Config]:
+    """Return the run and its configuration: a new one below `home`, or the one of --resume.
+
+    `given` are the settings that the command line gave by name. Raises UserError if the new run's
+    folder exists, or if the flags ask a resumed run for a setting that it cannot change.
+    """
+    if config.resume is None:
+        return _open_new(config, given, home, ranks)
+    return _open_resumed(config, given, home)
+
+
+def _open_new(
+    config: Config, given: dict[str, Any], home: Path, ranks: Ranks
+) -> tuple[OpenedRun, Config]:
+    config, warnings = start_from(config, given)
+
+    named = home / config.name if config.name else None
+    folder = ranks.on_rank0(lambda: named or new_folder(home, config))
+    if ranks.on_rank0(folder.exists):
+        raise UserError(
+            f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
+        )
+    return OpenedRun(folder, warnings=warnings), config
+
+
+def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
+    assert config.resume is not None
+    path = latest_run(home) if config.resume == "latest" else Path(config.resume)
+    checkpoint, warnings = find_resume(path)
+    folder = checkpoint.parent.parent
+
+    saved = dataclasses.asdict(load_config(folder / "config.yaml"))
+    trust(saved["task"], given.get("task"), folder)
+    changed = {
+        name: value
+        for name, value in given.items()
+        if name not in ("resume", "accept_changes") and value != saved[name]
+    }
+    for name, value in changed.items():
+        if name not in ON_RESUME:
+            raise UserError(
+                f"{spelled(name)} {shortened(str(value))}: the run in {folder} has "
+                f"{shortened(str(saved[name])) or 'none'}; with --resume only "
+                f"{', '.join(ON_RESUME)} can be changed"
+            )
+
+    opened = OpenedRun(folder, checkpoint, warnings, saved, names_in(config.accept_changes))
+    return opened, Config(**{**saved, **changed})

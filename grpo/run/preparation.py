@@ -1,0 +1,145 @@
+"""Before the first step: the pre-flight chooses the levels; right answers are imitated if needed.
+
+See `grpo.curriculum.preflight` for the choice, and `grpo.curriculum.warm_start` for the imitation.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from grpo.curriculum.perplexity import Perplexity, measure_perplexity
+from grpo.curriculum.preflight import (
+    Start,
+    advice,
+    choose_mixed_start,
+    choose_start,
+    figures_of,
+)
+from grpo.curriculum.survey import (
+    PROBLEMS,
+    LevelSurvey,
+    SurveySettings,
+    levels_to_survey,
+    survey,
+)
+from grpo.records import Decision, Group
+from grpo.run.context import RunContext
+from grpo.run.heldout import EVAL_SEED, WARM_START_SEED
+from grpo.training.build import build_curriculum
+from tasks.base import UserError, plain_texts_of
+
+# Held-out problems that decide when the imitation ends.
+WARM_START_PROBLEMS = 32
+
+
+def make_preflight(run: RunContext) -> Start:
+    """Sample a few problems of each level, and let the run start where it can learn."""
+    config, trainer = run.config, run.trainer
+    levels = list(trainer.curriculum.levels)
+    rows, groups, perplexity = _survey_levels(run, levels)
+
+    # Without the ramp no easier level may be the start; nor may it for a dataset of which one
+    # level was asked for.
+    may_ease = config.ramp and (config.curriculum or not config.dataset)
+    eligible = [row for row in rows if may_ease or row.level in levels]
+    start = (choose_mixed_start if config.mixed else choose_start)(eligible, levels)
+    if start.levels != levels:
+        trainer.curriculum = build_curriculum(config, start.levels)
+        trainer.check_fit()
+
+    figures = figures_of(rows, perplexity, start)
+    level = trainer.curriculum.level
+    run.files.keep("preflight", 0, groups)
+    run.files.decided([Decision(0, levels[0], level, "preflight", start.why, figures)])
+    _show_preflight(run, start, rows, perplexity)
+    return start
+
+
+def _survey_levels(
+    run: RunContext, levels: Sequence[int]
+) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
+    """Return a row for each level up to the last of `levels`, the groups, and the perplexity."""
+    config, trainer = run.config, run.trainer
+    mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
+    run.console.say(
+        f"{mark}pre-flight: {PROBLEMS} problems a level, {config.group_size} completions each"
+    )
+
+    rows, groups = survey(
+        trainer.policy,
+        trainer.stream.supply,
+        levels_to_survey(trainer.stream.supply, levels),
+        SurveySettings(run.heldout.sampling, config.group_size, config.variance_threshold),
+        training_levels=levels,
+        ranks=run.ranks,
+    )
+
+    texts = plain_texts_of(trainer.task, "validation")
+    perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
+    return rows, groups, perplexity
+
+
+def _show_preflight(
+    run: RunContext, start: Start, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
+) -> None:
+    """Show the table, the perplexity, the decision, and the warnings."""
+    run.console.survey([dataclasses.asdict(row) for row in rows])
+    if perplexity:
+        run.console.say(perplexity.line())
+        if warning := perplexity.warning(rows):
+            run.warn(warning)
+
+    level, levels = start.levels[0], start.levels
+    climb = f" (by way of {' → '.join(map(str, levels))})" if len(levels) > 1 else ""
+    if start.level is not None:
+        run.console.say(f"the run starts at level {level}{climb}: {start.why}")
+    elif wants_imitation(run, start):
+        run.console.say(
+            f"the run starts at level {level}{climb} and imitates right answers first: {start.why}"
+        )
+    else:
+        run.warn(
+            f"{start.why}: training starts at level {level}, as asked, and may learn nothing; "
+            + advice(rows)
+        )
+
+
+def wants_imitation(run: RunContext, start: Start | None) -> bool:
+    """Return whether right answers are imitated before the first step of a new run.
+
+    They are if --warm-start asks for it, or if no level is within reach. `start` is the choice of
+    the pre-flight; None without one. Raises UserError if imitation is asked for and the task's
+    targets are not right answers.
+    """
+    way = run.config.warm_start
+    if way not in ("auto", "imitation"):
+        return False
+
+    if way == "imitation" and not run.trainer.knows_answers:
+        raise UserError(
+            f"--warm-start imitation: task {run.config.task} does not score the target of its "
+            "problems as right, so there is nothing to imitate; give --warm-start off"
+        )
+    is_needed = way == "imitation" or (start is not None and start.level is None)
+    return is_needed and run.trainer.knows_answers
+
+
+def imitate_answers(run: RunContext) -> None:
+    """Imitate right answers until the policy earns something, and report the result."""
+    trainer = run.trainer
+    level = trainer.curriculum.level
+
+    def validate() -> float:
+        line, _ = run.heldout.evaluate(level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start")
+        return line["mean"] if line else 0.0
+
+    answers = trainer.imitate(validate)
+    imitation = trainer.imitation
+    assert imitation is not None
+
+    run.files.imitated(answers)
+    decision = Decision(0, level, level, "imitation", imitation.why, imitation.to_json())
+    run.files.decided([decision])
+    run.console.say(decision.line)
+
+    _, groups = run.heldout.evaluate(run.level, EVAL_SEED, run.config.eval_problems, "imitation")
+    run.files.keep("imitated", 0, groups)

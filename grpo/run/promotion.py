@@ -1,0 +1,53 @@
+"""Validation checks during training: they promote the curriculum, and end a run that is solved."""
+
+from typing import Any
+
+from grpo.records import Decision
+from grpo.run.conclusion import is_solved
+from grpo.run.context import RunContext
+from grpo.run.heldout import PROMOTION_SEED
+
+
+def promote_if_due(run: RunContext) -> None:
+    """Make a validation check of the current level if the curriculum wants one; let it decide."""
+    curriculum, step = run.trainer.curriculum, run.trainer.done
+    if not curriculum.wants_validation(step):
+        return
+
+    line = _check(run, curriculum.level)
+    if line is None:
+        return
+
+    decisions = curriculum.observe_validation(step, line)
+    run.files.decided(decisions)
+    for decision in decisions:
+        run.console.say(decision.line)
+
+
+def end_if_solved(run: RunContext) -> None:
+    """End the run if the last level is solved in training and on held-out problems."""
+    trainer = run.trainer
+    if trainer.ended or not trainer.seems_solved:
+        return
+
+    level = trainer.curriculum.level
+    line = _check(run, level)
+    if line is None or not is_solved(line):
+        return
+
+    trainer.solved = (
+        f"every training group was solved for {trainer.progress.solved} steps, and the "
+        f"held-out mean is {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+    )
+    figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+    run.files.decided([Decision(trainer.done, level, level, "solved", trainer.solved, figures)])
+
+
+def _check(run: RunContext, level: int) -> dict[str, Any] | None:
+    """Evaluate a level on the held-out problems of promotions; None if there are none."""
+    line, groups = run.heldout.evaluate(
+        level, PROMOTION_SEED, run.config.promote_problems, "promotion"
+    )
+    if line is not None:
+        run.files.keep("promotion", run.trainer.done, groups)
+    return line
