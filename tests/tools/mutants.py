@@ -663,7 +663,7 @@ TABLE = {
             "list(groups)",
         ),
     ],
-    ("tasks/base.py", "tasks/test_scores.py"): [
+    ("tasks/scoring.py", "tasks/test_scores.py"): [
         (
             "rewards outside the range",
             "_within",
@@ -910,7 +910,7 @@ TABLE = {
         ("a problem is its own example", "Examples._draw", "{key}", "set()"),
         ("examples of the test split", "Examples._draw", "'train'", "'test'"),
     ],
-    ("tasks/base.py", "tasks/test_base.py"): [
+    ("tasks/streams.py", "tasks/test_base.py"): [
         (
             "seed and index added",
             "problem_at",

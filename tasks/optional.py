@@ -1,0 +1,122 @@
+"""What a task may have besides `make` and `score`. A task that lacks one of these still works."""
+
+import numbers
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from data.errors import UserError
+from tasks.protocol import Problem, Task, key_of
+
+# For each completion, pairs (end, amount): what the word that ends at character `end` earned.
+Credits = list[tuple[tuple[int, float], ...]]
+
+
+def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
+    """Return the function that guesses how completions continue, for speculative decoding, or None.
+
+    ``draft(problem)(text)`` gets what is written so far, possibly up to the middle of a word. It
+    returns its most likely continuation to the end of the completion: "l saw it." after "the ow".
+    It returns "" if there is no guess, or if the completion should end now. A wrong guess costs
+    time, never correctness. Each completion asks its own copy (`copy.copy`) of the guesser, which
+    may remember earlier questions.
+    """
+    return getattr(task, "draft", None)
+
+
+def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
+    """Return the function that says how a reward was earned word by word, for --credit alignment.
+
+    ``credits(problem, completions)`` returns for each completion a pair (end, amount) for each
+    word (or other piece), in order: what the word that ends at character `end` adds to the reward,
+    judged by the text up to `end` alone. The rest of the reward (what is missing at the end, and
+    any constant) is settled when the text ends.
+
+    Raises UserError if the task has no credits, or none for its reward: `credited` names the
+    rewards that have them, if not all do.
+    """
+    credits = getattr(task, "credits", None)
+    if credits is None:
+        raise UserError(
+            f"--credit alignment: task {task.name} does not say what each word of a completion "
+            "earns; give --credit outcome"
+        )
+
+    reward = getattr(task, "reward", None)
+    credited = getattr(task, "credited", (reward,))
+    if reward not in credited:
+        raise UserError(
+            f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
+            f"one of {', '.join(map(str, credited))}, or --credit outcome"
+        )
+    return credits
+
+
+def declared_budget(task: Task, level: int) -> int:
+    """Return the completion budget in tokens that the task declares for `level`; 0 if none.
+
+    A task whose completions reason before a short answer needs more room than the answer takes.
+    The budget never falls below what the target takes, and --max-new-tokens overrides it. Raises
+    UserError unless it is a whole number >= 0.
+    """
+    declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
+    if isinstance(declared, bool) or not isinstance(declared, numbers.Integral) or declared < 0:
+        raise UserError(
+            f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number "
+            "of tokens"
+        )
+    return int(declared)
+
+
+def levels_of(task: Task, level: int) -> list[int]:
+    """Return the levels on the way to `level`, the easiest first; [] if the task names none.
+
+    A task names them if its levels are no scale of 1, 2, 3 ..., because only the task knows which
+    are easier.
+    """
+    return list(getattr(task, "levels", lambda level: ())(level))
+
+
+def plain_texts_of(task: Task, split: str) -> list[str]:
+    """Return plain running texts of `split` that the task draws on; [] if it has none.
+
+    The pre-flight measures the model's perplexity on them. A language model that was converted
+    wrongly finds them unlikely.
+    """
+    return list(getattr(task, "plain_texts", lambda split: ())(split))
+
+
+def sources_of(task: Task) -> dict[str, str]:
+    """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
+    ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.
+
+    With other texts the same seed and index mean another problem, so a resumed run checks them.
+    """
+    return dict(getattr(task, "sources", dict)())
+
+
+def summary_of(sources: Mapping[str, str]) -> str:
+    """Return one line that stands for all of `sources`: "96 with fingerprint 91c0..."."""
+    parts = [part for item in sorted(sources.items()) for part in item]
+    return f"{len(sources)} with fingerprint {key_of(*parts)}"
+
+
+def unseen_texts(task: Task, known: Collection[str]) -> Task:
+    """Return `task` for evaluation on all texts that a model was neither trained nor chosen on.
+
+    `known` are the fingerprints of the texts that its training drew from, in all splits. Of these
+    only the test split is held out, of other texts everything. A task that draws from no texts is
+    returned as it is.
+    """
+    unseen = getattr(task, "unseen", None)
+    return unseen(known) if unseen else task
+
+
+def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
+    """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
+
+    Nothing is trained on these kinds (tables, code, other alphabets): all of their problems are in
+    the test split. Raises UserError if the task has none.
+    """
+    found: Mapping[str, Task] = getattr(task, "foreign", lambda level: {})(level)
+    if not found:
+        raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
+    return found

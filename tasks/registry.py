@@ -1,0 +1,153 @@
+"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's own."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from data.errors import UserError
+from tasks.protocol import Task
+from tasks.wording import check_placeholders
+
+REGISTRY = {
+    "interleave": "tasks.interleave:Interleave",
+    "arithmetic": "tasks.arithmetic:Arithmetic",
+}
+
+
+def load_task(
+    spec: str,
+    reward: str | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+    wording: str = "",
+) -> Task:
+    """Return the task `spec`, a name of `REGISTRY` or ``path/to/file.py:ClassName``.
+
+    `reward` is one of the task's `rewards`, None for the default; a `wording` replaces the prompt
+    of all problems (see `worded`). Raises UserError if there is no such task, file, class, reward
+    or option, and if the wording does not suit the task.
+    """
+    task = _make_task(spec, reward, options)
+    if wording:
+        check_wording(spec, wording, "--wording")
+        task.wording = wording  # type: ignore[attr-defined]
+    return task
+
+
+def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Task:
+    kind = _load_class(spec)
+    known = options_of(spec)
+    for name in options:
+        if name not in known:
+            raise UserError(_no_such_flag(name, spec))
+
+    if reward is None:
+        return kind(**options)
+    rewards = tuple(getattr(kind, "rewards", ()))
+    if reward not in rewards:
+        names = ", ".join(rewards) if rewards else "none: the task has one reward"
+        raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
+    return kind(reward=reward, **options)
+
+
+def _load_class(spec: str) -> Any:
+    where, _, name = REGISTRY.get(spec, spec).rpartition(":")
+    if spec in REGISTRY:
+        return getattr(importlib.import_module(where), name)
+
+    path = Path(where)
+    if not where or path.suffix != ".py":
+        known = ", ".join(sorted(REGISTRY))
+        raise UserError(
+            f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
+        )
+    if not path.is_file():
+        raise UserError(f"--task {spec}: no file {path}")
+
+    module_spec = importlib.util.spec_from_file_location(f"users_task_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None, "a .py file has both"
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses resolve postponed annotations there
+    module_spec.loader.exec_module(module)
+    if not isinstance(getattr(module, name, None), type):
+        raise UserError(f"--task {spec}: {path} defines no class {name}")
+    return getattr(module, name)
+
+
+def task_file(spec: str) -> list[Path]:
+    """Return the file of a user's own task; [] for a task of `REGISTRY`."""
+    return [] if spec in REGISTRY else [Path(spec.rpartition(":")[0])]
+
+
+def trust(spec: str, given: str | None, where: Path) -> None:
+    """Check that the user asked for the task `spec`, which the record of a run names.
+
+    A run may come from a stranger, and to load a user's own task is to execute it. Raises
+    UserError, which names the record `where`, unless `spec` is a task of `REGISTRY` or `given` on
+    the command line.
+    """
+    if spec not in REGISTRY and given != spec:
+        raise UserError(
+            f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
+            f"--task {spec} as well"
+        )
+
+
+def check_wording(spec: str, wording: str, where: str) -> None:
+    """Raise UserError unless `wording` has the placeholders of task `spec` and no others.
+
+    `where` is the flag or file that holds the wording.
+    """
+    placeholders = getattr(_load_class(spec), "placeholders", {})
+    check_placeholders(wording, placeholders, task=spec, where=where)
+
+
+def options_of(spec: str) -> Mapping[str, str]:
+    """Return the flags of task `spec`, and the help of each."""
+    return getattr(_load_class(spec), "options", {})
+
+
+def flags_of_tasks() -> str:
+    """Return the flags of the tasks of `REGISTRY` as text for a program's --help."""
+    tasks = {name: options_of(name) for name in REGISTRY}
+    texts = [
+        f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())
+        for name, flags in tasks.items()
+        if flags
+    ]
+    return ". ".join(texts).replace("%", "%%")
+
+
+def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split command line words into the options of task `spec` and the rest.
+
+    An option is written ``--family product`` or ``--family=product``. Raises UserError for an
+    option that another task of `REGISTRY` has and this one lacks.
+    """
+    known = options_of(spec)
+    others = {name for other in REGISTRY for name in options_of(other)} - set(known)
+    options = {}
+    rest = []
+
+    words = iter(arguments)
+    for word in words:
+        name, equals, written = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in others:
+            raise UserError(_no_such_flag(name, spec))
+        if not word.startswith("--") or name not in known:
+            rest.append(word)
+            continue
+
+        value = written if equals else next(words, None)
+        if value is None:
+            raise UserError(f"--{name}: expected one argument: {known[name]}")
+        options[name] = value
+    return options, rest
+
+
+def _no_such_flag(name: str, spec: str) -> str:
+    names = ", ".join(f"--{known}" for known in options_of(spec))
+    return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"

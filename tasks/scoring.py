@@ -1,0 +1,150 @@
+"""A task's scores, checked: one for each completion, finite, within the task's range."""
+
+import math
+import numbers
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from data.errors import UserError
+from tasks.protocol import Problem, Score, Task
+
+# Rounding, in float32 too, may take a reward past an end of its range by this share of the range.
+ROUNDING = 1e-6
+
+# The lowest and the highest reward.
+Range = tuple[float, float]
+
+
+def range_of(task: Task) -> Range | None:
+    """Return the lowest and the highest reward of `task`; None if it declares them unknown.
+
+    Raises UserError unless its `reward_range` is None or two finite, rising numbers.
+    """
+    declared = getattr(task, "reward_range", (0.0, 1.0))
+    if declared is None:
+        return None
+
+    given = [_number(end) for end in declared] if isinstance(declared, Sequence) else []
+    ends = [end for end in given if end is not None]
+    if len(given) != 2 or len(ends) != 2 or ends[0] >= ends[1]:
+        raise UserError(
+            f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
+            "reward, e.g. (-1.0, 0.0), or None if they are not known"
+        )
+    return ends[0], ends[1]
+
+
+def rescaled(reward: float, reward_range: Range) -> float:
+    """Return where `reward` lies in its range: 0 at the low end, 1 at the high end."""
+    low, high = reward_range
+    return (reward - low) / (high - low)
+
+
+def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
+    """Return `task.score(problem, completions)`, checked, with Python's numbers and every `value`.
+
+    A number that rounding took past an end of its range is set to that end. Raises UserError if
+    `score` raises, or if it returns anything but one Score for each completion, with finite
+    numbers within the task's range and parts that JSON can hold.
+    """
+    where = f"task {task.name}, problem {problem.key}"
+    reward_range = range_of(task)
+    try:
+        scores = list(task.score(problem, completions))
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{where}: score() raised {type(error).__name__}: {error} ({place.filename}, line "
+            f"{place.lineno})"
+        ) from error
+
+    if len(scores) != len(completions):
+        raise UserError(
+            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
+            "it must return one for each"
+        )
+
+    checked = []
+    for i, score in enumerate(scores, start=1):
+        try:
+            checked.append(_checked(score, reward_range, f"for completion {i}"))
+        except ValueError as error:
+            raise UserError(f"{where}: score() returned {error}") from error
+    return checked
+
+
+def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
+    """Return `score` with Python's numbers and its value.
+
+    Raises ValueError that says what is wrong; `whose` names the completion.
+    """
+    if not isinstance(score, Score):
+        raise ValueError(f"{type(score).__name__} {whose}; it must return a Score for each")
+
+    reward = _within(score.reward, "reward", reward_range, whose)
+    if score.gives_value:
+        value = _within(score.value, "value", (0.0, 1.0), whose)
+    elif reward_range is None:
+        raise ValueError(
+            f"no value {whose}; a task whose reward_range is None must give one, in [0, 1]"
+        )
+    else:
+        value = rescaled(reward, reward_range)
+
+    if not isinstance(score.parts, Mapping):
+        raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
+    parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
+    return replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
+
+
+def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
+    """Return the number `given`, moved to the end of its `limits` that rounding took it past."""
+    number = _number(given)
+    if number is None:
+        raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
+    if limits is None:
+        return number
+
+    low, high = limits
+    nearest = min(max(number, low), high)
+    if abs(number - nearest) > ROUNDING * (high - low):
+        declared = ", the task's reward_range" if name == "reward" else ""
+        raise ValueError(
+            f"a {name} of {number:g} {whose}; it must lie in [{low:g}, {high:g}]{declared}"
+        )
+    return nearest
+
+
+def _number(given: Any) -> float | None:
+    """Return a real number of Python, NumPy or PyTorch as a float; None unless it is finite."""
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _plain(part: Any, whose: str) -> Any:
+    """Return a part as JSON holds it, with arrays of NumPy and PyTorch as lists.
+
+    Raises ValueError for what JSON cannot hold.
+    """
+    if hasattr(part, "tolist"):
+        part = part.tolist()
+    if part is None or isinstance(part, (bool, int, float, str)):
+        return part
+    if isinstance(part, Mapping):
+        return {str(name): _plain(inner, whose) for name, inner in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_plain(inner, whose) for inner in part]
+    raise ValueError(
+        f"a {type(part).__name__} as part {whose}; give numbers, labels, or lists and mappings of "
+        "them"
+    )

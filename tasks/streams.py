@@ -1,0 +1,28 @@
+"""The endless stream of a task's problems, addressed by seed, split, level and index."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from itertools import count
+
+from tasks.protocol import SPLITS, Problem, Task
+from tasks.wording import worded
+
+
+def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
+    """Return problem `index` of a stream: a pure function of the task's name and the arguments.
+
+    The arguments are hashed, not added, so that neighbouring seeds have nothing in common.
+    """
+    assert split in SPLITS, split
+    text = f"{task.name}/{seed}/{split}/{level}/{index}"
+    rng = random.Random(hashlib.sha256(text.encode()).digest())
+    return worded(task, task.make(level, split, rng))
+
+
+def problem_stream(
+    task: Task, *, seed: int, split: str, level: int, start: int = 0
+) -> Iterator[Problem]:
+    """Yield problems `start`, `start + 1`, ... of the stream without end."""
+    for index in count(start):
+        yield problem_at(task, seed=seed, split=split, level=level, index=index)
