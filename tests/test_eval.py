@@ -20,6 +20,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.opening import open_run
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
+from grpo.tools.evaluation.texts import held_out_texts
 from tasks.audit import audit
 from tasks.base import Problem, Score, load_task, sources_of
 from tasks.dataset import write_problems
@@ -381,7 +382,7 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     later.mkdir()
     (later / "sources.json").write_text('{"corpus": {}, "accepted": []}')
     task = load_task("interleave", options={"texts": str(notes)})
-    unseen = evaluation.held_out_texts(task, later, Config(model="runs/a"))
+    unseen = held_out_texts(task, later, Config(model="runs/a"))
     assert len(sources_of(unseen)) == held_out
 
     other = notes.parent / "others"

@@ -19,6 +19,8 @@ from grpo.flags import parse
 from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
 from grpo.run.start import start_from
+from grpo.tools.evaluation.flags import parse as parse_evaluation
+from grpo.tools.evaluation.request import make_request, trained_run
 from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.base import load_task, problem_at
@@ -57,11 +59,11 @@ def here(home, tmp_path, monkeypatch):
 
 
 def resolved(*flags):
-    """The settings of an evaluation of the run."""
-    arguments, others = evaluation.parse(["--model", "runs/whole", *flags])
-    _, config = evaluation.trained_run(arguments.model)
-    task = evaluation.resolve(arguments, others, config)
-    return arguments, task
+    """The prompt's settings in an evaluation of the run, and its task."""
+    arguments, others = parse_evaluation(["--model", "runs/whole", *flags], "")
+    _, config = trained_run(arguments.model)
+    request, task = make_request(arguments, others, config)
+    return request.prompt, task
 
 
 def test_every_prompt_of_a_run_has_all_that_was_asked_for(home, tiny_model):

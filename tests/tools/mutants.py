@@ -944,7 +944,7 @@ TABLE = {
             "found",
         ),
     ],
-    ("eval.py", "test_eval.py"): [
+    ("grpo/tools/evaluation/texts.py", "test_eval.py"): [
         (
             "texts that were trained on are evaluated on",
             "held_out_texts",

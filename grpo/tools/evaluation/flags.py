@@ -1,0 +1,157 @@
+"""The command line of `eval.py`."""
+
+import argparse
+
+from grpo.model.prompts import system_text, template_arguments
+from tasks.base import Parser, UserError, flags_of_tasks
+
+# The smallest value of each number.
+AT_LEAST = {
+    "problems": 1,
+    "samples": 1,
+    "temperature": 0,
+    "top_k": 0,
+    "max_new_tokens": 0,
+    "shots": 0,
+}
+
+
+def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags, and the words that may be flags of the task.
+
+    A flag that is None takes the value of the run. Raises UserError for a value out of range.
+    """
+    parser = Parser(
+        prog="python eval.py",
+        description=description,
+        epilog=flags_of_tasks(),
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model",
+        default="builtin",
+        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id",
+    )
+    _add_problem_flags(parser)
+    _add_sampling_flags(parser)
+    _add_prompt_flags(parser)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=2,
+        help="how many of the worst completions to show at each level",
+    )
+    parser.add_argument("--json", default="", metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--accept-changes",
+        metavar="KINDS",
+        help="base: evaluate an adapter although its base model has changed since the checkpoint",
+    )
+
+    flags, others = parser.parse_known_args(argv)
+    _check(flags)
+    return flags, others
+
+
+def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is evaluated."""
+    add = parser.add_argument
+    add(
+        "--task",
+        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
+    )
+    add(
+        "--words",
+        "--levels",
+        default="",
+        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
+    )
+    add("--problems", type=int, default=200, help="most distinct problems at each level")
+    add(
+        "--samples",
+        type=int,
+        default=1,
+        help="independent completions of each problem; their mean counts (for tasks with few "
+        "problems)",
+    )
+    add(
+        "--dataset",
+        default="",
+        metavar="FILE",
+        help="evaluate the problems of this JSONL file (tasks.generate)",
+    )
+    add(
+        "--foreign",
+        action="store_true",
+        help="also evaluate as many problems of foreign kinds of text: tables, code, lists, "
+        "numbers, other alphabets ...",
+    )
+    add("--split", default="test", choices=["train", "validation", "test"])
+    add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how completions are sampled."""
+    add = parser.add_argument
+    add("--temperature", type=float, help="default: the run's, else 1")
+    add("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    add(
+        "--top-k",
+        type=int,
+        help="sample from the k likeliest tokens (default: the run's, else all)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
+    )
+    add(
+        "--max-new-tokens",
+        type=int,
+        help="completion budget (default: the run's, else a quarter more than the target takes)",
+    )
+
+
+def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a problem's prompt is presented."""
+    add = parser.add_argument
+    add(
+        "--system",
+        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
+    )
+    add(
+        "--shots",
+        type=int,
+        metavar="K",
+        help="solved problems of the training split before each question (default: the run's, else "
+        "0)",
+    )
+    add(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the model's chat template (default: the run's, else {})",
+    )
+    add(
+        "--wording",
+        metavar="FILE",
+        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
+        "default: the run's)",
+    )
+
+
+def _check(flags: argparse.Namespace) -> None:
+    """Raise UserError for a value out of range; read the text of --system."""
+    for name, least in AT_LEAST.items():
+        value = getattr(flags, name)
+        if value is not None and not value >= least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: give {least} or more")
+
+    top_p = flags.top_p
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"--top-p {top_p}: give a number above 0 and up to 1")
+
+    if flags.chat_template_kwargs is not None:
+        template_arguments(flags.chat_template_kwargs)
+    if flags.system is not None:
+        flags.system = system_text(flags.system)

@@ -1,0 +1,172 @@
+"""What is evaluated: the flags of `eval.py`, completed by the settings of the run, if it is one."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Config, load_config, names_in
+from grpo.evaluate import Sampling
+from grpo.model.prompts import wording_text
+from grpo.run.start import checkpoint_of
+from tasks.base import (
+    Task,
+    UserError,
+    check_wording,
+    load_task,
+    split_options,
+    trust,
+)
+from tasks.levels import parse_levels
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    """How a problem's prompt is presented, as flags and configurations write it."""
+
+    system: str
+    shots: int
+    chat_template_kwargs: str
+    wording: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One evaluation.
+
+    `task` is the name by which the task is loaded, with its `options`. `mark` names the control
+    experiment that the run is, e.g. ``{"control": "shuffled-rewards"}``; {} for an ordinary run.
+    """
+
+    model: str
+    task: str
+    options: Mapping[str, str]
+    levels: Sequence[int]
+    problems: int
+    samples: int
+    dataset: str
+    split: str
+    seed: int
+    foreign: bool
+    sampling: Sampling
+    prompt: PromptFlags
+    mark: Mapping[str, str]
+    device: str
+    accept: Sequence[str]
+    worst: int
+
+    @property
+    def texts(self) -> str | None:
+        """The folder of the user's own texts, if there is one."""
+        return self.options.get("texts")
+
+
+def trained_run(model: str) -> tuple[Path | None, Config]:
+    """Return the newest valid checkpoint of run (or checkpoint) `model`, and its configuration.
+
+    A model that is no run of ours has no checkpoint, and the default configuration.
+    """
+    checkpoint, warnings = checkpoint_of(model)
+    if checkpoint is None:
+        return None, Config()
+    for warning in warnings:
+        print(f"eval.py: {warning}", file=sys.stderr)
+    return checkpoint, load_config(checkpoint.parent.parent / "config.yaml")
+
+
+def make_request(
+    flags: argparse.Namespace, others: list[str], config: Config
+) -> tuple[Request, Task]:
+    """Return what to evaluate, and its task; `config` fills in what the flags leave open.
+
+    `others` are the words of the command line that may be flags of the task. Raises UserError for
+    an unknown flag, and if a run's task is a program that the flags do not name.
+    """
+    spec = flags.task
+    if spec is None:
+        trust(config.task, None, Path(flags.model))
+        spec = config.task
+    is_runs_task = spec == config.task
+
+    given, others = split_options(spec, others)
+    if others:
+        raise UserError(
+            f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
+        )
+    options = {**(config.task_options if is_runs_task else {}), **given}
+    prompt = _prompt_flags(flags, config, spec, is_runs_task)
+    task = load_task(spec, options=options, wording=prompt.wording)
+
+    request = Request(
+        model=flags.model,
+        task=spec,
+        options=options,
+        levels=_levels(flags.words, task, config, is_runs_task, options),
+        problems=flags.problems,
+        samples=flags.samples,
+        dataset=flags.dataset,
+        split=flags.split,
+        seed=flags.seed,
+        foreign=flags.foreign,
+        sampling=_sampling(flags, config),
+        prompt=prompt,
+        mark=config.mark,
+        device=flags.device,
+        accept=names_in(flags.accept_changes),
+        worst=flags.worst,
+    )
+    return request, task
+
+
+def _prompt_flags(
+    flags: argparse.Namespace, config: Config, spec: str, is_runs_task: bool
+) -> PromptFlags:
+    """Return the prompt's flags. The run's wording counts for the run's own task alone."""
+    wording = flags.wording
+    if wording:
+        wording = wording_text(flags.wording)
+        check_wording(spec, wording, flags.wording)
+    elif wording is None:
+        wording = config.wording if is_runs_task else ""
+
+    def value(name: str) -> Any:
+        given = getattr(flags, name)
+        return getattr(config, name) if given is None else given
+
+    return PromptFlags(
+        system=value("system"),
+        shots=value("shots"),
+        chat_template_kwargs=value("chat_template_kwargs"),
+        wording=wording,
+    )
+
+
+def _levels(
+    text: str, task: Task, config: Config, is_runs_task: bool, options: Mapping[str, str]
+) -> list[int]:
+    """Return the levels asked for, else the run's, else the task's own."""
+    if text:
+        return parse_levels(text, "--words")
+
+    # The run's level means the same for its own task, on whatever texts.
+    differing = {
+        name
+        for name in {*options, *config.task_options}
+        if options.get(name) != config.task_options.get(name)
+    }
+    is_runs_level = is_runs_task and differing <= {"texts"}
+    if is_runs_level and config.level:
+        return [config.level]
+    return [getattr(task, "default_level", 1)]
+
+
+def _sampling(flags: argparse.Namespace, config: Config) -> Sampling:
+    values = {
+        name: getattr(config if getattr(flags, name) is None else flags, name)
+        for name in asdict(Sampling())
+    }
+    if flags.greedy:
+        values["temperature"] = 0.0
+    return Sampling(**values)
