@@ -255,7 +255,7 @@ TABLE = {
             "self.temperatures[: prompts.stop - prompts.start]",
         ),
     ],
-    ("grpo/tools/plan.py", "grpo/test_plan.py"): [
+    ("grpo/tools/estimate.py", "grpo/test_plan.py"): [
         ("every GPU has all prompts", "forecast", "-(-work.prompts // gpus)", "work.prompts"),
         ("masters forgotten", "forecast", "optimizer - gradients", "optimizer - 2 * gradients"),
     ],
