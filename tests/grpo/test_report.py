@@ -300,9 +300,9 @@ def test_warnings_are_where_something_begins():
         metrics_of(5, **{"groups/class/tied": 1, "stopped": "ALARM"}),
     ]
     assert [(one["step"], one["why"]) for one in report.warnings_of(lines)] == [
-        (2, "half of the groups or more collapsed"),
-        (3, "half of the completions or more: copies A"),
-        (5, "half of the groups or more collapsed"),
+        (2, "at least half of the groups collapsed"),
+        (3, "at least half of the completions are in a trap: copies A"),
+        (5, "at least half of the groups collapsed"),
         (5, "stopped: ALARM"),
     ]
 
@@ -403,10 +403,10 @@ def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():
     assert packed["texts"][0]["logprobs"] == [-75, -12]  # -0.5 - 0.25; -0.125, rounded to even
 
 
-def test_spread():
-    assert [list(report.spread(n)) for n in (0, 1, 2, 3)] == [[], [0], [0, 1], [0, 2, 1]]
+def test_evenly_spaced():
+    assert [list(report.evenly_spaced(n)) for n in (0, 1, 2, 3)] == [[], [0], [0, 1], [0, 2, 1]]
     for n in range(50):
-        assert sorted(report.spread(n)) == list(range(n))
+        assert sorted(report.evenly_spaced(n)) == list(range(n))
 
 
 def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
@@ -539,7 +539,7 @@ def test_page_shows_the_runs(opened):
         "Held-out score",
         "Timeline",
         "Groups by class",
-        "Seconds of a step",
+        "Step time (s)",
         "Level",
     } < set(titles) and "KL to the reference" not in titles
     lines = opened.execute_script(
@@ -549,11 +549,11 @@ def test_page_shows_the_runs(opened):
     assert (
         len(lines) == len(titles) and lines[titles.index("Reward")] == 6 and min(lines) > 0
     )  # a line and the two edges of its band, each run
-    assert "texts of all 6 steps" in texts(opened, "#kept")[0] and f"name{EVIL}" in texts(
+    assert "completions of all 6 steps" in texts(opened, "#kept")[0] and f"name{EVIL}" in texts(
         opened, "#tables dl div"
     )
     opened.execute_script("document.querySelector('#runs button:nth-child(2)').click()")
-    assert "texts of all 3 steps" in texts(opened, "#kept")[0]
+    assert "completions of all 3 steps" in texts(opened, "#kept")[0]
 
 
 @pytest.mark.browser
@@ -630,7 +630,7 @@ def test_search(opened):
     press(opened, "/", "c", " ", "D", "4")
     assert opened.execute_script("return document.activeElement.id") == "search"
     assert (
-        texts(opened, "#found p") == ["1 find"]
+        texts(opened, "#found p") == ["1 match"]
         and "step 4 · group 0 · completion 0" in texts(opened, ".find")[0]
     )
     press(opened, Keys.ENTER)
@@ -641,7 +641,7 @@ def test_search(opened):
         "const s = document.getElementById('search'); s.value = 'nowhere'; s.dispatchEvent(new "
         "Event('input'))"
     )
-    assert texts(opened, "#found p") == ["No finds"]
+    assert texts(opened, "#found p") == ["No matches"]
 
 
 @pytest.mark.browser
