@@ -6,7 +6,7 @@ alphabets as well, and a policy can be right on every test document of the corpu
 those. Six kinds are generated from the word lists below, as a pure function of kind and number, so
 they are the same everywhere. Two kinds are real texts, taken where they exist, and so differ
 between machines: the licences that a Debian-like system keeps, and the topics of Python's manual
-that `pydoc` shows. None of this may enter training or the embedded model's diet
+that `pydoc` shows. None of this may enter training or the embedded model's lessons
 (`tests/data/test_foreign.py`).
 
     python -m data.foreign      print the beginning of a text of each kind

@@ -17,8 +17,9 @@ MAY = {  # room: what it may import of the project
 }
 WIRES = {
     # How the embedded model was made: a program of its own, like train.py and eval.py.
-    "grpo/pretrain/train.py": {"data.corpus"},
-    "grpo/pretrain/lessons.py": {"data.corpus", "tasks.arithmetic", "tasks.interleave"},
+    "grpo/pretrain/words.py": {"data.corpus"},
+    "grpo/pretrain/tokenizer.py": {"data.corpus"},
+    "grpo/pretrain/lessons.py": {"tasks.arithmetic", "tasks.interleave"},
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
 }

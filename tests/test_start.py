@@ -197,7 +197,9 @@ def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     assert evaluation.main(["--model", "runs/alone", *TASK, "--problems", "2"]) == 0
     assert export.main(["runs/alone", "exported"]) == 0
     assert AutoModelForCausalLM.from_pretrained("exported")
-    assert "Training began with step 2 of the run `lora`" in Path("exported/README.md").read_text()
+    assert (
+        "Training started from step 2 of the run `lora`" in Path("exported/README.md").read_text()
+    )
 
     line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
     assert "the adapter that the run started from is not there any more" in line

@@ -1,0 +1,13 @@
+"""How groups of scored completions change the policy.
+
+    advantages, credit   rewards to advantages, for whole completions or for single tokens
+    batch                groups to micro-batches of tensors
+    logprobs             hidden states to log-probabilities of the completions' tokens
+    loss                 log-probabilities and advantages to the loss
+    optimizer            gradients of all micro-batches and ranks to new weights
+    update, imitate      one step of GRPO, and one step of imitation
+
+Shape letters are those of `grpo.model`. Used here: R rows (completions), T tokens of a row, padded;
+M tokens of all completions, without padding; N tokens; P prompts; V vocabulary; E hidden size. A
+lower-case n is the part of N that is computed at once.
+"""

@@ -1,44 +1,67 @@
-"""Groups to micro-batches: tensors of a bounded number of tokens, cut so that the gradient does
-not notice.
+"""Groups to micro-batches of tensors, without an effect on the gradient.
 
-The weight of every token is fixed from the whole step (`loss.token_weights`) before anything is
-cut, so losses and gradients of the micro-batches add up to those of the step. The prompt of a
-group is run once a micro-batch, not once a completion.
+The weight of every token is computed from the whole step (`loss.token_weights`) before anything is
+cut, so the losses and gradients of all micro-batches add up to those of the step. A group's prompt
+is run once in a micro-batch, not once for each completion.
 
-Shapes: P prompts, G rows of each (the same for all in a micro-batch), R = P * G rows, T tokens, M
-tokens of all rows without padding.
+Shapes: P prompts; R rows (completions), of which each prompt of a micro-batch has equally many; T
+tokens; M tokens of all rows without padding.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
 from grpo.model.varlen_attention import flat_indices, to_device
-from grpo.records import Group
+from grpo.records import Completion, Group
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A grid of P prompts by G completions, completions padded on the right to T tokens; R = P *
-    G.
-    """
+    """Some completions of P prompts, padded on the right to T tokens."""
 
     prompts: list[tuple[int, ...]]
-    names: list[tuple[int, int]]  # group and sample of each row
     completions: list[tuple[int, ...]]  # the tokens of each row, without padding
+    names: list[tuple[int, int]]  # of each row: the indices of its group and of its sample
+
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
-    # of the tokens, row after row, in the grid of R * T: to find them by the mask, the host would
-    # wait for the GPU
+
+    # The index of each token in the flattened (R, T), row after row. To compute it from the mask,
+    # the host would have to wait for the GPU.
     places_M: Tensor
+
     old_RT: Tensor  # log-probabilities under the policy that sampled
-    advantages: Tensor  # (R,), or (R, T) where each token has its own, 0 at padding
+    advantages: Tensor  # (R,), or (R, T) with 0 at padding if each token has its own
     temperatures_R: Tensor
-    weights_R: Tensor
+    weights_R: Tensor  # of each token of a row, float64
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A completion with what the loss needs of it."""
+
+    sample: int
+    completion: Completion
+    advantage: float | list[float]
+    weight: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a group: the smallest unit that is moved between micro-batches."""
+
+    group: Group
+    rows: list[_Row]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that are run, the prompt's included."""
+        completions = sum(len(row.completion.tokens) for row in self.rows)
+        return len(self.group.prompt) + completions
 
 
 def micro_batches(
@@ -51,105 +74,120 @@ def micro_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Yield the step's `groups` (advantages filled in) in micro-batches of at most `micro_tokens`
-    tokens.
+    """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
-    Counted are prompts once and completions; 0 means no bound. A group that is too large alone is
-    cut into parts of its rows, a row never is. `kind` and `max_length` (tokens) go to
-    `loss.token_weights`. Of several `ranks` each has a part of the rows, of about as many tokens
-    as the others; the weights are those of the whole step.
+    A micro-batch has at most `micro_tokens` tokens, with each prompt counted once; 0 means no
+    bound. A group that is too large is cut into parts, but never within a row. `kind` and
+    `max_length` (tokens) are arguments of `loss.token_weights`.
+
+    Each of several `ranks` gets some of the rows, with about as many tokens as the others. The
+    weights are always those of the whole step.
     """
-    lengths = torch.tensor(
-        [len(completion.tokens) for group in groups for completion in group.completions]
-    )
-    weights = token_weights(kind, lengths, max_length=max_length).tolist()
-    parts, first = [], 0
-    for group in groups:
-        size = len(group.completions)
-        rows = list(
-            zip(
-                group.completions,
-                group.advantages,
-                weights[first : first + size],
-                range(size),
-                strict=True,
-            )
-        )
-        first += size
-        longest = max(len(completion.tokens) for completion in group.completions)
-        fit = max(1, (micro_tokens - len(group.prompt)) // longest) if micro_tokens else size
-        fit = min(fit, -(-size * len(groups) // ranks))  # fewer groups than ranks: nobody idles
-        fit = -(-size // -(-size // fit))  # parts of about the same size
-        parts += [(group, rows[start : start + fit]) for start in range(0, size, fit)]
-    parts = _share(parts, rank, ranks)
-    bundle: list = []
+    parts = _assign(_split(groups, kind, micro_tokens, max_length, ranks), rank, ranks)
+
+    bundle: list[_Part] = []
+    tokens = 0
     for part in parts:
-        if bundle and (
-            len(part[1]) != len(bundle[0][1])
-            or micro_tokens
-            and _tokens([*bundle, part]) > micro_tokens
-        ):
+        is_full = bool(micro_tokens) and tokens + part.tokens > micro_tokens
+        if bundle and (is_full or len(part.rows) != len(bundle[0].rows)):
             yield _tensors(bundle, device)
-            bundle = []
+            bundle, tokens = [], 0
         bundle.append(part)
+        tokens += part.tokens
+
     if bundle:
         yield _tensors(bundle, device)
 
 
-def _share(parts: list, rank: int, ranks: int) -> list:
-    """Return the parts that are this rank's, in order: the largest first, each goes to who has
-    least so far.
+def _split(
+    groups: Sequence[Group], kind: str, micro_tokens: int, max_length: int, ranks: int
+) -> list[_Part]:
+    """Return the groups cut into parts that fit a micro-batch, with the weights of their rows."""
+    lengths = torch.tensor(
+        [len(completion.tokens) for group in groups for completion in group.completions]
+    )
+    weights = iter(token_weights(kind, lengths, max_length=max_length).tolist())
+
+    parts = []
+    for group in groups:
+        assert len(group.advantages) == len(group.completions)
+        rows = [
+            _Row(sample, completion, group.advantages[sample], next(weights))
+            for sample, completion in enumerate(group.completions)
+        ]
+        fit = _rows_of_a_part(group, len(groups), micro_tokens, ranks)
+        parts += [_Part(group, rows[start : start + fit]) for start in range(0, len(rows), fit)]
+    return parts
+
+
+def _rows_of_a_part(group: Group, groups: int, micro_tokens: int, ranks: int) -> int:
+    """Return how many rows of `group`, one of so many `groups`, make up a part."""
+    size = len(group.completions)
+    fit = size
+    if micro_tokens:
+        longest = max(len(completion.tokens) for completion in group.completions)
+        fit = max(1, (micro_tokens - len(group.prompt)) // longest)
+
+    # With fewer groups than ranks, cut them, so that no rank is idle.
+    fit = min(fit, -(-size * groups // ranks))
+
+    # Parts of about the same size.
+    return -(-size // -(-size // fit))
+
+
+def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
+    """Return this rank's parts, in order.
+
+    Largest first, each part goes to the rank that has the fewest tokens so far.
     """
-    sizes, loads, mine = [_tokens([part]) for part in parts], [0] * ranks, []
+    sizes = [part.tokens for part in parts]
+    loads = [0] * ranks
+    local = []
     for number in sorted(range(len(parts)), key=lambda i: -sizes[i]):
         least = loads.index(min(loads))
         loads[least] += sizes[number]
         if least == rank:
-            mine.append(number)
-    return [parts[number] for number in sorted(mine)]
+            local.append(number)
+    return [parts[number] for number in sorted(local)]
 
 
-def _tokens(bundle: Sequence[Any]) -> int:
-    return sum(
-        len(group.prompt) + sum(len(completion.tokens) for completion, *_ in rows)
-        for group, rows in bundle
-    )
+def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
+    """Return the parts of a `bundle` as one micro-batch."""
+    rows = [row for part in bundle for row in part.rows]
+    lengths = [len(row.completion.tokens) for row in rows]
+    R, T = len(rows), max(lengths)
 
+    tokens_RT = torch.zeros(R, T, dtype=torch.long)
+    mask_RT = torch.zeros(R, T, dtype=torch.bool)
+    old_RT = torch.zeros(R, T)
+    for r, row in enumerate(rows):
+        tokens_RT[r, : lengths[r]] = torch.tensor(row.completion.tokens)
+        mask_RT[r, : lengths[r]] = True
+        old_RT[r, : lengths[r]] = torch.tensor(row.completion.logprobs)
 
-def _tensors(bundle: Sequence[Any], device: torch.device) -> MicroBatch:
-    rows = [row for _, part in bundle for row in part]
-    T = max(len(completion.tokens) for completion, *_ in rows)
-    tokens, mask = (
-        torch.zeros(len(rows), T, dtype=torch.long),
-        torch.zeros(len(rows), T, dtype=torch.bool),
-    )
-    old = torch.zeros(len(rows), T)
-    for r, (completion, *_) in enumerate(rows):
-        n = len(completion.tokens)
-        tokens[r, :n], mask[r, :n] = torch.tensor(completion.tokens), True
-        old[r, :n] = torch.tensor(completion.logprobs)
-    temperatures = [group.temperature for group, part in bundle for _ in part]
+    temperatures = [part.group.temperature for part in bundle for _ in part.rows]
+    weights = [row.weight for row in rows]
     return MicroBatch(
-        prompts=[group.prompt for group, _ in bundle],
-        names=[(group.index, sample) for group, part in bundle for *_, sample in part],
-        completions=[completion.tokens for completion, *_ in rows],
-        places_M=flat_indices([len(completion.tokens) for completion, *_ in rows], T, device),
-        **{
-            name: to_device(tensor, device)
-            for name, tensor in dict(
-                tokens_RT=tokens,
-                mask_RT=mask,
-                old_RT=old,
-                advantages=_padded([advantage for _, advantage, *_ in rows], T),
-                temperatures_R=torch.tensor(temperatures),
-                weights_R=torch.tensor([weight for _, _, weight, _ in rows], dtype=torch.float64),
-            ).items()
-        },
+        prompts=[part.group.prompt for part in bundle],
+        completions=[row.completion.tokens for row in rows],
+        names=[(part.group.index, row.sample) for part in bundle for row in part.rows],
+        tokens_RT=to_device(tokens_RT, device),
+        mask_RT=to_device(mask_RT, device),
+        places_M=flat_indices(lengths, T, device),
+        old_RT=to_device(old_RT, device),
+        advantages=to_device(_padded([row.advantage for row in rows], T), device),
+        temperatures_R=to_device(torch.tensor(temperatures), device),
+        weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),
     )
 
 
-def _padded(advantages: list[float] | list[list[float]], T: int) -> Tensor:
-    """Return numbers as a tensor (R,), lists of them as (R, T), padded with 0 on the right."""
-    if isinstance(advantages[0], list):
-        advantages = [row + [0.0] * (T - len(row)) for row in advantages]
-    return torch.tensor(advantages)
+def _padded(advantages: Sequence[float | list[float]], T: int) -> Tensor:
+    """Return numbers as a tensor (R,), and lists of them as (R, T), padded with 0 on the right."""
+    return torch.tensor(
+        [
+            [*advantage, *[0.0] * (T - len(advantage))]
+            if isinstance(advantage, list)
+            else advantage
+            for advantage in advantages
+        ]
+    )

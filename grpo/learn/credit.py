@@ -1,28 +1,36 @@
-"""Per-token advantages from rewards that are earned on the way: rewards-to-go against a baseline
-of the state.
+"""Advantages of single tokens, for tasks whose rewards are earned word by word.
 
-A task that gives credits (`tasks.base.credits_of`) says what each word has added to the reward by
-the time it stands there. The reward-to-go R_t of a token is the reward less what the words written
-before it had earned, and its advantage, that of the policy gradient sum_t grad log pi(a_t | s_t)
-(R_t - b(s_t)) (rewards-to-go with a baseline; arXiv:1506.02438, eq. 1, form 3), is
+Such a task says by how much each word of a completion raises its reward (`tasks.base.credits_of`).
+The policy gradient with rewards-to-go and a baseline is
 
-    A_t = (R_t - mean of R over the completions of the group that were in the state of t)
+    sum_t grad log pi(a_t | s_t) (R_t - b(s_t))        arXiv:1506.02438, eq. 1, form 3
+
+where the reward-to-go R_t of a token is the reward less what the words before it have earned. So
+the advantage is
+
+    A_t = (R_t - mean of R_t over the completions of the group that were in state s_t)
           / (std of the group's rewards + eps)
 
-The state is (words written, what they earned, the letters of the word under way). A word counts as
-written when the text goes on behind it, and is under way until then: only the next token tells
-whether "ow" becomes "owl", and a state that knew would depend on the action. As the earnings are
-part of the state, they cancel: A_t is the completion's reward less the mean reward of those that
-had come as far, no better and no worse. So the first token has the outcome's advantage, a group of
-equal rewards has none, and no advantage is larger than rewards of the group differ; behind a slip
-after which nothing more can be earned it is exactly 0.
+The state s_t is (words written, what they have earned, the letters of the unfinished word). A word
+counts as written once the text goes on after it: only the next token tells whether "ow" becomes
+"owl", and a state that knew would depend on the action.
 
-Why this baseline: it depends on the text before the token alone, so it adds no bias, and it knows
-what the value of a state mostly hangs on. The mean at the same token or word, whatever had been
-earned, pays every token of completions that have gone right so far and charges every token behind
-a slip, as the outcome does. The mean has the completion itself in it, as in GRPO, so that what is
-learned in a state that k completions shared counts (k - 1) / k: where nobody else has been there
-is nothing to compare with, A_t = 0.
+Completions in one state have earned the same, so these earnings cancel: A_t is the completion's
+reward less the mean reward of all completions that had come exactly as far. It follows that:
+
+- the first token has the advantage of the whole completion, as in GRPO;
+- a group of equal rewards has advantages of 0;
+- no advantage is larger than the differences between the group's rewards;
+- after a mistake that allows no more earnings, every advantage is exactly 0.
+
+Why this baseline? It depends only on the text before the token, so it adds no bias, and it knows
+what the value of a state mostly depends on. A mean at the same token or word, whatever had been
+earned, would reward every token of a completion that has been right so far, and punish every token
+after a mistake, just as the completion's own reward does.
+
+The mean includes the completion itself, as in GRPO. So in a state that k completions share, what is
+learned is scaled by (k - 1) / k; in a state that only one has visited there is nothing to compare
+with, and A_t = 0.
 
 Shapes: T tokens of a completion.
 """
@@ -38,79 +46,103 @@ from grpo.learn.advantages import divisors, floats
 from grpo.records import Group
 
 Decode = Callable[[Sequence[int]], str]
+
+# Words written, what they have earned, and the letters of the unfinished word.
 State = tuple[int, float, str]
 
+# What gets an advantage of its own: a completion, or each of its tokens.
 CREDITS = ("outcome", "alignment")
+
+# Marks an incomplete character in decoded text.
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def token_advantages(
     groups: Sequence[Group], decode: Decode, *, scale: str, eps: float = 1e-4
 ) -> list[list[list[float]]]:
-    """Return for each group, for each completion, the advantage of each token (T,), see above.
+    """Return for each group and each completion the advantages of its tokens (T,).
 
-    The scores have `credits`; `decode` is `Policy.decode`; `scale` is that of `advantages`,
-    applied to the rewards.
+    The groups' scores have `credits`. `decode` is `Policy.decode`. `scale` is that of `advantages`;
+    it applies to the rewards.
     """
-    decode_one, made = cache(lambda token: decode((token,))), []
-    paid = floats([group.rewards for group in groups])
-    for group, earned, divisor in zip(
-        groups, paid, divisors(paid, scale=scale, eps=eps), strict=True
-    ):
-        states = []
-        for completion, score in zip(group.completions, group.scores, strict=True):
-            assert score.credits is not None, "the task was asked for them"
-            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
-            states.append(token_states(completion.text, ends, score.credits))
+    decode_one = cache(lambda token: decode((token,)))
+    rewards = floats([group.rewards for group in groups])
+    group_divisors = divisors(rewards, scale=scale, eps=eps)
 
-        rewards = defaultdict(list)  # of the completions that were in a state
-        for reward, row in zip(earned, states):
+    by_group = []
+    for group, group_rewards, divisor in zip(groups, rewards, group_divisors, strict=True):
+        states = _group_states(group, decode, decode_one)
+
+        # The baseline of a state: the mean over the completions that visited it, each counted once.
+        visitors = defaultdict(list)
+        for reward, row in zip(group_rewards, states):
             for state in dict.fromkeys(row):
-                rewards[state].append(reward)
-        means = {state: mean(values) for state, values in rewards.items()}
-        made.append(
+                visitors[state].append(reward)
+        means = {state: mean(visiting) for state, visiting in visitors.items()}
+
+        by_group.append(
             [
                 [(reward - means[state]) / divisor for state in row]
-                for reward, row in zip(earned, states)
+                for reward, row in zip(group_rewards, states)
             ]
         )
-    return made
+    return by_group
+
+
+def _group_states(
+    group: Group, decode: Decode, decode_one: Callable[[int], str]
+) -> list[list[State]]:
+    """Return for each completion of a group the states of its tokens (T,)."""
+    states = []
+    for completion, score in zip(group.completions, group.scores, strict=True):
+        assert score.credits is not None, "the task was asked for them"
+        ends = token_ends(completion.tokens, completion.text, decode, decode_one)
+        states.append(token_states(completion.text, ends, score.credits))
+    return states
 
 
 def token_states(
     text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]]
 ) -> list[State]:
-    """Return the state (T,) in which each token of `text` was drawn; `ends` (T,) are where they
-    end in it.
+    """Return the state (T,) in which each token of `text` was drawn.
 
-    Earnings are rounded to 12 places: completions that earned the same by different sums were in
-    one state.
+    `ends` (T,) says where in `text` each token ends; `credits` where each word ends, and what it
+    earned. Earnings are rounded to 12 places, so that completions that earned the same by different
+    sums share a state.
     """
     word_ends = [0, *(end for end, _ in credits)]
     earned = [0.0, *accumulate(amount for _, amount in credits)]
+
     states = []
-    for reached in (0, *ends[:-1]):
+    for reached in (0, *ends[:-1]):  # a token is drawn where the one before it ends
         words = bisect_left(word_ends, reached, lo=1) - 1
-        states.append((words, round(earned[words], 12), text[word_ends[words] : reached].lstrip()))
+        unfinished = text[word_ends[words] : reached].lstrip()
+        states.append((words, round(earned[words], 12), unfinished))
     return states
 
 
 def token_ends(
     tokens: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]
 ) -> list[int]:
-    """Return how many characters of `text` = decode(tokens) are whole when each of the tokens is
-    there, (T,).
+    """Return how many characters of `text` = decode(tokens) are complete after each token, (T,).
 
-    Tokens that do not decode by themselves (parts of a character, or a space that is dropped where
-    it stands first) are decoded behind the token before them, together up to a whole character.
+    Some tokens do not decode by themselves: parts of a character, or a space that is dropped at the
+    start of a text. Such tokens are decoded together with the token before them, up to the next
+    complete character.
     """
+    # The quick way, if every token decodes by itself.
     pieces = [decode_one(token) for token in tokens]
-    if "\N{REPLACEMENT CHARACTER}" not in text and "".join(pieces) == text:
+    if INCOMPLETE not in text and "".join(pieces) == text:
         return list(accumulate(map(len, pieces)))
-    ends, first, done = [], 0, 0  # text[:done] is what the tokens before `first` write
+
+    ends = []
+    first = 0  # the tokens from here on are not complete yet
+    complete = 0  # the tokens before `first` write text[:complete]
     for t in range(1, len(tokens) + 1):
         before = max(0, first - 1)
         piece = decode(tokens[before:t])[len(decode(tokens[before:first])) :]
-        if not piece.endswith("\N{REPLACEMENT CHARACTER}"):
-            first, done = t, done + len(piece)
-        ends.append(done)
+        if not piece.endswith(INCOMPLETE):
+            first = t
+            complete += len(piece)
+        ends.append(complete)
     return ends

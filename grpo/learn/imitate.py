@@ -1,8 +1,7 @@
-"""Imitation: one optimizer step towards right answers, by cross-entropy over their tokens, end
-tokens included.
+"""Imitation: one optimizer step towards right answers, by the cross-entropy of their tokens.
 
-It shares batches, packing, log-probabilities and optimizer with the update of GRPO, of which it is
-the case of one answer with advantage 1 and no ratio.
+This is the update of GRPO for a single answer with advantage 1 and without the ratio. It shares the
+batches, the packing, the log-probabilities and the optimizer. End tokens count.
 """
 
 from collections.abc import Sequence
@@ -25,24 +24,26 @@ def imitate(
     micro_tokens: int,
     max_grad_norm: float,
 ) -> dict[str, Any]:
-    """Take one step towards the completions of `groups`, whose advantages are 1; return loss (nats
-    a token) and gradient norm.
+    """Take one step towards the completions of `groups`, whose advantages are 1.
 
-    Of several ranks each takes a part of the answers. Raises FloatingPointError where weights or
-    moments are no longer finite.
+    Returns "loss" (nats a token) and "grad_norm" (before clipping). Each of several ranks takes
+    some of the answers. Raises FloatingPointError if a weight or a moment is not finite after the
+    step.
     """
     ranks = optimizer.ranks
     optimizer.clear()
-    losses = []
-    for batch in micro_batches(
+
+    batches = micro_batches(
         groups,
-        "dapo",  # every token of the step counts the same
+        "dapo",  # all tokens of the step have the same weight
         micro_tokens=micro_tokens,
         max_length=0,
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,
-    ):
+    )
+    losses = []
+    for batch in batches:
         logp_RT, _ = completion_logprobs(policy, batch)
         loss = -(batch.weights_R[:, None] * logp_RT).sum()
         with low_precision_backward(policy.low_precision_backward):

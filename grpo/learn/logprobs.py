@@ -1,13 +1,13 @@
-"""Log-probabilities of given tokens and entropies of their distributions, without ever holding all
-the logits.
+"""Log-probabilities of given tokens and entropies of their distributions, in bounded memory.
 
-For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone are 8.2 GB,
-and autograd keeps several tensors of that size. So the head is applied to `chunk` tokens at a time
-and applied again in the backward pass (gradient checkpointing, arXiv:1604.06174): one or two
-tensors of chunk x V live at once instead of three of N x V, for one more product with the head. On
-a CPU, where time is dearer than memory, one of N x V is kept if it is small.
+For a vocabulary of 128,256 and 16 completions of 1,000 tokens the float32 logits alone take 8.2 GB,
+and autograd keeps several tensors of that size. So the head is applied to a chunk of tokens at a
+time, and applied again in the backward pass (gradient checkpointing, arXiv:1604.06174). One or two
+tensors of n x V exist at once instead of three of N x V, for one more matrix product with the head.
+A CPU has more memory than time: it keeps one tensor of N x V if that is small.
 
-Shapes: N tokens (all completions of a micro-batch, flat), V vocabulary, H hidden.
+Shapes: N tokens (all completions of a micro-batch, flat), n tokens of a chunk, V vocabulary, E
+hidden size.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,27 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.model.matmul import bf16_matmul, linear_no_grad
 
-Head = Callable[[Tensor], Tensor]  # hidden (n, H) -> logits (n, V)
-Truncate = Callable[
-    [Tensor, Tensor], Tensor
-]  # logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf
-KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
+# Hidden states (n, E) -> logits (n, V).
+Head = Callable[[Tensor], Tensor]
+
+# Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf.
+Truncate = Callable[[Tensor, Tensor], Tensor]
+
+# Tokens of a chunk on a GPU.
+GPU_CHUNK = 1024
+
+# Logits of a chunk on a CPU: 4 MB in float32, which stay in its cache.
+CPU_CHUNK_LOGITS = 1 << 20
+
+# Bytes of probabilities that a CPU may keep for the backward pass.
+KEPT = 1 << 28
+
+# Columns that a CUDA kernel handles at once.
+BLOCK = 4096
 
 
 def token_logprobs(
-    hidden_NH: Tensor,
+    hidden_NE: Tensor,
     head: Head,
     targets_N: Tensor,
     temperature_N: Tensor,
@@ -38,100 +50,91 @@ def token_logprobs(
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
     each.
 
-    Both are float32 whatever the head's precision (float64 from a float64 head). Gradients flow
-    through the log-probabilities to `hidden_NH` and to the parameters of `head`; the entropy is
-    detached. `head` must act on each token by itself, as a linear layer does, with LoRA or
-    without. `truncate` (top-k, top-p) gets the logits already divided by the temperature and must
-    keep the targets: then log-probability and entropy are of what it leaves. `chunk` 0 is 1,024 on
-    a GPU, and on a CPU as many as keep the logits within its cache.
+    Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
+    flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
+    is detached. `head` acts on each token by itself, as a linear layer does, with LoRA or without.
+
+    `truncate` (top-k, top-p) gets the logits already divided by the temperature, and never excludes
+    a target. Log-probability and entropy are then those of the truncated distribution. `chunk` is a
+    number of tokens; 0 means GPU_CHUNK on a GPU, and CPU_CHUNK_LOGITS logits on a CPU.
     """
     if not chunk:
-        chunk = (
-            1024 if hidden_NH.is_cuda else max(16, (1 << 20) // getattr(head, "out_features", 4096))
-        )
+        vocabulary = getattr(head, "out_features", 4096)
+        chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
+
     if truncate is None and type(head) is nn.Linear:
+        is_learning = torch.is_grad_enabled()
         return _LinearLogprobs.apply(
-            hidden_NH,
-            head.weight,
-            head.bias,
-            targets_N,
-            temperature_N,
-            chunk,
-            torch.is_grad_enabled(),
+            hidden_NE, head.weight, head.bias, targets_N, temperature_N, chunk, is_learning
         )
+
+    # Any other head: autograd differentiates it, chunk by chunk.
     chunks = zip(
-        hidden_NH.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+        hidden_NE.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
     )
     parts = [
         checkpoint(
             _chunk_logprobs,
-            hidden_nH,
+            hidden_nE,
             head,
             targets_n,
             temperature_n,
             truncate,
             use_reentrant=False,
         )
-        for hidden_nH, targets_n, temperature_n in chunks
+        for hidden_nE, targets_n, temperature_n in chunks
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """`_chunk_logprobs` of a linear head, chunk by chunk, in few passes over the logits."""
+    """`_chunk_logprobs` of a linear head for all chunks, with few passes over the logits.
+
+    With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
+    to the logits is (onehot(target) - p) / temperature.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
+        hidden_NE: Tensor,
+        weight_VE: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
         temperature_N: Tensor,
         chunk: int,
         is_learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        (N, _), V, like = (
-            hidden_NH.shape,
-            len(weight_VH),
-            torch.promote_types(hidden_NH.dtype, torch.float32),
-        )
-        temperature_N = temperature_N.to(like)
-        logprobs_N, entropies_N, lse_N = (hidden_NH.new_empty(N, dtype=like) for _ in range(3))
-        is_fused = hidden_NH.is_cuda and like == torch.float32
-        is_kept = is_learning and not hidden_NH.is_cuda and N * V * like.itemsize <= KEPT
-        probability_NV = hidden_NH.new_empty(N, V, dtype=like) if is_kept else None
-        for part in _parts(N, chunk):
-            logits_nV, targets_n, temperature_n = (
-                linear_no_grad(hidden_NH[part], weight_VH, bias_V),
-                targets_N[part],
-                temperature_N[part],
-            )
-            if is_fused:
-                from grpo.model import kernels
+        N, V = len(hidden_NE), len(weight_VE)
+        dtype = torch.promote_types(hidden_NE.dtype, torch.float32)
+        temperature_N = temperature_N.to(dtype)
+        logprobs_N, entropies_N, lse_N = (hidden_NE.new_empty(N, dtype=dtype) for _ in range(3))
 
-                kernels.logprobs[(len(logits_nV),)](
-                    logits_nV,
-                    targets_n,
-                    temperature_n,
-                    logprobs_N[part],
-                    entropies_N[part],
-                    lse_N[part],
-                    V,
-                    BLOCK=4096,
-                    num_warps=8,
-                )
-            else:
-                logits_nV = logits_nV.to(like).div_(temperature_n[:, None])
-                kept_nV = None if probability_NV is None else probability_NV[part]
-                probability_nV = torch.softmax(logits_nV, -1, out=kept_nV)
-                all_nV = logits_nV.log_softmax(-1)
-                logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
-                entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
+        # A CPU keeps the probabilities for the backward pass; a GPU computes them again.
+        is_fused = hidden_NE.is_cuda and dtype == torch.float32
+        is_kept = is_learning and not hidden_NE.is_cuda and N * V * dtype.itemsize <= KEPT
+        probability_NV = hidden_NE.new_empty(N, V, dtype=dtype) if is_kept else None
+
+        for part in _slices(N, chunk):
+            logits_nV = linear_no_grad(hidden_NE[part], weight_VE, bias_V)
+            targets_n, temperature_n = targets_N[part], temperature_N[part]
+
+            if is_fused:
+                outputs = (logprobs_N[part], entropies_N[part], lse_N[part])
+                _fused_logprobs(logits_nV, targets_n, temperature_n, *outputs)
+                continue
+
+            logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
+            kept_nV = None if probability_NV is None else probability_NV[part]
+            probability_nV = torch.softmax(logits_nV, -1, out=kept_nV)
+            all_nV = logits_nV.log_softmax(-1)
+            logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
+            entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
+
         ctx.save_for_backward(
-            hidden_NH,
-            weight_VH,
+            hidden_NE,
+            weight_VE,
             bias_V,
             targets_N,
             temperature_N,
@@ -144,79 +147,105 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
+        hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
             ctx.saved_tensors
         )
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        d_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
-        d_weight_VH = torch.zeros_like(weight_VH) if for_weight else None
-        d_bias_V = torch.zeros_like(bias_V) if for_bias else None
-        for part in _parts(len(hidden_NH), ctx.chunk):
-            hidden_nH, targets_n, temperature_n, d_n = (
-                hidden_NH[part],
-                targets_N[part],
-                temperature_N[part],
-                d_N[part],
-            )
-            if lse_N is not None:
-                from grpo.model import kernels
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        d_hidden_NE = torch.empty_like(hidden_NE) if needs_hidden else None
+        d_weight_VE = torch.zeros_like(weight_VE) if needs_weight else None
+        d_bias_V = torch.zeros_like(bias_V) if needs_bias else None
 
-                d_logits_nV = linear_no_grad(hidden_nH, weight_VH, bias_V)  # the logits as yet
-                n, V = d_logits_nV.shape
-                kernels.logprobs_backward[(n, -(-V // 4096))](
-                    d_logits_nV,
-                    targets_n,
-                    temperature_n,
-                    lse_N[part],
-                    d_n.contiguous(),
-                    V,
-                    BLOCK=4096,
-                    num_warps=8,
-                )
+        for part in _slices(len(hidden_NE), ctx.chunk):
+            hidden_nE, targets_n = hidden_NE[part], targets_N[part]
+            temperature_n, d_n = temperature_N[part], d_N[part]
+
+            # The gradient of the logits: d (onehot(target) - p) / temperature.
+            if lse_N is not None:
+                d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
+                _fused_backward(d_logits_nV, targets_n, temperature_n, lse_N[part], d_n)
             else:
+                if probability_NV is not None:
+                    probability_nV = probability_NV[part]
+                else:
+                    logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V).to(d_n.dtype)
+                    probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
+
                 scale_n1 = (d_n / temperature_n)[:, None]
-                probability_nV = (
-                    probability_NV[part]
-                    if probability_NV is not None
-                    else linear_no_grad(hidden_nH, weight_VH, bias_V)
-                    .to(d_n.dtype)
-                    .div_(temperature_n[:, None])
-                    .softmax(-1)
-                )
-                d_logits_nV = (
-                    probability_nV.mul_(-scale_n1)
-                    .scatter_add_(-1, targets_n[:, None], scale_n1)
-                    .to(hidden_nH.dtype)
-                )
+                d_logits_nV = probability_nV.mul_(-scale_n1)
+                d_logits_nV = d_logits_nV.scatter_add_(-1, targets_n[:, None], scale_n1)
+                d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
+
+            # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
             with bf16_matmul(d_logits_nV):
-                if d_hidden_NH is not None:
-                    torch.mm(d_logits_nV, weight_VH, out=d_hidden_NH[part])
-                if d_weight_VH is not None:
-                    d_weight_VH.addmm_(d_logits_nV.t(), hidden_nH)
+                if d_hidden_NE is not None:
+                    torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
+                if d_weight_VE is not None:
+                    d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
             if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
-        return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None, None
+
+        return d_hidden_NE, d_weight_VE, d_bias_V, None, None, None, None
 
 
-def _parts(N: int, chunk: int) -> list[slice]:
+def _slices(N: int, chunk: int) -> list[slice]:
+    """Return slices of `chunk` tokens that cover N tokens."""
     return [slice(start, start + chunk) for start in range(0, N, chunk)]
 
 
+def _fused_logprobs(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    temperature_n: Tensor,
+    logprobs_n: Tensor,
+    entropies_n: Tensor,
+    lse_n: Tensor,
+) -> None:
+    """Write log-probabilities, entropies and log-sum-exps of a chunk, in one pass on the GPU."""
+    from grpo.model import kernels
+
+    n, V = logits_nV.shape
+    kernels.logprobs[(n,)](
+        logits_nV,
+        targets_n,
+        temperature_n,
+        logprobs_n,
+        entropies_n,
+        lse_n,
+        V,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
+
+
+def _fused_backward(
+    logits_nV: Tensor, targets_n: Tensor, temperature_n: Tensor, lse_n: Tensor, d_n: Tensor
+) -> None:
+    """Overwrite the logits of a chunk by their gradient, on the GPU."""
+    from grpo.model import kernels
+
+    n, V = logits_nV.shape
+    kernels.logprobs_backward[(n, -(-V // BLOCK))](
+        logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=BLOCK, num_warps=8
+    )
+
+
 def _chunk_logprobs(
-    hidden_nH: Tensor,
+    hidden_nE: Tensor,
     head: Head,
     targets_n: Tensor,
     temperature_n: Tensor,
     truncate: Truncate | None,
 ) -> tuple[Tensor, Tensor]:
-    logits_nV = head(hidden_nH)
+    """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
+    logits_nV = head(hidden_nE)
     logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
     logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]
     if truncate is not None:
         logits_nV = truncate(logits_nV, targets_n)
+
     all_nV = logits_nV.log_softmax(-1)
     logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
-    # Last, because the recomputation stops at the last tensor that the backward pass needs.
-    # entr(p) = -p log p, and entr(0) = 0, where p * log p would be NaN for what `truncate`
-    # excluded.
+
+    # The entropy comes last, because the recomputation stops at the last tensor that the backward
+    # pass needs. entr(p) = -p log p has entr(0) = 0, where p * log p is NaN for excluded tokens.
     return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)

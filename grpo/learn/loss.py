@@ -1,28 +1,37 @@
-"""The losses: arithmetic on tensors, nothing else.
+"""The losses: arithmetic on tensors.
 
-A step's loss is  sum over rows r, tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt).  The
-kinds differ in the weight of a row's tokens and in the policy term; q is the ratio exp(logp -
-old), A the advantage of the row, or of the token itself (not for gspo, which has one ratio for
-them all):
+The loss of a step is
 
-    kind     weight of a token        policy term, to be minimised         source
+    sum over rows r and tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt)
+
+where q = exp(logp - old) is the ratio, and A the advantage of the row or of the single token (gspo
+has one ratio for a row, and so one advantage). The kinds differ in the weight and in the policy
+term, which is minimised:
+
+    kind     weight of a token        policy term                          source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
     dapo     1 / (all tokens)         the same                             arXiv:2503.14476
     dr_grpo  1 / (R * max_length)     the same                             arXiv:2503.20783
-    gspo     1 / (R * its length)     the same, q that of the sequence     arXiv:2507.18071, s_i
+    gspo     1 / (R * its length)     the same, q of the whole sequence    arXiv:2507.18071, s_i
     cispo    1 / (all tokens)         -stop_gradient(clip(q)) A logp       arXiv:2506.13585
 
-with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). The bounds are the caller's: DAPO has a
-larger clip_high (0.28 instead of 0.2; with 0.2 it is what TRL calls bnpo), GSPO much narrower
-bounds (3e-4, 4e-4), and CISPO no lower one (clip_low >= 1).
-Departures: "all" means all rows of the step (TRL's bnpo: of a micro-batch), so that the gradient
-does not depend on how a step is cut; every kind may have the KL term, inside the same mean, where
-the k3 of a token is multiplied by its ratio (arXiv:2512.02556): at q = 1 that changes no value,
-but k3 alone has the gradient of the KL the other way round, from the reference to the policy.
+with clip(q) = min(max(q, 1 - clip_low), 1 + clip_high). The caller chooses the bounds. DAPO has a
+larger clip_high (0.28 instead of 0.2; at 0.2 it equals TRL's bnpo), GSPO much narrower bounds (3e-4
+and 4e-4), and CISPO no lower bound (clip_low >= 1).
 
-Shapes: R rows (completions), T tokens. Padding is False in `mask_RT`; what stands there, even NaN,
-has no effect.
+Departures from the papers:
+
+- R and "all tokens" count the whole step, where TRL's bnpo counts a micro-batch. So the gradient
+  does not depend on how a step is cut into micro-batches.
+- Every kind may have the KL term, within the same mean. The k3 estimate of a token is multiplied by
+  its ratio (arXiv:2512.02556). At q = 1 that leaves its value as it is, but gives it the gradient
+  of KL(policy || reference). The gradient of k3 alone is that of KL(reference || policy).
+
+Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever the other tensors
+hold there, even NaN, has no effect.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,122 +39,155 @@ from torch import Tensor
 from grpo.choices import LOSSES
 
 
-def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
-    """Return the weight of each token of each row, (R,) float64, from the lengths of *all* rows of
-    the step.
+@dataclass(frozen=True)
+class LossSettings:
+    """Which loss is computed, and its numbers."""
 
-    To be called before the first backward pass and cut along with the rows. `max_length` is the
-    completion budget in tokens, which dr_grpo divides by. An empty row has weight 0 and counts in
-    R.
+    kind: str  # one of LOSSES
+    clip_low: float
+    clip_high: float
+    beta: float = 0.0  # weight of the KL term
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What the loss of some rows of a step is computed from."""
+
+    # Log-probabilities (R, T) under the policy, with gradient, and under the policy that sampled,
+    # without.
+    logp_RT: Tensor
+    old_RT: Tensor
+
+    # One for all tokens of a row (R,), or one for each token (R, T), which gspo does not take.
+    advantages: Tensor
+
+    # True at tokens, False at padding.
+    mask_RT: Tensor
+
+    # These rows' part of `token_weights`, float64.
+    weights_R: Tensor
+
+    # Log-probabilities (R, T) under the reference; required if the KL term has a weight.
+    ref_RT: Tensor | None = None
+
+    # Entropies (R, T) in nats, which are only added up.
+    entropy_RT: Tensor | None = None
+
+    # Factors (R, T) on the policy term, not on the KL.
+    importance_RT: Tensor | None = None
+
+
+def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
+    """Return the weight of each token of each row, (R,) float64.
+
+    `lengths_R` are the lengths of *all* rows of the step: call this before a step is cut into
+    micro-batches, and cut the weights with the rows. `max_length` is the completion budget in
+    tokens, by which dr_grpo divides. An empty row counts in R and has weight 0.
     """
     assert kind in LOSSES
     lengths_R = lengths_R.double()
+
     if kind in ("grpo", "gspo"):
         weights_R = 1 / (len(lengths_R) * lengths_R)
     elif kind == "dr_grpo":
         weights_R = torch.full_like(lengths_R, 1 / (len(lengths_R) * max_length))
     else:
         weights_R = (1 / lengths_R.sum()).expand_as(lengths_R)
+
     return torch.where(lengths_R > 0, weights_R, 0.0)
 
 
-def policy_loss(
-    kind: str,
-    logp_RT: Tensor,
-    old_RT: Tensor,
-    advantages: Tensor,
-    mask_RT: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return the policy term of each token (0 at padding), and which tokens were clipped low and
     high: (R, T) each.
 
-    `logp_RT` are log-probabilities under the policy, `old_RT` under the one that sampled (no
-    gradient). `advantages` are (R,), one for all tokens of a row, or (R, T), except for gspo.
-    Clipped means that the bound took effect: for cispo wherever the ratio is outside; for the
-    others below with A < 0 and above with A > 0, where the token gets no gradient. In gspo a
-    sequence is clipped as a whole, and all its tokens count.
+    A token counts as clipped if the bound took effect. For cispo that is wherever the ratio is
+    outside. For the others it is below the range with A < 0 and above it with A > 0, where the
+    token gets no gradient. gspo clips a sequence as a whole, and all its tokens count.
     """
-    assert kind in LOSSES and (advantages.dim() == 1 or kind != "gspo")
-    advantages_RT = advantages[:, None] if advantages.dim() == 1 else advantages
-    log_ratio_RT = _log_ratio(logp_RT, old_RT, mask_RT)
+    kind, mask_RT, advantages_RT = settings.kind, inputs.mask_RT, inputs.advantages
+    clip_low, clip_high = settings.clip_low, settings.clip_high
+    assert kind in LOSSES and (advantages_RT.dim() == 1 or kind != "gspo")
+    if advantages_RT.dim() == 1:
+        advantages_RT = advantages_RT[:, None]
+
+    # The ratio q. That of gspo is the geometric mean over the sequence, s_i, at every token of it;
+    # an empty row is 0 / 0 here, but it is all padding.
+    log_ratio_RT = _log_ratio(inputs)
     if kind == "gspo":
-        # An empty row is 0 / 0 here, and padding all over.
-        log_ratio_RT = (
-            log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)
-        ).expand_as(log_ratio_RT)
+        mean_R1 = log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)
+        log_ratio_RT = mean_R1.expand_as(log_ratio_RT)
     ratio_RT = log_ratio_RT.exp()
+
+    # clip(q), and where q is out of range.
     clipped_RT = ratio_RT.clamp(1 - clip_low, 1 + clip_high)
-    low_RT, high_RT = ratio_RT < 1 - clip_low, ratio_RT > 1 + clip_high
+    is_low_RT = ratio_RT < 1 - clip_low
+    is_high_RT = ratio_RT > 1 + clip_high
+
     if kind == "cispo":
-        loss_RT = -clipped_RT.detach() * advantages_RT * _zero_padding(logp_RT, mask_RT)
+        # The clipped ratio is a constant factor, so every token keeps a gradient.
+        loss_RT = -clipped_RT.detach() * advantages_RT * _zero_padding(inputs.logp_RT, mask_RT)
     else:
+        # The minimum is pessimistic: a bound takes effect only where it lowers the objective.
         loss_RT = -torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)
-        low_RT, high_RT = low_RT & (advantages_RT < 0), high_RT & (advantages_RT > 0)
-    return _zero_padding(loss_RT, mask_RT), low_RT & mask_RT, high_RT & mask_RT
+        is_low_RT = is_low_RT & (advantages_RT < 0)
+        is_high_RT = is_high_RT & (advantages_RT > 0)
+
+    return _zero_padding(loss_RT, mask_RT), is_low_RT & mask_RT, is_high_RT & mask_RT
 
 
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(policy || reference) of each token: exp(d) - d - 1 with d = ref
-    - logp.
+    """Return the k3 estimate of KL(policy || reference) at each token, in nats (R, T).
 
-    Never negative, and unbiased for tokens drawn from the policy itself; its gradient is not that
-    of the KL, see above. Source: Schulman, http://joschu.net/blog/kl-approx.html.
+    k3 = exp(d) - d - 1 with d = ref - logp (Schulman, http://joschu.net/blog/kl-approx.html). It is
+    never negative, and unbiased for tokens that the policy itself sampled. Its gradient is not that
+    of the KL; see the head of this module.
     """
     difference_RT = ref_RT - logp_RT
     return difference_RT.exp() - difference_RT - 1
 
 
-def step_loss(
-    kind: str,
-    logp_RT: Tensor,
-    old_RT: Tensor,
-    advantages: Tensor,
-    mask_RT: Tensor,
-    weights_R: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    beta: float = 0.0,
-    ref_RT: Tensor | None = None,
-    entropy_RT: Tensor | None = None,
-    importance_RT: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
-    `advantages` are those of `policy_loss`. `weights_R` are these rows' share of `token_weights`:
-    the losses (and gradients, and sums) of all micro-batches add up to those of the step.
-    `importance_RT` multiplies the policy term, not the KL. The sums are float64 scalars on the
-    device, without gradient: "tokens", "clipped_low", "clipped_high" (counts), "kl" where `ref_RT`
-    is given, "entropy" where `entropy_RT` is given (nats).
+    Losses, gradients and sums of all micro-batches add up to those of the step. The sums are
+    float64 scalars on the device, without gradient: "tokens", "clipped_low" and "clipped_high"
+    (counts); "kl" if there are `ref_RT`, and "entropy" if there are `entropy_RT` (nats).
     """
-    assert beta == 0 or ref_RT is not None
-    loss_RT, low_RT, high_RT = policy_loss(
-        kind, logp_RT, old_RT, advantages, mask_RT, clip_low=clip_low, clip_high=clip_high
-    )
-    if importance_RT is not None:
-        loss_RT = loss_RT * _zero_padding(importance_RT, mask_RT)
-    terms = {"tokens": mask_RT, "clipped_low": low_RT, "clipped_high": high_RT}
-    if ref_RT is not None:
-        terms["kl"] = kl_k3(_zero_padding(logp_RT, mask_RT), _zero_padding(ref_RT, mask_RT))
-    if entropy_RT is not None:
-        terms["entropy"] = _zero_padding(entropy_RT, mask_RT)
-    if beta:
-        loss_RT = loss_RT + beta * _log_ratio(logp_RT, old_RT, mask_RT).exp() * terms["kl"]
-    loss = (weights_R[:, None] * loss_RT).sum()
-    return loss, {
-        name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()
-    }
+    mask_RT = inputs.mask_RT
+    assert settings.beta == 0 or inputs.ref_RT is not None
+
+    # The policy term, corrected for a sampler that differs from the trainer.
+    loss_RT, is_low_RT, is_high_RT = policy_loss(inputs, settings)
+    if inputs.importance_RT is not None:
+        loss_RT = loss_RT * _zero_padding(inputs.importance_RT, mask_RT)
+
+    terms = {"tokens": mask_RT, "clipped_low": is_low_RT, "clipped_high": is_high_RT}
+    if inputs.ref_RT is not None:
+        logp_RT = _zero_padding(inputs.logp_RT, mask_RT)
+        terms["kl"] = kl_k3(logp_RT, _zero_padding(inputs.ref_RT, mask_RT))
+    if inputs.entropy_RT is not None:
+        terms["entropy"] = _zero_padding(inputs.entropy_RT, mask_RT)
+
+    # The ratio on the KL term keeps its gradient: that is what turns k3's into the KL's.
+    if settings.beta:
+        loss_RT = loss_RT + settings.beta * _log_ratio(inputs).exp() * terms["kl"]
+
+    loss = (inputs.weights_R[:, None] * loss_RT).sum()
+    sums = {name: term_RT.detach().sum(dtype=torch.float64) for name, term_RT in terms.items()}
+    return loss, sums
 
 
-def _log_ratio(logp_RT: Tensor, old_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    return _zero_padding(logp_RT, mask_RT) - _zero_padding(old_RT, mask_RT)
+def _log_ratio(inputs: LossInputs) -> Tensor:
+    """Return logp - old (R, T), 0 at padding."""
+    logp_RT = _zero_padding(inputs.logp_RT, inputs.mask_RT)
+    return logp_RT - _zero_padding(inputs.old_RT, inputs.mask_RT)
 
 
 def _zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    """Select, not multiply: NaN * 0 is NaN, and before the arithmetic, so that no NaN enters the
-    gradient either.
+    """Return `x_RT` with 0 at padding.
+
+    It selects instead of multiplying, because NaN * 0 is NaN. It is applied before any arithmetic,
+    so that no NaN enters the gradient either.
     """
     return torch.where(mask_RT, x_RT, 0.0)

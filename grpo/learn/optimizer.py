@@ -1,16 +1,16 @@
-"""The optimizer and what it holds: float32 masters of the weights, their moments, the sums of the
-gradients; all of it on each rank, or shared out.
+"""The optimizer, its float32 master weights, its moments, and the sums of the gradients.
 
-A weight in bfloat16 has three digits, and a step of a hundred-thousandth is lost on it. So each
-weight that is trained in bfloat16 has a master in float32, on which the steps are taken, and its
-gradients are added up over the micro-batches in float32 (arXiv:1710.03740). A float32 weight is
-its own master. That is 4 bytes a weight for the master, 8 for the moments (2 by `adamw8bit`,
-arXiv:2110.02861) and, in the update, 4 for the sum.
+bfloat16 has three significant digits, so a weight in bfloat16 would lose a step of a hundred
+thousandth. Therefore each trained weight in bfloat16 has a float32 master, on which the steps are
+taken, and its gradients are summed over the micro-batches in float32 (mixed precision training,
+arXiv:1710.03740). A float32 weight is its own master. For each bfloat16 weight this takes 4 bytes
+for the master, 8 for the moments (2 by `adamw8bit`, arXiv:2110.02861) and, during the update, 4 for
+the sum.
 
-With `shard` each rank holds masters and moments of its part of each weight's rows alone, cut as
-FSDP2 cuts them, and steps on these; its part of the gradients' sum comes by reduce-scatter, the
-new weights by all-gather (ZeRO-2, arXiv:1910.02054). The weights themselves stay whole, for every
-token that is sampled reads them all.
+Without `shard` every rank holds an identical copy of all of this. With `shard` each rank holds the
+masters and moments of some rows of each weight, cut as FSDP2 cuts them, and steps on these rows. It
+gets their gradients by reduce-scatter, and all ranks get the new weights by all-gather (ZeRO-2,
+arXiv:1910.02054). The weights themselves are not sharded, because sampling a token reads them all.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from grpo.distributed import SINGLE, Ranks
 from tasks.base import needs
 
+Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
-def maker(
-    kind: str, *, rate: float, weight_decay: float
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Return what makes the optimizer that is called `kind`. Raises UserError where its package is
-    missing.
+
+def maker(kind: str, *, rate: float, weight_decay: float) -> Maker:
+    """Return a function that makes the optimizer `kind` of `choices.OPTIMIZERS` for given weights.
+
+    Raises UserError if its package is missing.
     """
     settings: dict[str, Any] = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
@@ -39,31 +40,33 @@ def maker(
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
-    """Return the learning rate of a model whose hidden states have so many numbers.
+    """Return the default learning rate for a model of this hidden size.
 
-    Measured on SmolLM2-135M (576) alone, see runs/LOG.md: 1e-3 under LoRA, 1e-4 for all weights.
-    Wider models get less by the exponent that Thinking Machines fitted to the Llama family
-    (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams), whose formula
-    gives 1.3e-3 at 576; narrower ones no more.
+    It was measured on SmolLM2-135M (576) only, see runs/LOG.md: 1e-3 for LoRA, and 1e-4 for all
+    weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
+    family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams); their
+    formula gives 1.3e-3 at 576. Narrower models get no more.
     """
     return (1e-3 if is_lora else 1e-4) * min(1.0, 576 / hidden_size) ** 0.781
 
 
 class Optimizer:
-    """Steps on `weights` by the optimizer that `make` returns for their masters. Of several
-    `ranks` all do the same, or with `shard` each its part.
+    """Steps on `weights` by the optimizer that `make` returns for their masters.
+
+    Each of several `ranks` takes the same steps or, with `shard`, those on its own rows.
     """
 
     def __init__(
         self,
         weights: Sequence[nn.Parameter],
-        make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        make: Maker,
         *,
         ranks: Ranks = SINGLE,
         shard: bool = False,
     ):
-        self.weights, self.ranks = list(weights), ranks
-        self.is_shared = shard and ranks.size > 1
+        self.weights = list(weights)
+        self.ranks = ranks
+        self.is_sharded = shard and ranks.size > 1
         self.masters = [
             weight
             if self._is_master(weight)
@@ -71,10 +74,9 @@ class Optimizer:
             for number, weight in enumerate(self.weights)
         ]
         self.inner = make(self.masters)
-        self.sums: dict[
-            int, Tensor
-            # of the gradients of bfloat16 weights in the update under way, by number of the weight
-        ] = {}
+
+        # During an update: the summed gradients of the bfloat16 weights, by number of the weight.
+        self.sums: dict[int, Tensor] = {}
         for number, weight in enumerate(self.weights):
             if weight.dtype != _wide(weight):
                 weight.register_post_accumulate_grad_hook(partial(self._sum, number))
@@ -85,33 +87,38 @@ class Optimizer:
         return self.inner.param_groups
 
     def clear(self) -> None:
-        """Forget all gradients, before the first backward pass of an update."""
+        """Discard all gradients, before the first backward pass of an update."""
         self.inner.zero_grad(set_to_none=True)
         self.sums.clear()
         for weight in self.weights:
             weight.grad = None
 
     def collect(self, max_norm: float) -> float:
-        """Bring the gradients of all backward passes and ranks to the masters, clipped to
-        `max_norm` (0: not); return their norm before that.
+        """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`.
+
+        Returns the norm of all gradients before clipping. A `max_norm` of 0 means no clipping.
         """
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             total = self.sums.pop(number, weight.grad)
             if total is None and self.ranks.size > 1:
                 total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
             weight.grad = None
-            if self.is_shared:
+            if self.is_sharded:
                 assert total is not None
                 total = self.ranks.reduce_scatter(total)
             master.grad = total
+
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        if not self.is_shared:
+        if not self.is_sharded:
             self.ranks.all_reduce(gradients)
+
+        # The squared norm of all weights is the sum of those of the ranks' rows.
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.is_shared:
+        if self.is_sharded:
             square = norm**2
             self.ranks.all_reduce([square])
             norm = square.sqrt()
+
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
@@ -122,8 +129,9 @@ class Optimizer:
         self._publish()
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:
-        """Return what the steps change, by the number of the weight and "weight" or the name of
-        its moment.
+        """Return the tensors that a step changes.
+
+        The key is the number of the weight, and "weight" or the name of a moment.
         """
         found: dict[tuple[int, str], Tensor] = {
             (number, "weight"): weight for number, weight in enumerate(self.weights)
@@ -136,18 +144,21 @@ class Optimizer:
 
     @torch.no_grad()
     def _publish(self) -> None:
+        """Round the masters to the weights, on all ranks."""
         for weight, master in zip(self.weights, self.masters):
             if master is not weight:
                 master.grad = None
                 part = master.to(weight.dtype)
-                weight.copy_(self.ranks.all_gather(part, len(weight)) if self.is_shared else part)
+                weight.copy_(self.ranks.all_gather(part, len(weight)) if self.is_sharded else part)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "state" (by number of the weight, whole tensors, "master" among them where the
-        weight is none) and "param_groups".
+        """Return "param_groups", and "state" by number of the weight.
 
-        Every rank calls it. The tensors are the optimizer's own, which the next step changes; with
-        `shard` they are copies, which only the first rank is told.
+        The state has all rows of each tensor. A weight that is not its own master has its
+        "master" there, too. Every rank calls this.
+
+        The tensors are the optimizer's own, which the next step changes. With `shard` they are
+        copies, and ranks other than the first get None in place of what was gathered.
         """
         state = {
             number: dict(self.inner.state[master])
@@ -157,40 +168,45 @@ class Optimizer:
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
-            for name, value in state.get(number, {}).items() if self.is_shared else ():
-                if isinstance(value, Tensor) and value.shape == master.shape:
-                    whole = self.ranks.all_gather(value, len(weight))
-                    state[number][name] = whole.cpu() if self.ranks.is_rank0 else None
-                elif isinstance(value, Tensor):
-                    state[number][name] = value.clone()
+            if self.is_sharded:
+                self._gather(state.get(number, {}), weight, master)
         return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
+
+    def _gather(self, entry: dict[str, Any], weight: Tensor, master: Tensor) -> None:
+        """Replace the tensors in the state of one weight by copies with the rows of all ranks."""
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and value.shape == master.shape:
+                whole = self.ranks.all_gather(value, len(weight))
+                entry[name] = whole.cpu() if self.ranks.is_rank0 else None
+            elif isinstance(value, Tensor):
+                entry[name] = value.clone()
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned, of each tensor with rows only `rows` of its
-        weight.
+        """Continue from the result of `state_dict`.
+
+        Tensors that have rows hold only `rows` of their weight here.
         """
         state = {number: dict(entry) for number, entry in saved["state"].items()}
         for number, master in enumerate(self.masters):
             if number in state and "master" in state[number]:
                 master.copy_(state[number].pop("master"))
-        self.inner.load_state_dict(
-            saved | {"state": {number: entry for number, entry in state.items() if entry}}
-        )
+
+        moments = {number: entry for number, entry in state.items() if entry}
+        self.inner.load_state_dict(saved | {"state": moments})
         self._publish()
 
     def rows(self, number: int) -> slice:
-        """Return which rows of a weight's master and moments are held here."""
+        """Return the rows of a weight whose master and moments this rank holds."""
         rows = len(self.weights[number])
-        return self.ranks.part(rows) if self.is_shared else slice(0, rows)
+        return self.ranks.part(rows) if self.is_sharded else slice(0, rows)
 
     def _is_master(self, weight: Tensor) -> bool:
-        return not self.is_shared and weight.dtype == _wide(weight)
+        """Return whether the weight is its own master."""
+        return not self.is_sharded and weight.dtype == _wide(weight)
 
     def _sum(self, number: int, weight: Tensor) -> None:
-        """Add a gradient that a backward pass has left to the sum, and give its memory back at
-        once.
-        """
+        """Add the gradient of a backward pass to the sum, and free its memory at once."""
         assert weight.grad is not None
         if number in self.sums:
             self.sums[number].add_(weight.grad)
@@ -200,4 +216,5 @@ class Optimizer:
 
 
 def _wide(weight: Tensor) -> torch.dtype:
+    """Return the type of the weight's master: float32 at least."""
     return torch.promote_types(weight.dtype, torch.float32)

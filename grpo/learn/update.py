@@ -1,11 +1,14 @@
-"""One update of the policy from the groups of a step: log-probs, loss, gradient, optimizer.
+"""One update of the policy from the groups of a step.
 
-Shapes: R rows (completions), T tokens, M tokens of all of them.
+For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
+gradient. Then one step of the optimizer.
+
+Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +17,8 @@ from torch import Tensor
 
 from grpo.distributed import Ranks
 from grpo.learn.batch import MicroBatch, micro_batches
-from grpo.learn.logprobs import token_logprobs
-from grpo.learn.loss import step_loss
+from grpo.learn.logprobs import Truncate, token_logprobs
+from grpo.learn.loss import LossInputs, LossSettings, step_loss
 from grpo.learn.optimizer import Optimizer
 from grpo.model.finite import check_step
 from grpo.model.matmul import low_precision_backward
@@ -27,50 +30,78 @@ from grpo.records import Group
 def completion_logprobs(
     policy: Policy,
     batch: MicroBatch,
-    truncate: Callable | None = None,
+    truncate: Truncate | None = None,
     packing: Packing | PaddedBatch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of the completions' tokens under the policy, (R, T),
-    0 at padding.
+    """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
+    padding.
 
-    `packing` is that of the batch by `Policy.pack`, where it has been made already.
-
-    The last token of the prompt predicts the first of the completion; the completion's last
-    predicts nothing.
+    The last token of a prompt predicts the first of the completion; the completion's last token
+    predicts nothing. `truncate` is that of `token_logprobs`. `packing` is the result of
+    `Policy.pack` for this batch, if there is one already.
     """
-    (R, T), places_M = batch.tokens_RT.shape, batch.places_M
-    hidden_MH = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
+    R, T = batch.tokens_RT.shape
+    places_M = batch.places_M
+
+    # The model runs without padding, so everything is flat until the end.
+    hidden_ME = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
     logp_M, entropy_M = token_logprobs(
-        hidden_MH,
+        hidden_ME,
         policy.head,
         batch.tokens_RT.take(places_M),
         batch.temperatures_R[places_M // T],
         truncate=truncate,
     )
+
     zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
-    return zeros.scatter(0, places_M, logp_M).view(R, T), zeros.scatter(
-        0, places_M, entropy_M
-    ).view(R, T)
+    logp_RT = zeros.scatter(0, places_M, logp_M).view(R, T)
+    entropy_RT = zeros.scatter(0, places_M, entropy_M).view(R, T)
+    return logp_RT, entropy_RT
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How a step updates the policy.
+    """How a step updates the policy."""
 
-    `kind` is a loss of `learn.loss.LOSSES`; `max_length` is the completion budget by which Dr. GRPO
-    divides; `truncate` is the sampler's truncation, which the loss must share; a limit of 0 means
-    none.
-    """
-
-    kind: str
-    beta: float
+    kind: str  # a loss of `learn.loss.LOSSES`
+    beta: float  # weight of the KL term
     clip_low: float
     clip_high: float
-    max_length: int
-    max_grad_norm: float
-    truncate: Callable | None = None
-    importance_limit: float = 0.0
-    parity_limit: float = 0.0
+    max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
+    max_grad_norm: float  # 0: gradients are not clipped
+    truncate: Truncate | None = None  # the sampler's; the loss must use the same
+    importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
+    parity_limit: float = 0.0  # nats; 0: no limit
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss."""
+        return LossSettings(self.kind, self.clip_low, self.clip_high, self.beta)
+
+
+# Log-probabilities of each completion under the policy in the first pass over a rollout, by the
+# indices of its group and its sample.
+FirstPass = dict[tuple[int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class _BackwardPass:
+    """A micro-batch after its backward pass. The tensors stay on the device, without gradient."""
+
+    batch: MicroBatch
+    loss: Tensor
+    sums: dict[str, Tensor]  # see `step_loss`
+    logp_RT: Tensor
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """The figures of a whole step."""
+
+    loss: float
+    sums: dict[str, float]  # over its tokens
+    parity: float  # largest difference between the sampler's and the trainer's log-probabilities
+    worst: list[dict[str, Any]]  # the three tokens that differ most
 
 
 def update(
@@ -80,30 +111,35 @@ def update(
     settings: UpdateSettings,
     *,
     micro_tokens: int,
-    before: dict[tuple[int, int], Tensor] | None = None,
+    before: FirstPass | None = None,
 ) -> dict[str, Any]:
     """Take one optimizer step on `groups`, whose advantages are filled in.
 
-    Returns means over the step's tokens: "loss", "grad_norm" (before clipping), "kl" (to the
-    reference; only with `beta`), "entropy" (nats), "clip_ratio/low", "clip_ratio/high"; and how far
-    the policy is from the sampler, which on the first pass over a rollout is rounding alone:
-    "parity/max_abs_logprob_diff", "parity/kl", and "parity/worst", the three tokens that differ
-    most. Micro-batches of at most `micro_tokens` tokens save memory and change no gradient. With
-    several ranks each takes a part of the completions; gradients and figures are those of all.
+    Returns these metrics, as means over the step's tokens unless stated otherwise:
 
-    With an `importance_limit` the loss's ratio is that of the policy to itself in the first pass,
-    and tokens are weighed by the truncated ratio of the latter to the sampler, min(p / q, limit)
-    (https://fengyao.notion.site/off-policy-rl). `before` holds the first pass's log-probabilities
-    by completion: an empty one is filled, and later passes use it.
+    - "loss"; "grad_norm", before clipping;
+    - "entropy" (nats); "kl" to the reference, only with `beta`; "clip_ratio/low" and
+      "clip_ratio/high", the shares of clipped tokens;
+    - "parity/kl", "parity/max_abs_logprob_diff" and "parity/worst" (the three tokens that differ
+      most): the distance between policy and sampler. In the first pass over a rollout that is
+      rounding alone.
 
-    Raises FloatingPointError if the loss or the gradient is not finite or parity exceeds
+    Micro-batches of at most `micro_tokens` tokens save memory and do not change the gradient. Each
+    of several ranks takes some of the completions; gradients and metrics are those of all.
+
+    With an `importance_limit` the ratio of the loss is taken to the policy of the first pass
+    instead of the sampler. Each token is then weighted by the truncated ratio of that policy to the
+    sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl). `before` holds the first
+    pass's log-probabilities: the first pass fills an empty one, later passes read it.
+
+    Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
     `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
-    step, before anything is written.
+    step, before anything is saved.
     """
     ranks = optimizer.ranks
     optimizer.clear()
 
-    # Losses and log-probabilities stay on the device, so that the host queues every micro-batch
+    # Losses and log-probabilities stay on the device, so that the host can queue every micro-batch
     # before it waits for the first.
     batches = micro_batches(
         groups,
@@ -114,29 +150,28 @@ def update(
         rank=ranks.rank,
         ranks=ranks.size,
     )
-    seen = [_backward(policy, batch, settings, before) for batch in batches]
+    passes = [_backward(policy, batch, settings, before) for batch in batches]
 
-    figures = _figures(seen)
+    figures = _figures(passes)
     if ranks.size > 1:
-        figures = _of_all(ranks, *figures)
-    total, sums, parity, worst = figures
+        figures = _of_all_ranks(ranks, figures)
     grad_norm = optimizer.collect(settings.max_grad_norm)
 
-    _refuse_bad_step(settings, total, grad_norm, parity, worst)
+    _refuse_bad_step(settings, figures, grad_norm)
     optimizer.step()
     check_step(named_tensors(policy, optimizer), ranks)
 
     return {
-        "loss": total,
+        "loss": figures.loss,
         "grad_norm": grad_norm,
-        "parity/max_abs_logprob_diff": parity,
-        "parity/worst": worst,
-        **_means(sums, has_kl=settings.beta > 0),
+        "parity/max_abs_logprob_diff": figures.parity,
+        "parity/worst": figures.worst,
+        **_means(figures.sums, has_kl=settings.beta > 0),
     }
 
 
 def _means(sums: Mapping[str, float], *, has_kl: bool) -> dict[str, float]:
-    """Return means over the step's tokens, by the names of metrics."""
+    """Return means over the step's tokens, by the names of the metrics."""
     names = {
         "entropy": "entropy",
         "clipped_low": "clip_ratio/low",
@@ -148,16 +183,10 @@ def _means(sums: Mapping[str, float], *, has_kl: bool) -> dict[str, float]:
     return {metric: sums[name] / sums["tokens"] for name, metric in names.items()}
 
 
-Seen = tuple[MicroBatch, Tensor, dict[str, Tensor], Tensor]  # batch, loss, its parts, logp_RT
-
-
 def _backward(
-    policy: Policy,
-    batch: MicroBatch,
-    settings: UpdateSettings,
-    before: dict[tuple[int, int], Tensor] | None,
-) -> Seen:
-    """Add the gradient of one micro-batch to that of the step; return what its figures need."""
+    policy: Policy, batch: MicroBatch, settings: UpdateSettings, before: FirstPass | None
+) -> _BackwardPass:
+    """Add the gradient of one micro-batch to that of the step."""
     packing = policy.pack(batch.prompts, batch.completions)
 
     reference_RT = None
@@ -167,96 +196,98 @@ def _backward(
 
     logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
 
-    # The first pass's log-probabilities take the sampler's place in the ratio.
+    # With importance weights, the ratio is taken to the first pass instead of the sampler.
     old_RT, importance_RT = batch.old_RT, None
     if settings.importance_limit:
         assert before is not None
-        old_RT = _remembered(before, batch, logp_RT.detach())
+        old_RT = _first_pass(before, batch, logp_RT.detach())
         importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
 
-    loss, parts = step_loss(
-        settings.kind,
-        logp_RT,
-        old_RT,
-        batch.advantages,
-        batch.mask_RT,
-        batch.weights_R,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        beta=settings.beta,
+    inputs = LossInputs(
+        logp_RT=logp_RT,
+        old_RT=old_RT,
+        advantages=batch.advantages,
+        mask_RT=batch.mask_RT,
+        weights_R=batch.weights_R,
         ref_RT=reference_RT,
         entropy_RT=entropy_RT,
         importance_RT=importance_RT,
     )
+    loss, sums = step_loss(inputs, settings.loss)
     with low_precision_backward(policy.low_precision_backward):
         loss.backward()
-    return batch, loss.detach(), parts, logp_RT.detach()
+    return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
-def _refuse_bad_step(
-    settings: UpdateSettings, total: float, grad_norm: float, parity: float, worst: list
-) -> None:
-    """Raise FloatingPointError, before a weight changes, where the step must not be taken."""
-    for name, value in (("loss", total), ("gradient norm", grad_norm)):
+def _refuse_bad_step(settings: UpdateSettings, figures: _Figures, grad_norm: float) -> None:
+    """Raise FloatingPointError if the step must not be taken; no weight has changed yet."""
+    for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}")
-    if settings.parity_limit and parity > settings.parity_limit:
+
+    if settings.parity_limit and figures.parity > settings.parity_limit:
         raise FloatingPointError(
-            f"sampler and trainer differ by {parity:.3g} in a log-probability ({worst[0]}), and "
-            f"parity_limit is {settings.parity_limit:g}"
+            f"sampler and trainer differ by {figures.parity:.3g} in a log-probability "
+            f"({figures.worst[0]}), and parity_limit is {settings.parity_limit:g}"
         )
 
 
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an update changes by name: each trained weight as the model calls it, and its
-    moments.
+    """Return the tensors that an update changes, by name: the trained weights and their moments.
+
+    A weight has the model's name for it; of a moment, its kind follows in parentheses.
     """
     names = {id(weight): name for name, weight in policy.model.named_parameters()}
-    return {
-        names[id(optimizer.weights[number])] + ("" if kind == "weight" else f" ({kind})"): tensor
-        for (number, kind), tensor in optimizer.tensors().items()
-    }
+    named = {}
+    for (number, kind), tensor in optimizer.tensors().items():
+        suffix = "" if kind == "weight" else f" ({kind})"
+        named[names[id(optimizer.weights[number])] + suffix] = tensor
+    return named
 
 
-def _figures(seen: Sequence[Seen]) -> tuple[float, dict[str, float], float, list]:
-    """Return the loss, the sums over tokens, the largest difference between sampler and trainer,
-    and the worst tokens of all micro-batches.
-    """
+def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
+    """Return the figures of all micro-batches; here the host waits for the device."""
     total, parity = 0.0, 0.0
     sums: defaultdict[str, float] = defaultdict(float)
-    worst: list[Any] = []
-    for batch, loss, parts, logp_RT in seen:
-        total += loss.item()
-        for name, value in parts.items():
+    worst: list[dict[str, Any]] = []
+
+    for each in passes:
+        total += each.loss.item()
+        for name, value in each.sums.items():
             sums[name] += value.item()
-        difference_RT = (batch.old_RT - logp_RT) * batch.mask_RT
+
+        difference_RT = (each.batch.old_RT - each.logp_RT) * each.batch.mask_RT
         parity = max(parity, difference_RT.abs().max().item())
-        worst = sorted(worst + _worst_tokens(batch, logp_RT, difference_RT), key=_by_difference)[:3]
-        sums["parity"] += (
-            (difference_RT.exp() - difference_RT - 1).sum().item()
-        )  # k3 estimate, cf. loss.kl_k3
-    return total, sums, parity, worst
+        worst = _largest(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
+
+        # The k3 estimate of KL(trainer || sampler), as in `loss.kl_k3`; padding counts 0.
+        k3_RT = difference_RT.exp() - difference_RT - 1
+        sums["parity"] += k3_RT.sum().item()
+
+    return _Figures(total, sums, parity, worst)
 
 
-def _of_all(ranks: Ranks, *mine: Any) -> tuple[float, dict[str, float], float, list]:
-    """Return the loss, the sums, the largest difference and the worst tokens of all ranks."""
-    totals, sums, parities, worst = zip(*ranks.gather([mine]))
-    names = {name for each in sums for name in each}
-    return (
-        sum(totals),
-        {name: sum(each.get(name, 0.0) for each in sums) for name in names},
-        max(parities),
-        sorted((token for each in worst for token in each), key=_by_difference)[:3],
+def _of_all_ranks(ranks: Ranks, local: _Figures) -> _Figures:
+    """Return the figures of all ranks together."""
+    every = ranks.gather([local])
+    names = {name for each in every for name in each.sums}
+    return _Figures(
+        loss=sum(each.loss for each in every),
+        sums={name: sum(each.sums.get(name, 0.0) for each in every) for name in names},
+        parity=max(each.parity for each in every),
+        worst=_largest([token for each in every for token in each.worst]),
     )
 
 
-def _by_difference(token: dict[str, Any]) -> float:
-    return -abs(token["sampler"] - token["trainer"])
+def _largest(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the three tokens on which sampler and trainer differ most."""
+    return sorted(tokens, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
 
 
-def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
-    """Return the log-probabilities (R, T) that `before` has of the batch's completions, those of
-    `logp_RT` where it has none yet.
+def _first_pass(before: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
+    """Return the first pass's log-probabilities (R, T) of the batch's completions.
+
+    If this is the first pass, they are `logp_RT`, and `before` remembers them.
     """
     rows = [
         before.setdefault(name, row[: len(tokens)])
@@ -268,14 +299,17 @@ def _remembered(before: dict, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
 def _worst_tokens(
     batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor
 ) -> list[dict[str, Any]]:
-    """Return the three tokens on which sampler and trainer differ most: where, which, and both
-    log-probabilities.
+    """Return the three tokens of a micro-batch on which sampler and trainer differ most.
+
+    Each has its group, sample, position and token id, and both log-probabilities.
     """
-    places = difference_RT.abs().flatten().topk(min(3, difference_RT.numel())).indices.tolist()
-    found = []
+    flat = difference_RT.abs().flatten()
+    places = flat.topk(min(3, len(flat))).indices.tolist()
+
+    tokens = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
         group, sample = batch.names[row]
-        found.append(
+        tokens.append(
             {
                 "group": group,
                 "sample": sample,
@@ -285,4 +319,4 @@ def _worst_tokens(
                 "trainer": round(logp_RT[row, position].item(), 6),
             }
         )
-    return found
+    return tokens

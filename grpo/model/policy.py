@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from grpo.model.check import ForwardPath, choose_path
+from grpo.model.check import choose_path
 from grpo.model.encoding import Tokenizer, plain_tokens, prompt_tokens, target_length
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.fallback import FallbackCache
@@ -30,6 +30,7 @@ from grpo.model.memory import Shape, prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
+from grpo.model.runner import ForwardPath
 from tasks.base import Problem, UserError
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to

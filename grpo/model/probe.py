@@ -1,4 +1,4 @@
-"""The short sequences by which `model.check` compares two forward passes of a model."""
+"""The short sequences with which `model.check` compares two forward passes of a model."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ import torch
 class Probe:
     """Token ids of the test sequences.
 
-    There are two prompts of different length, and two completions of each, which begin with the
-    same token.
+    There are two prompts of different lengths. Each has two completions that begin with the same
+    token.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -25,8 +25,8 @@ class Probe:
 class RolloutStep:
     """One forward pass of the rollout: `length` new tokens for each of the completions `rows`.
 
-    Row i was row `sources[i]` of the step before, and `filled[i]` of its tokens have been read.
-    The first `accepted[i]` of the new tokens are right; the others are rejected drafts.
+    Row i was row `sources[i]` of the previous step, and `filled[i]` of its tokens are cached. The
+    first `accepted[i]` of its new tokens are right; the others are rejected drafts.
     """
 
     rows: tuple[int, ...]
@@ -59,7 +59,7 @@ ROLLOUT = (
 
 
 def probe_of(vocabulary: int) -> Probe:
-    """Return the probe for a vocabulary of that size; it is the same at each call."""
+    """Return the probe for a vocabulary of this size: random tokens, the same at every call."""
     generator = torch.Generator().manual_seed(25)
 
     def random_tokens(count: int) -> tuple[int, ...]:

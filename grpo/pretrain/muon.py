@@ -1,42 +1,51 @@
-"""Muon, momentum made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/),
-for many matrices at once.
+"""Muon: momentum whose matrices are orthogonalised, for many matrices at once.
 
-The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of one shape
-go through one batched product, and the rate is a tensor, so that a CUDA graph can hold the step.
+Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. The result is that of
+`torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. Here matrices of the same shape go through one
+batched product, and the learning rate is a tensor, so that a CUDA graph can capture the step.
 """
 
 from collections.abc import Iterable
 
 import torch
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
+# The coefficients of the Newton-Schulz iteration, x <- a x + b (x x') x + c (x x')^2 x, and the
+# number of its iterations.
+QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+
+# The root mean square of an AdamW update, which is given to those of Muon.
+ADAMW_RMS = 0.2
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Return, for each of `matrices` (n, rows, columns), U V^T of its singular value
-    decomposition, roughly, in bfloat16.
+    """Return approximately U V' of the singular value decomposition U S V' of each matrix.
+
+    `matrices` and result are (n, rows, columns); the result is bfloat16.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
+    # The products are smaller if there are at most as many rows as columns.
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()
-    x = x.mT if tall else x
+    x = x.mT if is_tall else x
+
+    # The iteration converges if all singular values are at most 1.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = QUINTIC
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x.mT if is_tall else x
 
 
 class Muon:
-    """Keeps the momenta of `matrices`, parameters of two dimensions whose `grad` each
-    step reads.
-    """
+    """Steps on `matrices`, which are parameters with two dimensions; reads their `grad`."""
 
     def __init__(
         self, matrices: Iterable[torch.Tensor], momentum: float = 0.95, weight_decay: float = 0.01
     ):
-        self.momentum, self.weight_decay = momentum, weight_decay
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+
         by_shape: dict[torch.Size, list] = {}
         for matrix in matrices:
             by_shape.setdefault(matrix.shape, []).append(matrix)
@@ -45,15 +54,14 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: torch.Tensor) -> None:
-        """Take one step of size `rate`, a tensor without dimensions: with Nesterov's momentum, and
-        decoupled weight decay.
+        """Take one step with Nesterov momentum and decoupled weight decay.
+
+        `rate` is the learning rate, a tensor without dimensions.
         """
         for group, momentum in zip(self.groups, self.momenta):
             gradients = torch.stack([p.grad for p in group])
             momentum.lerp_(gradients, 1 - self.momentum)
             updates = orthogonal(gradients.lerp(momentum, self.momentum)).float()
-            updates *= (
-                rate * 0.2 * max(group[0].shape) ** 0.5
-            )  # the root mean square of an AdamW update
+            updates *= rate * ADAMW_RMS * max(group[0].shape) ** 0.5
             torch._foreach_mul_(group, 1 - rate * self.weight_decay)
             torch._foreach_sub_(group, list(updates.unbind()))

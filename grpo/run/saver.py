@@ -138,7 +138,7 @@ class Saver:
         they are and False.
         """
         live = {"weights": weights, "optimizer": optimizer}
-        if self.trainer.optimizer.is_shared:
+        if self.trainer.optimizer.is_sharded:
             del live["optimizer"]  # has been gathered into host memory
         try:
             return {"optimizer": optimizer, **self.memory.copy(live)}, True

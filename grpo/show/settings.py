@@ -94,7 +94,7 @@ def _tuning(config: Config, trainer: Trainer) -> str:
 def _update(config: Config, trainer: Trainer) -> str:
     optimizer, on_gpu = trainer.optimizer, trainer.policy.device.type == "cuda"
     masters = ", float32 masters" if optimizer.masters[0] is not optimizer.weights[0] else ""
-    shared = ", shared out over the ranks" if optimizer.is_shared else ""
+    shared = ", shared out over the ranks" if optimizer.is_sharded else ""
     why = (
         "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
     )

@@ -1,10 +1,9 @@
-"""A trained policy for others: `python -m grpo.export runs/NAME FOLDER`.
+"""Export a trained policy for other programs: `python -m grpo.export runs/NAME FOLDER`.
 
-Writes what `AutoModelForCausalLM.from_pretrained(FOLDER)` and `AutoTokenizer` read, and others
-that read their layout (vLLM): the model of the run's latest valid checkpoint, an adapter merged
-into its base, with the tokenizer and a model card that holds the run's figures. `--adapter` writes
-the adapter by itself, for `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The
-folder must be new or empty.
+The folder gets the model of the run's latest valid checkpoint, the tokenizer, and a model card with
+the run's results. `transformers` (`AutoModelForCausalLM.from_pretrained`) and vLLM load it. An
+adapter is merged into its base model; with `--adapter` it is written alone, for
+`PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from tasks.base import Parser, UserError, exit_status
 
 Record = Mapping[str, Any]
 
-# Of the configuration, what the model card names.
+# The settings that the model card names.
 SETTINGS = (
     "loss",
     "scale",
@@ -42,12 +41,12 @@ SETTINGS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export by these flags; return the exit status."""
+    """Run the program with these arguments; return the exit status."""
     return exit_status("grpo.export", lambda: write(parse(argv)))
 
 
 def write(arguments: argparse.Namespace) -> int:
-    """Write the folder, and say what is in it."""
+    """Write the folder, and print what is in it; return the exit status."""
     step = export(
         arguments.run,
         arguments.folder,
@@ -55,10 +54,8 @@ def write(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         accept=names_in(arguments.accept_changes),
     )
-    print(
-        f"{arguments.folder}: the {'adapter' if arguments.adapter else 'model'} of step {step}, "
-        "with its tokenizer and card"
-    )
+    kind = "adapter" if arguments.adapter else "model"
+    print(f"{arguments.folder}: {kind} of step {step}, with tokenizer and model card")
     return 0
 
 
@@ -70,20 +67,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="the directory of a run, or one of its checkpoints")
-    parser.add_argument("folder", type=Path, help="where to write")
+    parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("folder", type=Path, help="a new or empty folder")
     parser.add_argument(
-        "--adapter", action="store_true", help="the adapter of a LoRA run, by itself"
+        "--adapter", action="store_true", help="write only the adapter of a LoRA run"
     )
     parser.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
-        help="of the weights (default: as they were trained)",
+        help="data type of the weights (default: as trained)",
     )
     parser.add_argument(
         "--accept-changes",
         metavar="KINDS",
-        help="base: export an adapter although its base model has changed since the checkpoint",
+        help="base: export an adapter even if its base model has changed since the checkpoint",
     )
     return parser.parse_args(argv)
 
@@ -96,10 +93,10 @@ def export(
     dtype: str | None = None,
     accept: Sequence[str] = (),
 ) -> int:
-    """Write the latest valid checkpoint of `run` into `folder`; return its step. Raises UserError
-    where that cannot be.
+    """Write the latest valid checkpoint of `run` to `folder`; return its step.
 
-    Kinds of sources in `accept` may have changed since the checkpoint.
+    Sources of the kinds in `accept` may have changed since the checkpoint. Raises UserError if
+    there is no valid checkpoint, or no adapter to export, or if the folder is not empty.
     """
     checkpoint, _ = find_resume(run)
     data = load_run(checkpoint.parent.parent)
@@ -109,9 +106,10 @@ def export(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is there already; give a new or an empty folder")
+        raise UserError(f"{folder}: exists already; give a new or an empty folder")
     for note in check_base(checkpoint, config.model, accept):
         print(f"grpo.export: {note}", file=sys.stderr)
+
     as_trained = {
         **config.loading,
         "device": "cpu",
@@ -119,20 +117,23 @@ def export(
         "keep_reference": False,
     }
     policy = load_policy(config.model, **as_trained, weights=checkpoint)
-    model = policy.model if adapter or not config.lora_rank else policy.model.merge_and_unload()
-    model = model.to(getattr(torch, dtype)) if dtype else model
+    model = policy.model
+    if config.lora_rank and not adapter:
+        model = model.merge_and_unload()
+    if dtype:
+        model = model.to(getattr(torch, dtype))
+
     save_model(model, folder)
     policy.tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(
-        card(data, step_of(checkpoint), adapter=adapter)
-    )  # last: peft writes a card of its own
-    return step_of(checkpoint)
+
+    # The card comes last, because peft writes one of its own.
+    step = step_of(checkpoint)
+    (folder / "README.md").write_text(card(data, step, adapter=adapter))
+    return step
 
 
 def card(run: RunData, step: int, *, adapter: bool) -> str:
-    """Return the model card in Markdown: what the model is, how it was made, and how it scored on
-    held-out problems before and after.
-    """
+    """Return the model card in Markdown: the model, its training, and its held-out scores."""
     config, facts = run.config, run.config.get("facts", {})
     reports = [line for line in run.reports if line["step"] <= step]
     metric = reports[0].get("metric", "score") if reports else "score"
@@ -140,7 +141,8 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     control = ""
     if config.get("control", "none") != "none":
         control = (
-            f"\n**A control run ({config['control']}): its rewards carried no information.**\n"
+            f"\n**A control experiment ({config['control']}): its rewards carried no "
+            "information.**\n"
         )
 
     lines = [
@@ -154,8 +156,8 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         "",
         _summary(config, step),
         control,
-        f"Held-out {metric} (validation problems that training never saw; sampled at temperature "
-        f"{config['temperature']:g}; mean and 95 % interval):",
+        f"Held-out {metric}, on validation problems that training never saw, at temperature "
+        f"{config['temperature']:g} (mean and 95 % interval):",
         "",
         "| step | level | mean | exact | n |",
         "|---|---|---|---|---|",
@@ -168,38 +170,39 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         f"Settings: {settings}.",
         "",
         f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
-        f"{facts.get('device')}, at commit {facts.get('commit')}, begun {facts.get('started')}.",
+        f"{facts.get('device')}, at commit {facts.get('commit')}, started {facts.get('started')}.",
         "",
-        "It was trained for this one task; its other abilities were not evaluated.",
+        "The model was trained for this one task. Its other abilities were not evaluated.",
         "",
     ]
     return "\n".join(lines)
 
 
 def _summary(config: Record, step: int) -> str:
-    """Return one sentence on how the model was trained, and one on where training began."""
+    """Return a sentence on how the model was trained, and one on the policy it started from."""
     start = _start_of(config)
-    path = f", by way of {config['curriculum']}" if config.get("curriculum") else ""
+    path = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
+    reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
     summary = (
         f"`{_base_name(config)}` trained by GRPO for {step} steps on the task "
-        f"`{config['task']}`, level {config['level']}{path}, rewarded by "
-        f"`{config.get('reward') or 'the task'}`."
+        f"`{config['task']}`, level {config['level']}{path}, with {reward}."
     )
-    return summary + (f" Training began with {origin(start)}." if start else "")
+    return summary + (f" Training started from {origin(start)}." if start else "")
 
 
 def _start_of(config: Record) -> Path | None:
-    """Return the checkpoint of an earlier run that training began with, if any."""
+    """Return the checkpoint of an earlier run that training started from, if any."""
     return Path(config["start"]) if config.get("start") else None
 
 
 def _is_hub_id(config: Record) -> bool:
+    """Return whether the model is named by its id on the Hugging Face hub."""
     model = config["model"]
     return _base_name(config) == model != "builtin" and not Path(model).exists()
 
 
 def _base_name(config: Record) -> str:
-    """Return what to call the model that training began with, without the paths of this machine."""
+    """Return the name of the model that training started from, without this machine's paths."""
     model, start = config["model"], _start_of(config)
     if start is not None and model == str(start):
         return start.parent.parent.name
@@ -207,5 +210,5 @@ def _base_name(config: Record) -> str:
 
 
 def origin(start: Path) -> str:
-    """Return in words which policy the checkpoint of an earlier run is."""
+    """Return in words which checkpoint of which run this is."""
     return f"step {step_of(start)} of the run `{start.parent.parent.name}`"

@@ -1,18 +1,17 @@
-"""Why did a completion get its reward? Shows what a run has stored, from all steps down to a token.
+"""Why did a completion get its reward? Show what a run has stored, from all steps down to a token.
 
-    python -m grpo.inspect runs/NAME steps                 what each step did
+    python -m grpo.inspect runs/NAME steps                 every step
     python -m grpo.inspect runs/NAME step 12               its groups: class, reward, advantages
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
-    python -m grpo.inspect runs/NAME degenerate            the groups that taught nothing, and why
-    python -m grpo.inspect runs/NAME replay 12             repeats the step's update and compares
+    python -m grpo.inspect runs/NAME degenerate            the groups without variance, and why
+    python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
     python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
-    python -m grpo.inspect runs/NAME export out.csv        a line a completion (.jsonl, .parquet)
+    python -m grpo.inspect runs/NAME export out.csv        every completion (.csv, .jsonl, .parquet)
 
-Steps, groups and completions are counted as the run counts them: steps from 1, groups and
-completions from 0. Every command takes --json; those over many steps take --from, --to, --level
-and --last. Exit status 1: the replayed step differs; 2, with one line: no such run, step, group; a
-damaged file.
+Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
+--json; commands over many steps take --from, --to, --level and --last. The exit status is 1 if a
+replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
 """
 
 import argparse
@@ -23,40 +22,38 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.run.reader import load_run
-from grpo.tools.inspect_views import (
+from grpo.tools.inspect_completions import (
     export_rollouts,
-    show_compare,
-    show_degenerate,
     show_group,
     show_replay,
-    show_step,
-    show_steps,
     show_tokens,
 )
+from grpo.tools.inspect_steps import show_compare, show_degenerate, show_step, show_steps
 from tasks.base import Parser, exit_status
 
-PIPE_WIDTH = 160  # columns if the output is no terminal
+# Columns of the output if it is not a terminal.
+PIPE_WIDTH = 160
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show by these flags; return the exit status."""
+    """Run the program with these arguments; return the exit status."""
     return exit_status("grpo.inspect", lambda: show(argv))
 
 
 def show(argv: Sequence[str] | None) -> int:
-    """Show the view that was asked for."""
+    """Show the view that the arguments name; return the exit status."""
     arguments = parse(argv)
     run = load_run(arguments.run)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     try:
         return arguments.command(run, arguments, console) or 0
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has closed the pipe
         sys.stderr.close()
         return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags; `command` is the view that was asked for."""
+    """Return the flags; `command` is the function of the view."""
     parser = Parser(
         prog="python -m grpo.inspect",
         description=__doc__,
@@ -66,12 +63,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = _Commands(parser)
 
-    commands.add("steps", show_steps, "what each step did", over_steps=True)
+    commands.add("steps", show_steps, "a line for each step", over_steps=True)
     commands.add("step", show_step, "the groups of a step", "step")
     group = commands.add(
         "group", show_group, "the completions of a group, highest reward first", "step", "group"
     )
-    group.add_argument("--whole", action="store_true", help="show all words, the right ones too")
+    group.add_argument(
+        "--whole",
+        action="store_true",
+        help="do not shorten runs of right words",
+    )
 
     tokens = commands.add(
         "tokens", show_tokens, "the tokens of a completion", "step", "group", "sample"
@@ -79,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     tokens.add_argument(
         "--policy",
         action="store_true",
-        help="entropy and parity too, by the policy of that step, computed again (seconds)",
+        help="add entropy and parity, from the policy of that step, which is computed again",
     )
     replay = commands.add(
         "replay", show_replay, "repeat a step's update and compare", "step", has_kinds=False
@@ -88,34 +89,34 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         part.add_argument(
             "--task",
             metavar="FILE:CLASS",
-            help="if the run's task is a program: its name, to allow that it is executed",
+            help="the run's task, if that is a program of yours: allows it to be executed",
         )
 
     degenerate = commands.add(
-        "degenerate", show_degenerate, "the groups whose rewards did not differ", over_steps=True
+        "degenerate", show_degenerate, "the groups whose rewards do not vary", over_steps=True
     )
     degenerate.add_argument(
         "--class",
         dest="class_name",
         choices=["identical", "solved", "failed", "tied"],
-        help="of this class only",
+        help="only groups of this class",
     )
     compare = commands.add("compare", show_compare, "runs side by side", over_steps=True)
     compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
     export = commands.add(
-        "export", export_rollouts, "every completion, one on a line", over_steps=True
+        "export", export_rollouts, "write every completion to a file", over_steps=True
     )
     export.add_argument(
         "output",
         type=Path,
         metavar="FILE",
-        help=".csv, .jsonl or .parquet (the latter needs pyarrow)",
+        help=".csv, .jsonl or .parquet (which needs pyarrow)",
     )
     return parser.parse_args(argv)
 
 
 class _Commands:
-    """The commands of a parser, and the flags that they share."""
+    """Adds commands to a parser, with the flags that they share."""
 
     def __init__(self, parser: argparse.ArgumentParser):
         self.parts = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -131,7 +132,7 @@ class _Commands:
     ) -> argparse.ArgumentParser:
         """Add a command that takes `numbers`, and return its parser.
 
-        A command `over_steps` can select steps; the others can select the kind of a step, if
+        A command `over_steps` has flags that select steps. Other commands have --kind, if
         `has_kinds`.
         """
         part = self.parts.add_parser(name, help=help, description=help, allow_abbrev=False)
@@ -146,8 +147,8 @@ class _Commands:
                 "--kind",
                 default="step",
                 choices=["step", "eval", "promotion", "preflight", "failed"],
-                help="what was sampled: for training, an evaluation, a validation check, the "
-                "pre-flight, or a step that failed",
+                help="what they were sampled for: training (the default), an evaluation, a "
+                "validation check, the pre-flight, or a step that failed",
             )
         return part
 
@@ -163,5 +164,5 @@ def _add_step_filters(part: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="up to this step",
     )
-    add("--level", type=int, help="of this level only")
-    add("--last", type=int, default=0, metavar="N", help="the last N of them only")
+    add("--level", type=int, help="only this level")
+    add("--last", type=int, default=0, metavar="N", help="only the last N of these")

@@ -1,14 +1,16 @@
-"""A stored step made again: its update from its stored completions, to the last bit on the machine
-that made it.
+"""Repeat a stored step: the update from its stored completions.
 
-Sampling is not repeated: the completions, rewards and sampler's log-probabilities are those of the
-rollout files. The policy before the step is that of the nearest earlier checkpoint (or the run's
-first), taken on by the stored steps between. On a CPU with as many threads the same bits come out;
-another machine, library or number of threads rounds otherwise, and then differences in the last
-digits are no sign of anything.
+Sampling is not repeated: completions, rewards and the sampler's log-probabilities come from the
+rollout files. The policy before the step is that of the nearest earlier checkpoint, or the one the
+run began with; the stored steps between are repeated, too.
+
+On a CPU with the same number of threads the result is identical to the last bit. Another machine,
+library version or number of threads rounds differently; then differences in the last digits mean
+nothing.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,30 +25,35 @@ from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from tasks.base import UserError, load_task, trust
 
+# What is compared: metrics of the update, and the advantages.
 FIGURES = ("loss", "grad_norm", "entropy", "kl", "parity/max_abs_logprob_diff", "advantages")
 
 
 def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
-    """Return for each of FIGURES that the step has (stored, made again), "same" (all equal, to the
-    bit), and "start", the step gone on from.
+    """Repeat `step` and compare it with its record.
 
-    Raises UserError when the step, or what leads to it, is not stored, and where the task is a
-    program and not named by `task`, too.
+    Returns "figures" (for each of FIGURES that the step has: stored, repeated), "same" (whether
+    all are equal to the bit), "step", and "start": the step of the checkpoint that it was repeated
+    from, or 0.
+
+    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task is a
+    program that `task` does not name.
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
         raise UserError(
             f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
         )
+
     trainer, start = trainer_before(run, step, task)
-    kept = kept_of(run, step)
-    before = [group.advantages for group in kept]
-    again = {**trainer.update_policy(step, kept), "advantages": trainer.compute_advantages(kept)}
-    pairs = {
-        name: (before if name == "advantages" else stored[name], again[name])
-        for name in FIGURES
-        if name in again
+    groups = kept_groups(run, step)
+    stored_figures = {**stored, "advantages": [group.advantages for group in groups]}
+    repeated = {
+        **trainer.update_policy(step, groups),
+        "advantages": trainer.compute_advantages(groups),
     }
+
+    pairs = {name: (stored_figures[name], repeated[name]) for name in FIGURES if name in repeated}
     return {
         "step": step,
         "start": start,
@@ -58,19 +65,21 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
 def token_figures(
     run: RunData, step: int, number: int, sample: int, task: str | None = None
 ) -> tuple[list[float], list[float]]:
-    """Return by token of a completion the entropy (nats) of the policy that drew it and its own
-    log-probability, by the trainer's forward pass.
+    """Return for each token of a completion the entropy (nats) and its log-probability.
+
+    Both are those of the policy that sampled it, by the trainer's forward pass. The completion is
+    number `sample` of group `number`.
     """
     group = run.group(step, number)
     trainer, _ = trainer_before(run, step, task)
-    alone = replace(
+    single = replace(
         group,
         completions=[group.completions[sample]],
         scores=[group.scores[sample]],
         advantages=[0.0],
     )
     (batch,) = micro_batches(
-        [alone],
+        [single],
         "grpo",
         micro_tokens=0,
         max_length=len(group.completions[sample].tokens),
@@ -82,24 +91,28 @@ def token_figures(
 
 
 def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Trainer, int]:
-    """Return a trainer whose policy and optimizer are as they were before `step`, and the step
-    that it was gone on from.
+    """Return a trainer with policy and optimizer as they were before `step`.
+
+    Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
     """
     config = load_config(run.path / "config.yaml")
     trust(config.task, task, run.path)
+
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)
     trainer = _trainer(config, run, saved.get(start))
     for between in range(start + 1, step):
-        trainer.update_policy(between, kept_of(run, between))
+        trainer.update_policy(between, kept_groups(run, between))
     return trainer, start
 
 
-def _trainer(config: Config, run: RunData, checkpoint: Any) -> Trainer:
+def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
+    """Return a trainer that continues from `checkpoint`, or from the beginning of the run."""
+    # Another number of threads would add in another order.
     if config.device != "cuda" and not torch.cuda.is_available():
-        torch.set_num_threads(
-            run.config.get("facts", {}).get("threads", torch.get_num_threads())
-        )  # another number adds in another order
+        facts = run.config.get("facts", {})
+        torch.set_num_threads(facts.get("threads", torch.get_num_threads()))
+
     policy = load_policy(config.model, **config.loading, weights=checkpoint)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     trainer = Trainer(config, task, policy)
@@ -108,6 +121,6 @@ def _trainer(config: Config, run: RunData, checkpoint: Any) -> Trainer:
     return trainer
 
 
-def kept_of(run: RunData, step: int) -> list[Group]:
-    """Return the groups that a step learned from."""
+def kept_groups(run: RunData, step: int) -> list[Group]:
+    """Return the groups that a step was trained on."""
     return [group for group in run.groups(step) if group.action == "keep"]

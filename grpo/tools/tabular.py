@@ -1,4 +1,4 @@
-"""Records of completions as files that other programs read: .jsonl, .csv, .parquet."""
+"""Export records of completions to files that other programs read: .csv, .jsonl, .parquet."""
 
 import csv
 import json
@@ -14,11 +14,10 @@ Record = Mapping[str, Any]
 
 
 def export(path: Path, records: Iterable[Record]) -> int:
-    """Write the records (`grpo.run.reader.RunData.each_rollout`) in the format of the file's name;
-    return how many there were.
+    """Write the records in the format that the file's name ends in; return their number.
 
-    Raises UserError for another ending, when pyarrow is asked for and not there, and when the disk
-    will not take the file.
+    The records are those of `grpo.run.reader.RunData.each_rollout`. Raises UserError for any other
+    ending, if the format needs pyarrow and it is missing, and if the file cannot be written.
     """
     writers = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}
     if path.suffix not in writers:
@@ -30,15 +29,17 @@ def export(path: Path, records: Iterable[Record]) -> int:
 
 
 def _write_lines(path: Path, records: Iterable[Record]) -> int:
+    """Write a JSON object a line; return their number."""
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     write_whole(path, "".join(line + "\n" for line in lines).encode())
     return len(lines)
 
 
 def _write_csv(path: Path, records: Iterable[Record]) -> int:
-    """Write the records; lists and mappings are JSON in their cells."""
-    records, written = iter(records), 0
+    """Write a row for each record; return their number. Lists and mappings become JSON."""
+    records = iter(records)
     first = next(records, None)
+    count = 0
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(first or ()))
         writer.writeheader()
@@ -49,12 +50,13 @@ def _write_csv(path: Path, records: Iterable[Record]) -> int:
                     for key, value in record.items()
                 }
             )
-            written += 1
-    return written
+            count += 1
+    return count
 
 
 def _write_parquet(path: Path, records: Iterable[Record]) -> int:
-    with needs("pyarrow", "notebook", f"{path} (names in .csv and .jsonl go without)"):
+    """Write a table with a row for each record; return their number."""
+    with needs("pyarrow", "notebook", f"{path} (.csv and .jsonl do not need it)"):
         import pyarrow
         import pyarrow.parquet
     rows = [_columns(record) for record in records]
@@ -63,8 +65,9 @@ def _write_parquet(path: Path, records: Iterable[Record]) -> int:
 
 
 def _columns(record: Record) -> dict[str, Any]:
-    """Return a record whose values have one type a key: `parts` is JSON, and advantages of single
-    tokens are a key of their own.
+    """Return a record in which each key has values of one type only.
+
+    `parts` becomes JSON, and advantages of single tokens get the key `token_advantages`.
     """
     advantage = record["advantage"]
     by_token = isinstance(advantage, list)

@@ -178,22 +178,22 @@ def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, 
     """Return the row that `grpo.plan` would have foretold for a GPU that it knows, or None."""
     import torch
 
-    from grpo.tools import plan
+    from grpo.tools import estimate, plan
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    known = next((gpu for called, gpu in plan.GPUS.items() if called in name), None)
+    known = next((gpu for called, gpu in estimate.GPUS.items() if called in name), None)
     if known is None or arguments.quantise != "none":
         return None
     config = config_of(arguments, folder)
     gpu = replace(known, memory=arguments.gb * 1e9) if arguments.gb else known
-    work = plan.Work(
+    work = estimate.Work(
         arguments.groups,
         sum(map(len, prompts)) / len(prompts),
         arguments.group_size,
         arguments.new,
         arguments.new,
     )
-    memory, seconds = plan.forecast(config, plan.model_of(config), work, gpu, arguments.gpus)
+    memory, seconds = estimate.forecast(config, plan.model_of(config), work, gpu, arguments.gpus)
     step = sum(seconds.values())
     rollout = seconds["prefill"] + seconds["decoding"]
     return {

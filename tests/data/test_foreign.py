@@ -16,7 +16,7 @@ from data import foreign
 from data.corpus import Document, documents_of, load_corpus
 from data.errors import UserError
 from data.foreign import KINDS, foreign_texts, generated
-from grpo.pretrain import lessons as diet
+from grpo import pretrain
 from tasks.base import foreign_of, load_task, problem_at
 
 SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")
@@ -121,14 +121,15 @@ def test_no_more_files_are_read_than_are_allowed(tmp_path, monkeypatch):
 
 
 def test_no_foreign_text_is_in_what_is_trained_on(texts):
-    """Runs of five words: the corpus and the diet's own words share none with the
-    generated kinds.
+    """The corpus shares no run of five words with the generated kinds, and no module of the
+    pretraining reads foreign texts.
     """
     train = documents_of("train", load_corpus())
     runs = {run for document in train for run in runs_of(document)}
     for kind in KINDS:
         assert not any(runs & runs_of(document) for document in texts[kind]), kind
-    assert "foreign" not in Path(diet.__file__).read_text(encoding="utf-8")
+    for module in Path(pretrain.__file__).parent.glob("*.py"):
+        assert "foreign" not in module.read_text(encoding="utf-8")
 
 
 def runs_of(document: Document) -> set[tuple[str, ...]]:

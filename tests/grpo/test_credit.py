@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from losses import step_loss
 from transformers import AutoTokenizer
 
 from grpo.learn.advantages import SCALES, advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.credit import token_advantages, token_ends, token_states
-from grpo.learn.loss import step_loss
 from grpo.model.encoding import plain_tokens
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy

@@ -166,7 +166,7 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
         and f"`{tiny_model.name}` trained by GRPO" in text
         and str(tiny_model.parent) not in text
         and "lora_rank 4" in text
-        and "rewarded by `similarity`" in text
+        and "with the reward `similarity`" in text
     )
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     for argv, words in [
-        ((runs / "full", tmp_path / "full"), "is there already"),
+        ((runs / "full", tmp_path / "full"), "exists already"),
         ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
         ((tmp_path / "none", tmp_path / "a"), "does not exist"),
         ((runs / "full",), "required: folder"),

@@ -274,7 +274,7 @@ def test_compare(run, copied, capsys):
         len(rows) == 2
         and rows[0] == rows[1]
         and rows[0]["steps"] == STEPS
-        and "at 10" in rows[0]["held out at the end"]
+        and "at 10" in rows[0]["held-out score after"]
     )
     assert "million tokens" in said(capsys, run, "compare", copied).out
 
@@ -315,7 +315,7 @@ def test_export(run, tmp_path, capsys, monkeypatch):
 )  # from the first model; from the checkpoint before; from one two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
-    assert "the same, to the last bit" in text and "no" not in text.split()
+    assert "identical to the last bit" in text and "no" not in text.split()
     (found,) = json.loads(said(capsys, run, "replay", step, "--json").out)
     assert found["same"] and {line["figure"] for line in found["figures"]} >= {
         "loss",

@@ -14,8 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from losses import policy_loss, step_loss
 
-from grpo.learn.loss import LOSSES, kl_k3, policy_loss, step_loss, token_weights
+from grpo.learn.loss import LOSSES, kl_k3, token_weights
 
 ANSWERS = [(2,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 ADVANTAGES = [1.5, -1.0, 0.5, -2.0, 0.0, 2.0, -0.25]

@@ -23,7 +23,13 @@ from transformers import (
 
 from grpo.model import check as model_check
 from grpo.model import prefix_cache
-from grpo.model.check import EXACT, MISSING, ROUGH, _distance, _factor, choose_path
+from grpo.model.check import MISSING, choose_path
+from grpo.model.distance import (
+    FLOAT32_TOLERANCE,
+    LOW_PRECISION_TOLERANCE,
+    constant_factor,
+    distance,
+)
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.merged_linear import MergedLinear
 from grpo.model.policy import Policy
@@ -83,8 +89,8 @@ def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 model_check,
-                "_distance",
-                lambda *pair: seen.append(_distance(*pair)) or seen[-1],
+                "distance",
+                lambda *pair: seen.append(distance(*pair)) or seen[-1],
             )
             choose_path(policy)
         assert policy.path == "fast"
@@ -216,7 +222,7 @@ def test_rounding_of_experts_in_bfloat16_passes():
 
 
 def deep_random():
-    """A model of random weights whose rounding in bfloat16 grows beyond ROUGH."""
+    """A model of random weights whose rounding in bfloat16 grows beyond LOW_PRECISION_TOLERANCE."""
     shape = {
         "hidden_size": 256,
         "intermediate_size": 640,
@@ -244,7 +250,7 @@ def differences_of(monkeypatch):
 def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     seen = differences_of(monkeypatch)
     policy = policy_of(deep_random(), torch.bfloat16)
-    assert policy.path == "fast" and ROUGH < seen[0] < MISSING
+    assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
     assert (
         policy.fast_model is not None
         and policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
@@ -258,7 +264,10 @@ def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
     with torch.no_grad():
         model.get_output_embeddings().weight[:20] *= 10
     seen = differences_of(monkeypatch)
-    assert Policy(model, TOKENIZER, name="odd").path == "fast" and seen[0] < ROUGH / 2
+    assert (
+        Policy(model, TOKENIZER, name="odd").path == "fast"
+        and seen[0] < LOW_PRECISION_TOLERANCE / 2
+    )
 
 
 def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
@@ -275,23 +284,23 @@ def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
     monkeypatch.setattr(Policy, "predict", wrong)
     with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
         policy = load_policy("builtin", device="cpu", dtype="bfloat16")
-    assert policy.path == "shared" and ROUGH < seen[0] < MISSING
+    assert policy.path == "shared" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
 
 
 def test_differences_by_hand():
     expected = torch.tensor([[0.0, 2.0], [0.0, -torch.inf], [1.0, 3.0]])
     found = torch.tensor([[0.1, 2.0], [0.4, -torch.inf], [1.3, 3.3]])
-    assert _distance(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
+    assert distance(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
     # Less what is common to a place: 0.05, 0, 0. The deviations are 1, 0 and 1, 2/3 in the mean.
-    assert _distance(found, expected, True) == 0.0
-    assert _distance(found[:1], expected[:1], True) == pytest.approx(0.05)
-    for is_rough, tolerance in ((False, EXACT), (True, ROUGH)):
-        assert not _distance(found * torch.nan, expected, is_rough) <= tolerance
+    assert distance(found, expected, True) == 0.0
+    assert distance(found[:1], expected[:1], True) == pytest.approx(0.05)
+    for low_precision, tolerance in ((False, FLOAT32_TOLERANCE), (True, LOW_PRECISION_TOLERANCE)):
+        assert not distance(found * torch.nan, expected, low_precision) <= tolerance
     possible = found.nan_to_num(neginf=-100.0)  # a token that can never come
-    assert _distance(possible, expected, False) == torch.inf
+    assert distance(possible, expected, False) == torch.inf
     never = torch.tensor([[0.0, 2.0, -torch.inf]])
-    assert _distance(never, never, True) == 0.0
-    assert not _distance(never.nan_to_num(neginf=-100.0), never, True) <= MISSING
+    assert distance(never, never, True) == 0.0
+    assert not distance(never.nan_to_num(neginf=-100.0), never, True) <= MISSING
 
 
 # Logits that are more than the output layer's
@@ -311,10 +320,13 @@ def test_capped_logits_are_refused(dtype):
 
 def test_a_constant_factor_is_found_and_nothing_else_is_one():
     part = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    assert _factor(part, part, False) == 1.0
-    assert _factor(part / 16, part, False) == pytest.approx(1 / 16)
-    assert _factor(part.tanh(), part, False) is None and _factor(part + 1, part, True) is None
-    assert _factor(part[:, :4], part, False) is None
+    assert constant_factor(part, part, False) == 1.0
+    assert constant_factor(part / 16, part, False) == pytest.approx(1 / 16)
+    assert (
+        constant_factor(part.tanh(), part, False) is None
+        and constant_factor(part + 1, part, True) is None
+    )
+    assert constant_factor(part[:, :4], part, False) is None
 
 
 # What no path has
@@ -367,6 +379,6 @@ def test_no_memory_is_not_taken_for_a_disagreement(tiny_policy, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(model_check, "_rollout_logprobs", full)
+    monkeypatch.setattr(model_check, "rollout_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError):
         choose_path(tiny_policy)

@@ -10,10 +10,11 @@ from make_llama import CONFIG
 from transformers import AutoTokenizer, GPT2Config
 
 from grpo.model.load import BUILTIN
-from grpo.tools import plan
+from grpo.tools import estimate, plan
+from grpo.tools.estimate import GPUS, Work, forecast
 from tasks.base import UserError
 
-H200 = plan.GPUS["H200"]
+H200 = GPUS["H200"]
 # flags, GPUs, GB of each, (prompts, prompt, group, tokens, room), seconds of a step, GB used:
 # bench_step.py on 2026-11-22, see runs/LOG.md
 MEASURED = [
@@ -64,7 +65,7 @@ def llama(tmp_path_factory):
 
 def foretold(llama, flags, gpus, work, gpu=H200):
     config, _ = plan.parse(["--model", llama, *flags.split()])
-    return plan.forecast(config, plan.model_of(config), plan.Work(*work), gpu, gpus)
+    return forecast(config, plan.model_of(config), Work(*work), gpu, gpus)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_what_was_measured_is_foretold_within_a_fifth(
     llama, monkeypatch, shares, flags, gpus, size, work, seconds, gigabytes
 ):
     for name, share in shares.items():
-        monkeypatch.setattr(plan, name, share)
+        monkeypatch.setattr(estimate, name, share)
     memory, time = foretold(llama, flags, gpus, work, replace(H200, memory=size * 1e9))
     assert sum(time.values()) == pytest.approx(seconds, rel=0.2)
     assert sum(memory.values()) / 1e9 == pytest.approx(gigabytes, rel=0.2)
@@ -103,7 +104,7 @@ def test_precision_is_that_in_which_the_model_would_be_loaded(llama):
 def test_a_model_of_another_family_is_refused(tmp_path):
     GPT2Config(n_layer=1, n_embd=8, n_head=2).save_pretrained(tmp_path)
     config, _ = plan.parse(["--model", str(tmp_path)])
-    with pytest.raises(UserError, match="there is no forecast for gpt2, only for llama"):
+    with pytest.raises(UserError, match="there is no estimate for gpt2, only for llama"):
         plan.model_of(config)
 
 
@@ -122,7 +123,7 @@ def test_more_work_takes_longer_and_more_gpus_less(llama):
     assert slower["update"] > 1.2 * time["update"] and referred["weights"] == 2 * memory["weights"]
     eight = foretold(llama, "--lora-rank 0 --optimizer adamw8bit", 1, work)[0]
     assert memory["optimizer"] - eight["optimizer"] == 6 * 3_212_749_824
-    small = foretold(llama, "--lora-rank 16", 1, work, plan.GPUS["RTX4090"])
+    small = foretold(llama, "--lora-rank 16", 1, work, GPUS["RTX4090"])
     assert sum(small[0].values()) < 25e9 and sum(small[1].values()) > 3 * sum(
         foretold(llama, "--lora-rank 16", 1, work)[1].values()
     )
@@ -156,7 +157,7 @@ def test_the_command(llama, capsys):
         (["--model", "/nowhere"], "/nowhere"),
         (["--words", "many"], "--words"),
         (["--nonsense"], "--nonsense: no such flag"),
-        (["--quantise", "nf4", "--lora-rank", "4"], "there is no forecast for it"),
+        (["--quantise", "nf4", "--lora-rank", "4"], "there is no estimate for it"),
         (["--dataset", "set.jsonl"], "--dataset set.jsonl: give --words too"),
     ],
 )

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from grpo.pretrain import train as pretrain
+from grpo.pretrain.batches import FILL, LONG, SHORTEST, Batches
 from grpo.pretrain.muon import Muon, orthogonal
+from grpo.pretrain.step import Step, hidden_of, loss_of
+from grpo.pretrain.tokenizer import make_tokenizer
 
 SHAPE = ["--layers", "2", "--width", "32", "--inner", "48", "--heads", "2", "--kv-heads", "1"]
 VOCABULARY = 64
@@ -67,12 +70,12 @@ def test_the_loss_is_that_of_transformers():
     model = small_model()
     tokens, learned = (torch.from_numpy(array) for array in next(batches(1)))
     labels = tokens.long().masked_fill(~learned, -100)
-    ours = pretrain.loss_of(model, pretrain.hidden_of(model, tokens.long()), tokens.long(), learned)
+    ours = loss_of(model, hidden_of(model, tokens.long()), tokens.long(), learned)
     torch.testing.assert_close(ours, model(input_ids=tokens.long(), labels=labels).loss)
 
 
 def test_a_step_learns():
-    step = pretrain.Step(small_model(), "cpu")
+    step = Step(small_model(), "cpu")
     losses = [step(*batch, rate=0.01).item() for batch in batches(60)]
     assert losses[0] > 0.8 * math.log(VOCABULARY) and sum(losses[-5:]) / 5 < 0.2 * losses[0]
 
@@ -80,12 +83,12 @@ def test_a_step_learns():
 @pytest.mark.parametrize("scale", [0.01, 1.0])
 def test_gradients_are_clipped_at_norm_one(scale):
     model, batch = small_model(), next(batches(1))
-    step = pretrain.Step(model, "cpu")
-    step.loss_of = lambda *arguments: scale * pretrain.loss_of(*arguments)
+    step = Step(model, "cpu")
+    step.loss_of = lambda *arguments: scale * loss_of(*arguments)
     norm = lambda gradients: torch.stack([g.norm() for g in gradients]).norm().item()  # noqa: E731
     with torch.autocast("cpu", torch.bfloat16):
         tokens, learned = torch.from_numpy(batch[0]).long(), torch.from_numpy(batch[1])
-        loss = step.loss_of(model, pretrain.hidden_of(model, tokens), tokens, learned)
+        loss = step.loss_of(model, hidden_of(model, tokens), tokens, learned)
     unclipped = norm(torch.autograd.grad(loss, list(model.parameters())))
     step(*batch, rate=0.0)
     assert norm([p.grad for p in model.parameters()]) == pytest.approx(
@@ -95,14 +98,14 @@ def test_gradients_are_clipped_at_norm_one(scale):
 
 
 def test_parts_are_the_whole():
-    whole = pretrain.Step(small_model(), "cpu")
+    whole = Step(small_model(), "cpu")
     for batch in batches(5):
         whole(*batch, rate=0.01)
-    first = pretrain.Step(small_model(), "cpu")
+    first = Step(small_model(), "cpu")
     for batch in list(batches(5))[:3]:
         first(*batch, rate=0.01)
     state = {name: value.detach().clone() for name, value in first.state().items()}
-    second = pretrain.Step(small_model(seed=1), "cpu")
+    second = Step(small_model(seed=1), "cpu")
     second.load(state)
     for batch in list(batches(5))[3:]:
         second(*batch, rate=0.01)
@@ -136,23 +139,23 @@ def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, caps
 
 
 def test_a_row_is_filled_by_what_its_length_is_for():
-    made = pretrain.Batches(pretrain.make_tokenizer(400), 0, 4096)
-    for length in (pretrain.SHORTEST, 160, 640, 1280):
+    made = Batches(make_tokenizer(400), 0, 4096)
+    for length in (SHORTEST, 160, 640, 1280):
         lessons = [made.lesson(length) for _ in range(60)]
         assert all(len(tokens) <= length for tokens, _, _ in lessons)
         skills = {skill for _, _, skill in lessons}
-        assert (skills == {"arithmetic"}) == (length == pretrain.SHORTEST)
-        assert ("interleave" in skills) == (pretrain.SHORTEST < length <= 640)
-        if length > pretrain.LONG:
+        assert (skills == {"arithmetic"}) == (length == SHORTEST)
+        assert ("interleave" in skills) == (SHORTEST < length <= 640)
+        if length > LONG:
             assert all(
-                len(tokens) >= pretrain.FILL * length
+                len(tokens) >= FILL * length
                 for tokens, _, skill in lessons
                 if skill != "interleave"
             )
 
 
 def test_to_prepare_teaches_nothing():
-    step, untouched = pretrain.Step(small_model(), "cpu"), weights(small_model())
+    step, untouched = Step(small_model(), "cpu"), weights(small_model())
     step.prepare(96, [24])
     assert all(torch.equal(a, b) for a, b in zip(weights(step.model), untouched, strict=True))
 
@@ -166,8 +169,8 @@ def test_to_prepare_teaches_nothing():
 )  # and asks tensors between layers for their gradient
 def test_a_captured_step_is_the_step():
     captured, plain = (
-        pretrain.Step(small_model().cuda(), "cuda"),
-        pretrain.Step(small_model().cuda(), "cuda"),
+        Step(small_model().cuda(), "cuda"),
+        Step(small_model().cuda(), "cuda"),
     )
     untouched = weights(captured.model)
     captured.prepare(144, [24, 32])

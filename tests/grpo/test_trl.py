@@ -7,9 +7,10 @@ What differs by intent: TRL's `epsilon_high` of cispo is the bound itself, ours 
 
 import pytest
 import torch
+from losses import step_loss
 from torch import Tensor
 
-from grpo.learn.loss import LOSSES, step_loss, token_weights
+from grpo.learn.loss import LOSSES, token_weights
 from grpo.model.load import BUILTIN
 
 pytest.importorskip("trl", reason="needs the extra bench")

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from losses import step_loss
 from tiny_models import VOCABULARY
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -16,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import grpo.learn.update as update_module
 from grpo.learn.advantages import advantages
 from grpo.learn.batch import micro_batches
-from grpo.learn.loss import LOSSES, step_loss, token_weights
+from grpo.learn.loss import LOSSES, token_weights
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateSettings, completion_logprobs
 from grpo.learn.update import update as update_by

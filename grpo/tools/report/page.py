@@ -1,13 +1,12 @@
-"""A run as one page: curves, and for a step its groups and completions, in a single HTML file that
-needs no network.
+"""Show runs on one page: charts, and the groups and completions of single steps.
 
-    python -m grpo.report runs/NAME                        -> runs/NAME/report.html
-    python -m grpo.report runs/NAME runs/OTHER -o both.html   runs over each other
+    python -m grpo.report runs/NAME                           writes runs/NAME/report.html
+    python -m grpo.report runs/NAME runs/OTHER -o both.html   several runs in the same charts
 
-All steps are in the curves. Of the texts, those of some steps are kept, as many as --megabytes
-takes: the first, the last, those with a decision or a warning, and between them evenly; the page
-says which. Rollouts are read a step at a time. Exit status 2, with one line: no such run, a
-damaged file.
+The page is a single HTML file that needs no network. The charts show all steps. The completions
+would be too large, so the page has those of as many steps as fit into --megabytes: the first, the
+last, steps with a decision or a warning, and evenly spaced steps between them. The exit status is 2
+if there is no such run, or if a file is damaged.
 """
 
 import argparse
@@ -32,21 +31,42 @@ from grpo.tools.report.samples import Pieces, packed, pieces_of, short
 from grpo.variance import COLLAPSED
 from tasks.base import Parser, UserError, exit_status, needs
 
-ROOM = Path(__file__).parent  # where report.html and its parts lie
+# The folder of report.html and its parts.
+ROOM = Path(__file__).parent
 SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
-MOST_POINTS = 2000  # of a curve; of a longer run every second, third ... step is drawn
-STEP_SHARE = 1 / 8  # of the budget, for the groups of one step
-NOTABLE_SHARE = 1 / 2  # of the budget, for the steps with decisions and warnings
+
+# The most points of a curve. Of a longer run only every second, third ... step is shown.
+MOST_POINTS = 2000
+
+# Shares of the bytes for completions: the most that one step may take, and the most that all steps
+# with decisions and warnings may take.
+STEP_SHARE = 1 / 8
+NOTABLE_SHARE = 1 / 2
+
+# The keys of an evaluation that the page uses.
+EVALUATION = (
+    "step",
+    "purpose",
+    "level",
+    "temperature",
+    "metric",
+    "mean",
+    "ci_low",
+    "ci_high",
+    "exact",
+    "n",
+)
+
 Record = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a report by these flags; return the exit status."""
+    """Run the program with these arguments; return the exit status."""
     return exit_status("grpo.report", lambda: report(argv))
 
 
 def report(argv: Sequence[str] | None) -> int:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path; return the exit status."""
     arguments = parse(argv)
     runs = [load_run(path) for path in arguments.runs]
     output = arguments.output or runs[0].path / "report.html"
@@ -67,20 +87,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="where the page goes (default: report.html in the first run)",
+        help="the page to write (default: report.html in the first run)",
     )
     parser.add_argument(
         "--megabytes",
         type=float,
         default=4.0,
         metavar="N",
-        help="for the texts of all runs (default: 4); the charts take 5 more",
+        help="size of the completions of all runs (default: 4); the charts take 5 more",
     )
     arguments = parser.parse_args(argv)
     if not 0 < arguments.megabytes < math.inf:
@@ -89,18 +109,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def page(runs: Sequence[RunData], budget: int) -> str:
-    """Return the page of `runs` as HTML, with at most `budget` bytes of texts a run."""
+    """Return the page as HTML, with at most `budget` bytes of completions for each run."""
     with needs("plotly", "report"):
         from plotly.offline import get_plotlyjs
     samples = [kept_samples(run, budget) for run in runs]
-    told = [described(run, kept) for run, kept in zip(runs, samples)]
-    names = ", ".join(run["name"] for run in told)
+    descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
+    names = ", ".join(description["name"] for description in descriptions)
     scripts = {
         "plotly": get_plotlyjs(),
         "script": "".join((ROOM / name).read_text() for name in SCRIPTS),
     }
     blocks = [
-        data_block("data", json.dumps({"runs": told, "classes": WHY}, separators=(",", ":"))),
+        data_block(
+            "data", json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
+        ),
         *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)),
     ]
     parts = {
@@ -113,20 +135,22 @@ def page(runs: Sequence[RunData], budget: int) -> str:
             for script in scripts.values()
         ),
     }
-    return re.sub(
-        r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (ROOM / "report.html").read_text()
-    )  # in one pass: no part is searched for marks
+
+    # All parts are inserted in one pass, so that marks within a part stay as they are.
+    frame = (ROOM / "report.html").read_text()
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
 
 
 def data_block(name: str, text: str) -> str:
-    """Return JSON as an element that no browser runs: without a "<" nothing in it can end the
-    element.
+    """Return JSON as an element of the page that is not executed.
+
+    It contains no "<", so nothing in it can end the element.
     """
     return f'<script type="application/json" id="{name}">{harmless_json(text)}</script>'
 
 
 def harmless_json(text: str) -> str:
-    """Return JSON with each "<" spelled out (it occurs in strings only).
+    """Return JSON with each "<" escaped; it occurs in strings only.
 
     >>> harmless_json('["</script>"]')
     '["\\\\u003c/script>"]'
@@ -135,8 +159,10 @@ def harmless_json(text: str) -> str:
 
 
 def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
-    """Return what the page says of a run, but its texts: curves, evaluations, timeline,
-    configuration. `kept` are the steps whose texts there are.
+    """Return what the page shows of a run, except for its completions.
+
+    That is metrics, evaluations, decisions, warnings, checkpoints and settings. The page has the
+    completions of the steps in `kept`.
     """
     lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
     names = dict.fromkeys(
@@ -176,29 +202,15 @@ def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-EVALUATION = (
-    "step",
-    "purpose",
-    "level",
-    "temperature",
-    "metric",
-    "mean",
-    "ci_low",
-    "ci_high",
-    "exact",
-    "n",
-)
-
-
 def headline(run: RunData) -> list[tuple[str, str]]:
-    """Return the figures at the head of the page, as (name, text)."""
+    """Return the facts at the head of the page, as (name, text)."""
     config, last = run.config, run.metrics[-1] if run.metrics else {}
     facts = config.get("facts") or {}
     threads = f", {facts['threads']} threads" if facts.get("threads") else ""
     unit = next((line.get("unit") or "" for line in run.evals), "")
     time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
     model, start = config.get("model"), config.get("start")
-    told = {
+    facts_by_name = {
         "task": config.get("task"),
         "level": f"{config.get('level', '')} {unit}",
         "model": f"{model}, started from {start}" if start not in (None, model) else model,
@@ -208,12 +220,13 @@ def headline(run: RunData) -> list[tuple[str, str]]:
         "time": time + (" h" if time.count(":") > 1 else " min"),
         "hardware": f"{facts.get('device', 'unknown')}{threads}",
     }
-    return [(name, escape_control(str(value)).strip()) for name, value in told.items()]
+    return [(name, escape_control(str(value)).strip()) for name, value in facts_by_name.items()]
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
-    """Return for each level and temperature that was reported on the scores before and after, that
-    of the level asked for first.
+    """Return the first and the last reported score for each level and temperature.
+
+    Those of the run's own level come first.
     """
     series: dict[tuple, list[Record]] = {}
     for line in run.reports:
@@ -238,21 +251,23 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return where something began that needs a look: half of a step's groups collapsed, half of
-    its completions in a trap, an alarm.
+    """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
+
+    A trap counts from half of a step's completions on, a collapse from half of its groups on. Each
+    is listed where it begins.
     """
     found = []
     before: set[str] = set()
     for line in lines:
         now = {
-            f"half of the completions or more: {escape_control(name[6:])}"
+            f"at least half of the completions are in a trap: {escape_control(name[6:])}"
             for name, share in line.items()
             if name.startswith("traps/") and share >= 0.5
         }
         if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (
             line.get("groups/count") or math.inf
         ):
-            now.add("half of the groups or more collapsed")
+            now.add("at least half of the groups collapsed")
         now |= {
             escape_control(event) for event in line.get("events", ()) if event.startswith("ALARM")
         }
@@ -264,7 +279,7 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values as they are shown."""
+    """Return names and values as the page shows them."""
     return [
         (
             escape_control(str(name)),
@@ -279,8 +294,9 @@ def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
-    """Return for some steps, as many as `budget` bytes take, their groups as JSON: first and last,
-    the notable, and evenly between them.
+    """Return the groups of some steps as JSON, as many as fit into `budget` bytes.
+
+    Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
     steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {
@@ -288,9 +304,8 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     }
     notable = sorted(marked & set(steps))
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
-        for step in (
-            wanted[i] for i in evenly_spaced(len(wanted))
-        ):  # the first and the last of all steps always fit: there is half of the budget left
+        # The notable steps leave half of the budget, so that the first and last steps always fit.
+        for step in (wanted[i] for i in evenly_spaced(len(wanted))):
             if step not in kept:
                 text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
                 if used + len(text) > most:
@@ -301,10 +316,9 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
 
 def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -> str:
-    """Return the groups of a step as JSON, or as many of them, evenly chosen, as `budget` bytes
-    take.
-    """
-    chosen, used = {}, 40  # the frame
+    """Return the groups of a step as JSON; evenly spaced ones, if `budget` bytes are too few."""
+    chosen = {}
+    used = 40  # the bytes around the groups
     for number in evenly_spaced(len(groups)):
         text = harmless_json(
             json.dumps(packed(groups[number], number, pieces), separators=(",", ":"))
@@ -318,8 +332,9 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
 
 
 def evenly_spaced(count: int) -> Iterator[int]:
-    """Yield 0 ... count - 1 so that those so far are always spread evenly: the ends, then the
-    middles of ever smaller gaps.
+    """Yield 0 ... count - 1 in an order in which the numbers so far are always evenly spaced.
+
+    First the ends, then the middles of ever smaller gaps.
 
     >>> list(evenly_spaced(5))
     [0, 4, 2, 1, 3]
@@ -335,5 +350,5 @@ def evenly_spaced(count: int) -> Iterator[int]:
 
 
 def joined(samples: Mapping[int, str]) -> str:
-    """Return the samples, step to JSON text, as one JavaScript object."""
+    """Return the samples (step -> JSON) as one JSON object."""
     return "{" + ",".join(f'"{step}":{text}' for step, text in samples.items()) + "}"

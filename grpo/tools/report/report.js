@@ -1,6 +1,6 @@
 "use strict";
-// The page of a run: helpers, head, theme, keyboard. report_charts.js and report_samples.js stand before this file.
-// Data is read from the JSON blocks of the page; whatever comes from it enters the document as text, never as markup.
+// The page of a run: helpers, head, theme, keyboard. report_charts.js and report_samples.js come before this file.
+// Data comes from the JSON blocks of the page, and enters the document as text, never as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs, MANY = RUNS.length > 1;
@@ -23,7 +23,7 @@ function el(tag, attributes = {}, ...children) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colour = (number) => css(`--c${number % 7}`);
-const plain = (text) => String(text).replaceAll("<", "‹"); // the chart library reads a few tags in its texts
+const plain = (text) => String(text).replaceAll("<", "‹"); // the chart library interprets some tags in its texts
 const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(",")},${alpha})`;
 
@@ -32,7 +32,7 @@ const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(a
 function showHead() {
   const [run] = RUNS;
   const figure = (name, value) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value));
-  const badge = (one) => one.control && el("p", { class: "control" }, el("strong", {}, `CONTROL RUN: ${one.control}`), " The rewards carry no information; it must not learn.");
+  const badge = (one) => one.control && el("p", { class: "control" }, el("strong", {}, `CONTROL RUN: ${one.control}`), " A control experiment: its rewards carry no information, so it must not learn.");
   if (!MANY) {
     $("top").append(badge(run) || "", el("div", { class: "hero" }, el("div", {}, el("p", { class: "kicker" }, run.path), el("h1", {}, run.name)),
       ...run.heldout.slice(0, 1).map((held) => el("div", { class: "heldout" }, el("p", { class: "kicker" }, `held-out ${held.what}`), scores(held)))),
@@ -40,7 +40,7 @@ function showHead() {
     if (run.heldout.length > 1) $("top").append(el("div", { class: "also" }, run.heldout.slice(1).map((held) => el("p", {}, `${held.what} (${held.how}): `, held.scores.join(" → ")))));
     return;
   }
-  $("top").append(el("p", { class: "kicker" }, `${RUNS.length} runs over each other`), el("h1", {}, RUNS.map((one) => one.name).join(", ")));
+  $("top").append(el("p", { class: "kicker" }, `${RUNS.length} runs`), el("h1", {}, RUNS.map((one) => one.name).join(", ")));
   const names = RUNS[0].headline.map(([name]) => name);
   $("top").append(el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, ["run", "held-out", ...names].map((name) => el("th", {}, name)))),

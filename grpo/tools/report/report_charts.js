@@ -1,33 +1,33 @@
 "use strict";
-// The curves of the page: what is drawn of which metric, and how.
+// The charts of the page: which metrics they show, and how.
 
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const DASH_PIXELS = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
 const CLASSES = { varied: ["≠", 0], solved: ["✓", 2], identical: ["=", 1], tied: ["≈", 4], failed: ["✕", 3] }; // name: sign, colour
 
-const CHARTS = [ // lines: metric -> label; `stack`, `traps`, `timeline` show the chosen run only
-  { title: "Reward", note: "mean of a step's completions; band: ± the standard deviation within a group", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
-  { title: "Held-out score", note: "fresh problems of documents never trained on, by level; bars: 95 % interval", evals: true, wide: true },
-  { title: "Timeline", note: "what happened when", timeline: true, full: true, mark: true },
-  { title: "Groups by class", note: "groups of a step; only varied ones carry a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
-  { title: "Score and exact answers", note: "of the training completions", lines: { value: "score", exact: "share exact" } },
-  { title: "Traps", note: "share of completions in a cheap strategy", traps: true },
+const CHARTS = [ // lines: metric -> label; `stack`, `traps` and `timeline` show the selected run only
+  { title: "Reward", note: "mean over the completions of a step; band: ± the standard deviation within a group", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
+  { title: "Held-out score", note: "problems from documents that are never trained on, by level; bars: 95 % interval", evals: true, wide: true },
+  { title: "Timeline", note: "checkpoints, evaluations, decisions of the curriculum, warnings", timeline: true, full: true, mark: true },
+  { title: "Groups by class", note: "number of groups; only varied groups have a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
+  { title: "Score and exact answers", note: "mean over the completions of a step", lines: { value: "score", exact: "share exact" } },
+  { title: "Traps", note: "share of completions that follow a cheap strategy", traps: true },
   { title: "Reward within groups", note: "standard deviation; share of groups where it is zero", lines: { group_std: "standard deviation", frac_reward_zero_std: "share with zero" } },
-  { title: "Different texts in a group", note: "mean number of distinct completions", lines: { distinct_completions: "distinct" } },
-  { title: "Level", note: "of the curriculum", lines: { level: "level" }, shape: "hv" },
-  { title: "Temperature", note: "of sampling", lines: { temperature: "temperature" } },
-  { title: "Entropy", note: "of the policy, nats a token", lines: { entropy: "entropy" } },
-  { title: "KL to the reference", note: "nats a token", lines: { kl: "KL" } },
-  { title: "Clipped ratios", note: "share of tokens beyond the clip range", lines: { "clip_ratio/low": "low", "clip_ratio/high": "high" } },
-  { title: "Parity", note: "largest log-prob difference, trainer and sampler", lines: { "parity/max_abs_logprob_diff": "largest difference" }, small: true },
+  { title: "Distinct completions", note: "mean number of distinct texts in a group", lines: { distinct_completions: "distinct" } },
+  { title: "Level", note: "level of the curriculum", lines: { level: "level" }, shape: "hv" },
+  { title: "Temperature", note: "sampling temperature", lines: { temperature: "temperature" } },
+  { title: "Entropy", note: "of the policy, in nats per token", lines: { entropy: "entropy" } },
+  { title: "KL to the reference", note: "in nats per token", lines: { kl: "KL" } },
+  { title: "Clipped ratios", note: "share of tokens whose ratio was clipped", lines: { "clip_ratio/low": "low", "clip_ratio/high": "high" } },
+  { title: "Parity", note: "largest difference of a log-probability between trainer and sampler", lines: { "parity/max_abs_logprob_diff": "largest difference" }, small: true },
   { title: "Gradient norm", note: "before clipping", lines: { grad_norm: "norm" } },
-  { title: "Completion length", note: "tokens", lines: { "completions/mean_length": "mean" } },
-  { title: "Cut by the budget", note: "share of completions without an end token", lines: { "completions/clipped_ratio": "cut" } },
-  { title: "Speed", note: "tokens a second of the whole step", lines: { tokens_per_second: "tokens/s" } },
-  { title: "Seconds of a step", note: "where the time goes", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
+  { title: "Completion length", note: "mean number of tokens", lines: { "completions/mean_length": "mean" } },
+  { title: "Truncated", note: "share of completions that reached the token budget", lines: { "completions/clipped_ratio": "truncated" } },
+  { title: "Throughput", note: "sampled tokens per second of the whole step", lines: { tokens_per_second: "tokens/s" } },
+  { title: "Step time (s)", note: "by phase", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
 ];
 
-/** Return the traces of a chart and the entries of its legend; no traces where there are no such figures. */
+/** Return the traces of a chart and the entries of its legend; no traces if the run has no such metrics. */
 function tracesOf(spec, run = RUNS[state.run]) {
   const traces = [], legend = [];
   const line = (one, y, name, stroke, dash, more = {}) => traces.push({ x: one.metrics.step, y, name: plain(name), mode: y.length < 4 ? "lines+markers" : "lines", connectgaps: true,
@@ -108,10 +108,10 @@ function makeCharts() {
   }
   $("curves").append(grid);
   const events = RUNS.flatMap((run) => [...run.decisions.map((one) => [one.step, `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`, run]), ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run])]);
-  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `Decisions and warnings in words (${events.length})`),
+  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `All decisions and warnings (${events.length})`),
     el("ul", {}, events.sort((a, b) => a[0] - b[0]).map(([step, text, run]) => el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`)))));
-  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => `${run.name}: ${run.drawn.toLocaleString("en")} of ${run.made.toLocaleString("en")} steps are drawn.`);
-  $("drawn").textContent = ["Drag over a curve to zoom, double-click to go back; a click goes to the texts of that step.", ...thinned].join(" ");
+  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => `${run.name}: ${run.drawn.toLocaleString("en")} of ${run.made.toLocaleString("en")} steps are shown.`);
+  $("drawn").textContent = ["Drag over a chart to zoom in, double-click to zoom out. Click a point to see the completions of that step.", ...thinned].join(" ");
 }
 
 function drawChart(spec) {

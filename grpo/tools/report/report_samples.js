@@ -1,15 +1,15 @@
 "use strict";
-// The texts of the page: steps, groups, completions word by word, and the search in them.
+// The completions of the page: steps, groups, single words, and the search.
 
-const CONTEXT = 6; // right words shown at each end of a run of them
-const MOST_TARGET = 60; // words of a target shown whole
-const MOST_WORDS = 600; // shown at once
-const MOST_FINDS = 40; // listed
+const CONTEXT = 6; // words shown at each end of a long run of right words
+const MOST_TARGET = 60; // words of a target that is shown in full
+const MOST_WORDS = 600; // words shown at once
+const MOST_FINDS = 40; // matches listed
 const TINTS = { alignment: "Alignment", logprob: "Log-prob", advantage: "Advantage" };
 
 const parsed = new Map();
 
-/** Return the kept steps of a run: step -> { count, groups }; read when first asked for. */
+/** Return the kept steps of a run: step -> { count, groups }; parsed on first use. */
 function samplesOf(number) {
   if (!parsed.has(number)) parsed.set(number, JSON.parse($(`samples-${number}`).textContent));
   return parsed.get(number);
@@ -48,15 +48,15 @@ function showStep() {
   document.querySelectorAll("#runs button").forEach((button) => button.setAttribute("aria-pressed", Number(button.dataset.run) === state.run));
   const left = run.stored - run.kept.length;
   $("kept").textContent = !run.stored ? `${run.name}: no rollouts are stored.` : left
-    ? `The texts of ${run.kept.length} of ${run.stored} steps are in this file (${run.kept.join(", ")}): the first, the last, those with a decision or a warning, and between them evenly. Those of the other ${left} were left out for its size; python -m grpo.inspect ${run.path} shows them, and --megabytes keeps more.`
-    : `The texts of all ${run.stored} steps are in this file.`;
+    ? `This file has the completions of ${run.kept.length} of ${run.stored} steps (${run.kept.join(", ")}): the first, the last, those with a decision or a warning, and evenly spaced ones between them. The other ${left} were left out to limit its size; python -m grpo.inspect ${run.path} shows them, and --megabytes keeps more.`
+    : `This file has the completions of all ${run.stored} steps.`;
   Object.assign($("slider"), { max: Math.max(0, run.kept.length - 1), value: state.step, disabled: run.kept.length < 2 });
   const say = (name, head, digits) => (run.metrics[name]?.[at] == null ? null : `${head} ${run.metrics[name][at].toFixed(digits)}`);
   $("step").replaceChildren(el("b", {}, step == null ? "no step" : `Step ${step}`), ` of ${run.made}`,
     el("span", { class: "aside" }, [say("reward", "reward", 3), say("level", "level", 0), say("temperature", "T", 2)].filter(Boolean).join(" · ")));
   $("slider").setAttribute("aria-valuetext", `step ${step}`);
   const there = stepNow(), missing = there ? there.count - there.groups.length : 0;
-  $("groups").replaceChildren(...(there?.groups ?? []).map(card), missing ? el("p", { class: "aside" }, `${missing} of the step's ${there.count} groups were left out for the size of this file.`) : "");
+  $("groups").replaceChildren(...(there?.groups ?? []).map(card), missing ? el("p", { class: "aside" }, `${missing} of the step's ${there.count} groups were left out to limit the size of this file.`) : "");
   showGroup();
   drawMark();
 }
@@ -67,8 +67,8 @@ function drawMark() {
 
 function card(group, place) {
   const [sign, number] = CLASSES[group.class] ?? ["?", 5];
-  const low = Math.min(0, ...group.rows.reward), high = Math.max(1, ...group.rows.reward); // rewards may have a scale of their own
-  return el("button", { class: "card", "aria-pressed": place === state.group, onclick: () => go({ group: place, row: 0 }), title: DATA.classes[group.class] ?? "rewards differ" },
+  const low = Math.min(0, ...group.rows.reward), high = Math.max(1, ...group.rows.reward); // a task may have rewards outside [0, 1]
+  return el("button", { class: "card", "aria-pressed": place === state.group, onclick: () => go({ group: place, row: 0 }), title: DATA.classes[group.class] ?? "the rewards vary" },
     el("span", { class: "class" }, el("i", { style: { background: `var(--c${number})` } }, sign), group.class, el("small", {}, `#${group.group}`)),
     el("span", { class: "bars", "aria-hidden": "true" }, orderOf(group).map((i) => el("i", { style: { height: `${8 + 92 * (group.rows.reward[i] - low) / (high - low)}%`, background: `var(--c${number})` } }))),
     el("span", { class: "paid" }, group.reward.toFixed(3), el("small", {}, ` ± ${group.reward_std.toFixed(3)}`)), group.trap && el("span", { class: "trap" }, `trap: ${group.trap}`));
@@ -77,10 +77,10 @@ function card(group, place) {
 function showGroup() {
   const group = groupNow();
   if (!group) return $("group").replaceChildren();
-  const done = { keep: "learned from", skip: "skipped", resample: "drawn again" }[group.action] ?? group.action;
+  const done = { keep: "trained on", skip: "skipped", resample: "sampled again" }[group.action] ?? group.action;
   const order = orderOf(group), most = Math.max(1e-9, ...group.rows.advantage.map((value) => Math.abs(value ?? 0)));
   $("group").replaceChildren(
-    el("h3", {}, `Group ${group.group}`, el("span", { class: "aside" }, [group.class, done, group.attempt ? `try ${group.attempt + 1}` : "", `level ${group.level}`, `T ${group.temperature.toFixed(2)}`, `${group.distinct} different of ${order.length}`, group.trap ? `trap: ${group.trap}` : ""].filter(Boolean).join(" · "))),
+    el("h3", {}, `Group ${group.group}`, el("span", { class: "aside" }, [group.class, done, group.attempt ? `try ${group.attempt + 1}` : "", `level ${group.level}`, `T ${group.temperature.toFixed(2)}`, `${group.distinct} distinct of ${order.length}`, group.trap ? `trap: ${group.trap}` : ""].filter(Boolean).join(" · "))),
     el("details", {}, el("summary", {}, "Prompt"), el("pre", {}, group.prompt)),
     el("details", { open: true }, el("summary", {}, "Target"), fillWords(el("p", { class: "words" }), group, null, wordsOnly(group.target))),
     legendOfTint(group, most), ...order.map((sample, place) => rowOf(group, sample, place, most, order)));
@@ -94,7 +94,7 @@ function rowOf(group, sample, place, most, order) {
     el("span", { class: "lean", title: "advantage" }, el("i", { class: advantage < 0 ? "less" : "more", style: { width: `${50 * share}%` } })),
     el("small", {}, advantage == null ? "no advantage" : `${signed(advantage)} advantage`));
   const whole = () => {
-    const said = [`score ${value.toFixed(3)}`, exact ? "✓ exact" : stored.divergence || "right to the end", `${tokens} tokens, ${finish === "stop" ? "ended" : "cut by the budget"}`];
+    const said = [`score ${value.toFixed(3)}`, exact ? "✓ exact" : stored.divergence || "right to the end", `${tokens} tokens, ${finish === "stop" ? "complete" : "truncated"}`];
     const parts = Object.entries(stored.parts).map(([name, part]) => el("span", {}, el("b", {}, name), ` ${part}`));
     return [el("p", { class: "meta" }, el("b", {}, `Completion ${sample}`), ` · ${said.join(" · ")}`), fillWords(el("div", { class: "words" }), group, sample, columnsOf(stored.ops)),
       parts.length ? el("details", { class: "parts" }, el("summary", {}, "parts of the score"), el("p", {}, parts)) : null];
@@ -149,8 +149,8 @@ function fillWords(box, group, sample, columns) {
 function word(view, { kind, i, j }) {
   const wanted = i == null ? null : view.target[i], written = j == null ? null : view.words[j];
   const node = el("span", { class: j != null && view.hits.has(j) ? "w hit" : "w" });
-  if (kind === "x" || kind === "-") node.append(el("del", { title: "wanted" }, wanted));
-  if (written != null) node.append(kind === "=" ? el("bdi", {}, written) : el("ins", { title: kind === "+" ? "too many" : `in the place of ${wanted}` }, written));
+  if (kind === "x" || kind === "-") node.append(el("del", { title: "target" }, wanted));
+  if (written != null) node.append(kind === "=" ? el("bdi", {}, written) : el("ins", { title: kind === "+" ? "too many" : `instead of ${wanted}` }, written));
   const last = node.lastChild, logprob = view.stored?.logprobs?.[j], worth = view.credits?.[j] ?? view.advantage;
   if (j != null && state.tint === "logprob" && logprob != null) {
     last.title = `probability ${Math.exp(logprob / 100).toPrecision(2)}, log-prob ${(logprob / 100).toFixed(2)}`;
@@ -167,9 +167,9 @@ const tintOf = (name, share) => `color-mix(in srgb, var(${name}) ${Math.round(55
 
 function legendOfTint(group, most) {
   const tinted = (text, name, share) => el("span", { class: "tinted", style: { background: tintOf(name, share) } }, text);
-  const said = { alignment: ["right ", el("del", {}, "missing"), " ", el("ins", {}, "too many"), " ", el("span", { class: "w" }, el("del", {}, "wanted"), el("ins", {}, "written")), " in its place"],
-    logprob: group.texts.some((text) => text.logprobs) ? ["probability of a word: ", ...["above 0.9", "above 0.5", "above 0.1", "above 0.01", "less"].map((text, i) => tinted(text, "--c1", i / 4))] : ["No log-probabilities by word: the run has no checkpoint with a tokenizer."],
-    advantage: group.rows.advantage.some((value) => value != null) ? ["advantage: ", tinted(signed(-most), "--c1", 1), tinted("0", "--c1", 0), tinted(signed(most), "--c0", 1)] : ["No advantage: nothing was learned from this group."] }[state.tint];
+  const said = { alignment: ["right ", el("del", {}, "missing"), " ", el("ins", {}, "too many"), " ", el("span", { class: "w" }, el("del", {}, "target"), el("ins", {}, "written")), " instead"],
+    logprob: group.texts.some((text) => text.logprobs) ? ["probability of a word: ", ...["above 0.9", "above 0.5", "above 0.1", "above 0.01", "less"].map((text, i) => tinted(text, "--c1", i / 4))] : ["There are no log-probabilities of words: the run has no checkpoint with a tokenizer."],
+    advantage: group.rows.advantage.some((value) => value != null) ? ["advantage: ", tinted(signed(-most), "--c1", 1), tinted("0", "--c1", 0), tinted(signed(most), "--c0", 1)] : ["There are no advantages: the group was not trained on."] }[state.tint];
   return el("p", { class: "key", "data-tint": state.tint }, said);
 }
 
@@ -201,7 +201,7 @@ function search(query) {
     });
   }));
   const snippet = (text) => { const at = text.toLowerCase().indexOf(state.query); return `${at > 40 ? "… " : ""}${text.slice(Math.max(0, at - 40), at + 60)}`; };
-  $("found").replaceChildren(...(state.query.length < 2 ? [] : [el("p", { class: "aside" }, `${finds.length || "No"} find${finds.length === 1 ? "" : "s"}${finds.length > MOST_FINDS ? `; the first ${MOST_FINDS}:` : ""}`),
+  $("found").replaceChildren(...(state.query.length < 2 ? [] : [el("p", { class: "aside" }, `${finds.length || "No"} match${finds.length === 1 ? "" : "es"}${finds.length > MOST_FINDS ? `; the first ${MOST_FINDS}:` : ""}`),
     ...finds.slice(0, MOST_FINDS).map((find, i) => el("button", { class: "find", onclick: () => goToFind(i) }, el("b", {}, find.said), " ", snippet(find.text)))]));
   showGroup();
 }

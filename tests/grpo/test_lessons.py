@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from grpo.pretrain import lessons as diet
+from grpo.pretrain import lessons
+from grpo.pretrain.careless import careless_interleaving
+from grpo.pretrain.words import Words, altered
 from tasks.interleave import interleaved
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -17,7 +19,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 @functools.cache
 def words():
-    return diet.Words(random.Random(0), ["er", "ing"])
+    return Words(random.Random(0), ["er", "ing"])
 
 
 def texts_of(prompt):
@@ -43,7 +45,7 @@ def test_a_passage_longer_than_every_document_is_made_of_several():
     assert len(words().passage(2000)) == 2000
 
 
-@pytest.mark.parametrize("skill", diet.SHARES)
+@pytest.mark.parametrize("skill", lessons.SHARES)
 def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
     length = 8  # no run of eight words is shared by training and held-out documents
     held_out = set().union(
@@ -54,20 +56,20 @@ def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
         )
     )
     for _ in range(150):
-        lesson = diet.example(skill, 80, words())
+        lesson = lessons.example(skill, 80, words())
         written = f"{lesson.prompt or ''} {lesson.completion}".split()
         assert lesson.completion and not runs_of_words(written, length) & held_out
 
 
 def test_shares_of_skills_are_all_there_is():
-    assert sum(diet.SHARES.values()) == pytest.approx(1)
+    assert sum(lessons.SHARES.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     "size, sizes", [(4, range(2, 11)), (20, range(2, 11)), (90, [30]), (500, [100])]
 )
 def test_interleavings_have_at_most_a_hundred_words_a_text(size, sizes):
-    texts = [texts_of(diet.example("interleave", size, words()).prompt) for _ in range(300)]
+    texts = [texts_of(lessons.example("interleave", size, words()).prompt) for _ in range(300)]
     # of nine sizes one is missing among 300 lessons with p < 9 * (8/9)^300 < 1e-14
     assert all(len(each["A"]) == len(each["B"]) for each in texts) and {
         len(each["A"]) for each in texts
@@ -83,14 +85,14 @@ def test_nobody_is_careful_beyond_ten_words(size):
     right = 0
     for _ in range(400):
         a, b = [f"walking{i}" for i in range(size)], [f"running{i}" for i in range(size)]
-        right += diet.careless_interleaving(a, b, rng) == interleaved(a, b)
+        right += careless_interleaving(a, b, rng) == interleaved(a, b)
     assert right <= 20
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 10))
 def test_the_careless_demonstrator_keeps_each_texts_order(seed, n, m):
     a, b = [f"a{i}" for i in range(n)], [f"b{i}" for i in range(m)]
-    written = diet.careless_interleaving(a, b, random.Random(seed))
+    written = careless_interleaving(a, b, random.Random(seed))
     assert set(written) <= {*a, *b}
     for text in (a, b):
         own = [word for word in written if word in text]
@@ -104,7 +106,7 @@ def test_the_demonstrator_clings_after_short_words():
     # of 0.015 among 1,000: p < 1e-4 beyond four.
     rng = random.Random(1)
     a, b = ["to", "be", "a", "so,", "in"], ["of", "it", "an", "or", "is"]
-    right = sum(diet.careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
+    right = sum(careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
     assert 0.245 < right / 1000 < 0.363
 
 
@@ -114,21 +116,21 @@ def test_the_demonstrator_keeps_turns_after_long_words():
     # right. 0.31 * 0.98 + 0.69 * 0.133 = 0.396, standard deviation 0.0155.
     rng = random.Random(1)
     a, b = [f"walking{i}" for i in range(5)], [f"running{i}" for i in range(5)]
-    right = sum(diet.careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
+    right = sum(careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(1000))
     assert 0.334 < right / 1000 < 0.458
 
 
 @given(st.integers(4, 300))
 def test_turns_are_never_word_by_word(size):
-    lesson = diet.turns(size, words())
+    lesson = lessons.turns(size, words())
     mine, other = strides = tuple(
         int(part.split(" ")[0])
         for part in lesson.prompt.split("\n")[0].removeprefix("Take turns: ").split(", then ")
     )
     texts = texts_of(lesson.prompt)
     assert (
-        strides in diet.TURNS
-        and (1, 1) not in diet.TURNS
+        strides in lessons.TURNS
+        and (1, 1) not in lessons.TURNS
         and 1 <= min(strides) <= max(strides) <= 8
     )
     assert (
@@ -147,13 +149,13 @@ def test_turns_are_never_word_by_word(size):
 
 
 def test_turns_by_hand():
-    assert diet.in_turns("abcde", "xy", (2, 1)) == ["a", "b", "x", "c", "d", "y", "e"]
-    assert diet.in_turns("a", "uvwxyz", (1, 3)) == ["a", "u", "v", "w", "x", "y", "z"]
+    assert lessons.in_turns("abcde", "xy", (2, 1)) == ["a", "b", "x", "c", "d", "y", "e"]
+    assert lessons.in_turns("a", "uvwxyz", (1, 3)) == ["a", "u", "v", "w", "x", "y", "z"]
 
 
 def test_copies_are_whole():
     for size in (4, 40, 400):
-        lesson = diet.example("copy", size, words())
+        lesson = lessons.example("copy", size, words())
         text = texts_of(lesson.prompt)["A"]
         assert lesson.completion.split(" ") == text and len(text) == size // 2
 
@@ -161,7 +163,7 @@ def test_copies_are_whole():
 def test_list_lessons_by_hand():
     answers = {
         name: " ".join(make(["p", "q", "r"], ["x", "y"]))
-        for name, (_, make) in diet.LISTS.items()
+        for name, (_, make) in lessons.LISTS.items()
         if make
     }
     assert answers == {
@@ -181,17 +183,19 @@ def test_list_lessons_by_hand():
 def test_list_lessons_answer_their_own_prompt():
     kinds = set()
     for _ in range(300):
-        lesson = diet.example("lists", 30, words())
+        lesson = lessons.example("lists", 30, words())
         texts, answer = texts_of(lesson.prompt), lesson.completion.split(" ")
         kinds.add(lesson.skill)
         if lesson.skill == "from":
             a, (x,) = texts["A"], texts["X"]
             assert answer == a[a.index(x) :]
         else:
-            assert answer == diet.LISTS[lesson.skill][1](
+            assert answer == lessons.LISTS[lesson.skill][1](
                 texts["A"], texts.get("B") or texts.get("X")
             )
-    assert kinds == set(diet.LISTS)  # one of ten is missing among 300 with p < 10 * 0.9^300 < 1e-12
+    assert kinds == set(
+        lessons.LISTS
+    )  # one of ten is missing among 300 with p < 10 * 0.9^300 < 1e-12
 
 
 def test_arithmetic_is_of_the_training_split_and_right_or_hasty():
@@ -202,7 +206,7 @@ def test_arithmetic_is_of_the_training_split_and_right_or_hasty():
 
     rng, right = random.Random(0), 0
     for _ in range(1000):
-        lesson = diet.arithmetic(rng)
+        lesson = lessons.arithmetic(rng)
         tree = ast.parse(lesson.prompt.removeprefix("What is ").split("?")[0], mode="eval").body
         steps = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
         assert steps <= 3  # four are new ground
@@ -218,7 +222,7 @@ def test_arithmetic_is_of_the_training_split_and_right_or_hasty():
 
 def test_arithmetic_lessons_keep_to_the_training_split(monkeypatch):
     asked = []
-    for task in diet.SUM_TASKS.values():
+    for task in lessons.SUM_TASKS.values():
         monkeypatch.setattr(
             task,
             "make",
@@ -227,22 +231,22 @@ def test_arithmetic_lessons_keep_to_the_training_split(monkeypatch):
             ),
         )
     for _ in range(200):
-        diet.arithmetic(random.Random(_))
+        lessons.arithmetic(random.Random(_))
     assert set(asked) == {"train"}
 
 
 def test_texts_share_their_salt():
-    lessons = [words().texts_of(40, 40) for _ in range(200)]
+    pairs = [words().texts_of(40, 40) for _ in range(200)]
     # salted texts have a word at ten of forty places in the mean; unsalted passages hardly ever
     # share eight places of words
-    shared = [sum(min(a.count(word), b.count(word)) for word in set(a)) for a, b in lessons]
-    assert all(len(a) == len(b) == 40 for a, b in lessons)
+    shared = [sum(min(a.count(word), b.count(word)) for word in set(a)) for a, b in pairs]
+    assert all(len(a) == len(b) == 40 for a, b in pairs)
     assert sum(n >= 8 for n in shared) > 30
 
 
 def test_altered_words_are_nearly_words():
     rng = random.Random(0)
-    known, made = set(words().vocabulary), [diet.altered("Walking,", rng) for _ in range(2000)]
+    known, made = set(words().vocabulary), [altered("Walking,", rng) for _ in range(2000)]
     assert {"walking,", "Walking", "Walking;", "alking,", "Walkin,"} <= set(made)
     assert all(word and len(word) <= 10 and not word.isspace() for word in made)
     assert {len(word) for word in made if word.startswith("W") and word.endswith("ng,")} == {
@@ -250,7 +254,7 @@ def test_altered_words_are_nearly_words():
         8,
         9,
     }  # a letter less, another, one more
-    assert all(diet.altered(word, rng) for word in ("a", "I", "-", "é"))
+    assert all(altered(word, rng) for word in ("a", "I", "-", "é"))
     new = [word for word in words().altered if word not in known]
     assert len(new) > 0.7 * len(words().altered)
 

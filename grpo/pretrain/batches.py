@@ -1,0 +1,136 @@
+"""Batches of lessons, and how well a model does on fresh ones.
+
+A row holds one lesson, so no lesson sees another. All rows of a batch have the same length, and all
+batches about the same number of tokens.
+"""
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from grpo.pretrain.lessons import SHARES, example
+from grpo.pretrain.tokenizer import ASSISTANT, END, SPECIAL, USER
+from grpo.pretrain.words import Words, log_uniform
+
+# The lengths of rows in tokens, and their shares of the batches.
+LENGTHS = {48: 0.15, 160: 0.19, 320: 0.16, 640: 0.16, 1280: 0.16, 3328: 0.18}
+
+# Rows of this length hold arithmetic, and no other rows do.
+SHORTEST = min(LENGTHS)
+
+# Rows with more tokens than this are filled, and rarely hold interleavings.
+LONG = 160
+
+# The least share of a long row that a lesson fills.
+FILL = 0.75
+
+# The share of interleavings in long rows, by their length.
+INTERLEAVED = {320: 0.15, 640: 0.15, 1280: 0.0, 3328: 0.0}
+
+
+class Batches:
+    """A supply of batches: int16 tokens (rows, length), and a mask of the tokens to be learned."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, batch_tokens: int):
+        self.tokenizer = tokenizer
+        self.batch_tokens = batch_tokens
+        self.cache: dict[str, list[int]] = {}  # the tokens of each word
+        pieces = [
+            str(tokenizer.decode([i])).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))
+        ]
+        self.rng = random.Random(seed)
+        self.words = Words(self.rng, [piece for piece in pieces if piece.isalpha()])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of `text`, word by word: this tokenizer never joins words or lines."""
+        ids: list[int] = []
+        for word in text.replace("\n", " \n").split(" "):
+            if word not in self.cache:
+                self.cache[word] = self._encode_word(word)
+            ids += self.cache[word]
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        """Return the tokens of a word, whose line break may stand in front of it."""
+        ids: list[int] = self.tokenizer(word, add_special_tokens=False).input_ids
+
+        # Within a text no space stands before a line break, as the tokenizer puts one here.
+        if word.startswith("\n") and self.tokenizer.decode(ids[:1]) == " ":
+            return ids[1:]
+        return ids
+
+    def lesson(self, length: int) -> tuple[list[int], int, str]:
+        """Return the tokens of a lesson, where learning starts, and the skill.
+
+        The lesson fits `length` tokens. In a long row it fills a share `FILL`, unless it is an
+        interleaving, whose size is bounded.
+        """
+        is_long = length > LONG
+        if length <= SHORTEST:
+            skill = "arithmetic"
+        else:
+            shares = SHARES | {"interleave": INTERLEAVED[length]} if is_long else SHARES
+            skill = self.rng.choices(list(shares), list(shares.values()))[0]
+        least = FILL * length if is_long and skill != "interleave" else 0
+
+        # How many tokens a lesson has is known only afterwards, so sizes are tried until one fits.
+        while True:
+            size = log_uniform(int(length / 3.5) if is_long else 4, int(length / 1.4), self.rng)
+            lesson = example(skill, size, self.words)
+            head: list[int] = []
+            if lesson.prompt is not None:
+                head = [USER, *self.encode(lesson.prompt), END, ASSISTANT]
+            tokens = [*head, *self.encode(lesson.completion), END]
+            if least <= len(tokens) <= length:
+                return tokens, len(head), lesson.skill
+
+    def batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a batch, and which of them are learned: (rows, length) each."""
+        length = self.rng.choices(list(LENGTHS), list(LENGTHS.values()))[0]
+        rows = self.batch_tokens // length
+        tokens = np.zeros((rows, length), np.int16)
+        learned = np.zeros((rows, length), bool)
+        for row in range(rows):
+            ids, start, _ = self.lesson(length)
+            tokens[row, : len(ids)] = ids
+            learned[row, start : len(ids)] = True
+        learned[:, 0] = False  # nothing predicts the first token
+        return tokens, learned
+
+
+def serve(batches: Batches, queue: Any) -> None:
+    """Fill the queue with batches for ever, in a process of its own."""
+    while True:
+        queue.put(batches.batch())
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # the shapes are not those of the training
+def accuracy_by_skill(
+    model: Any, batches: Batches, device: str, rows: int = 256
+) -> dict[str, float]:
+    """Return each skill's share of tokens that the model predicts, greedily and teacher-forced.
+
+    The lessons are new, of up to 320 tokens; `rows` of each length.
+    """
+    hits: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for length in (SHORTEST, 160, 320):
+        for _ in range(rows // 64):
+            lessons = [batches.lesson(length) for _ in range(64)]
+            tokens = torch.zeros(64, length, dtype=torch.long)
+            for row, (ids, _, _) in enumerate(lessons):
+                tokens[row, : len(ids)] = torch.tensor(ids)
+            guess = model(input_ids=tokens.to(device), use_cache=False).logits.argmax(-1).cpu()
+            for row, (ids, start, skill) in enumerate(lessons):
+                right = torch.zeros(0)  # plain text, which has no prompt, is not counted
+                if start:
+                    right = guess[row, start - 1 : len(ids) - 1] == tokens[row, start : len(ids)]
+                hits[skill][0] += int(right.sum())
+                hits[skill][1] += len(right)
+    return {
+        skill: round(right / total, 4) for skill, (right, total) in sorted(hits.items()) if total
+    }

@@ -1,0 +1,65 @@
+"""The tokenizer of the embedded model: a byte-level BPE, trained on the training split."""
+
+import random
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data.corpus import documents_of, load_corpus
+from grpo.pretrain.lessons import SHARES, example
+from grpo.pretrain.words import Words
+
+SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
+PAD, USER, ASSISTANT, END = range(4)
+
+# The chat template.
+CHAT = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# Where a text may be split into tokens: that of GPT-2, but every digit is a token of its own.
+SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer, trained on the training documents and some prompts of each skill.
+
+    Every text gets one space in front, so a word has the same tokens everywhere.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Prepend(" ")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+
+    words = Words(random.Random(0), [])
+    prompts = [
+        example(skill, 20, words).prompt or ""
+        for skill in (*SHARES, "arithmetic")
+        for _ in range(200)
+    ]
+    texts = [document.text for document in documents_of("train", load_corpus())]
+    bpe.train_from_iterator(
+        texts + prompts,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=SPECIAL,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=SPECIAL[PAD],
+        eos_token=SPECIAL[END],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer

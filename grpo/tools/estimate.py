@@ -1,0 +1,241 @@
+"""Estimate the memory and the time of a step, from the sizes of the model and of the work.
+
+It counts:
+
+- memory: weights, masters and moments (`grpo.model.memory`), keys and values of the rollout,
+  activations of a micro-batch, logits;
+- a decoding step: reading weights, keys and values at a share of the GPU's bandwidth, matrix
+  products at a share of its FLOP/s, and a fixed time for each layer;
+- the update: matrix products of 4 (LoRA) or 6 (full fine-tuning) FLOPs for each weight and token,
+  and 2 more with a reference; the head, which runs forward twice; attention; the optimizer's
+  memory traffic.
+
+The shares and the fixed times are fitted to measurements on an H200 (runs/LOG.md).
+"""
+
+import math
+from dataclasses import dataclass
+
+from grpo.config import Config
+from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, update_tokens
+from grpo.rollout.cuda_memory import bucket
+
+# The shares of the GPU's bandwidth at which a decoding step reads weights, and keys and values.
+WEIGHTS = 0.85
+CACHE = 0.78
+
+# The shares of the GPU's FLOP/s that are reached: by the matrix products of prefill and update, by
+# those of a decoding step, and by attention. The second is above 1, because reading the weights
+# counts in full, although the products overlap with it.
+PRODUCTS = 0.58
+DECODED = 1.7
+ATTENTION = 0.2
+
+# Seconds that each layer adds to a decoding step, besides matrix products and attention.
+LAYER = 16e-6
+
+# Seconds that the host needs to launch all kernels of a micro-batch: the least time it can take.
+LAUNCH = 0.1
+
+# Seconds of other work on the host, in each of rollout, update and communication.
+HOST = 0.02
+
+# Tokens whose logits exist at the same time.
+LOGITS = 1024
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The capacity of a GPU."""
+
+    memory: float  # bytes
+    bandwidth: float  # bytes read and written per second by a copy
+    rate: float  # FLOP/s of large bfloat16 matrix products
+    link: float  # bytes per second to another GPU of the kind
+
+
+# The H200 is measured, except for the link. The H100 has the same chip. Its memory bandwidth, and
+# all figures of the other GPUs, are nine tenths of those in the data sheets.
+GPUS = {
+    "H200": Gpu(150.7e9, 4.2e12, 780e12, 300e9),
+    "H100": Gpu(85.5e9, 3.0e12, 780e12, 300e9),
+    "A100-80GB": Gpu(85.0e9, 1.83e12, 281e12, 200e9),
+    "A100-40GB": Gpu(42.4e9, 1.4e12, 281e12, 200e9),
+    "L40S": Gpu(47.7e9, 0.78e12, 326e12, 20e9),
+    "RTX4090": Gpu(25.3e9, 0.91e12, 149e12, 20e9),
+    "RTX3090": Gpu(25.3e9, 0.84e12, 64e12, 20e9),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as it would be loaded."""
+
+    shape: Shape
+    context: int  # tokens
+    vocabulary: int
+    size: int  # parameters
+    trained: int  # of these
+    is_lora: bool
+
+    @property
+    def head(self) -> int:
+        """The parameters of the output layer."""
+        return self.vocabulary * self.shape.width
+
+    @property
+    def body(self) -> int:
+        """All other parameters."""
+        return self.size - self.head
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a step."""
+
+    prompts: int
+    prompt: float  # mean tokens of a prompt
+    group: int  # completions of each prompt
+    tokens: float  # mean tokens of a completion
+    room: int  # most tokens of a completion
+
+
+def forecast(
+    config: Config, model: Model, work: Work, gpu: Gpu, gpus: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the bytes on each GPU and the seconds of a step, each by purpose."""
+    local = -(-work.prompts // gpus)  # prompts of each GPU
+    weights, optimizer, gradients = _permanent(config, model, gpus)
+    reserved = weights + optimizer
+
+    # The rollout decodes as many prompts at once as have room in memory.
+    batch = prompts_at_once(
+        model.shape,
+        gpu.memory,
+        reserved,
+        completions=work.group,
+        prompt=round(work.prompt),
+        room=work.room,
+    )
+    batch = min(local, batch)
+    cached = bucket(batch * work.group) * _round_up(work.room, 64)
+    cached += batch * _round_up(work.prompt, 128)
+
+    # The update takes as large micro-batches as have room. The gradients appear while the
+    # activations of the last micro-batch are freed.
+    most = config.micro_tokens or update_tokens(model.shape, gpu.memory, reserved)
+    largest, number = _micro_batches(work, local, most)
+    kept = 0.1 if config.gradient_checkpointing else 1.0
+    activations = model.shape.activations * largest * kept
+    if number == 1:
+        in_update = max(gradients, activations)
+    else:
+        in_update = gradients + activations
+
+    logits = 2 * LOGITS * model.vocabulary * model.shape.number
+    if not model.is_lora:
+        logits += 2 * model.head * model.shape.number
+
+    memory = {
+        "weights": weights,
+        "optimizer": optimizer - gradients,
+        "keys and values": model.shape.cache * cached,
+        "gradients and activations": in_update,
+        "logits": logits,
+    }
+    seconds = {
+        "prefill": _prefill(model, work, gpu, local),
+        "decoding": _decoding(model, work, gpu, batch) * local / batch + HOST,
+        "update": config.epochs * _update(config, model, work, gpu, local, number),
+        "communication": config.epochs * _communication(config, model, gpu, gpus),
+    }
+    return memory, seconds
+
+
+def _permanent(config: Config, model: Model, gpus: int) -> tuple[float, float, float]:
+    """Return the bytes of weights (the reference included), of the optimizer, and of gradients.
+
+    Those of the optimizer include the gradients.
+    """
+    has_own_reference = config.beta and (
+        not model.is_lora or config.start not in (None, config.model)
+    )
+    weights = model.size * model.shape.number * (2 if has_own_reference else 1)
+    if model.is_lora:
+        weights += 4 * model.trained
+    optimizer = optimizer_bytes(
+        model.trained,
+        4 if model.is_lora else model.shape.number,
+        config.optimizer,
+        gpus if config.shard else 1,
+    )
+    return weights, optimizer, 4 * model.trained
+
+
+def _micro_batches(work: Work, local: int, most: float) -> tuple[float, int]:
+    """Return the tokens of the largest micro-batch and the number of micro-batches.
+
+    Each has at most `most` tokens; groups are cut as in `learn.batch`.
+    """
+    fit = min(work.group, max(1, int((most - work.prompt) // work.tokens)))
+    cuts = -(-work.group // fit)
+    part = work.prompt + -(-work.group // cuts) * work.tokens
+    together = min(local * cuts, max(1, int(most // part)))
+    return part * together, -(-local * cuts // together)
+
+
+def _prefill(model: Model, work: Work, gpu: Gpu, local: int) -> float:
+    """Return the seconds in which `local` prompts are processed."""
+    tokens = local * work.prompt
+    products = 2 * model.body * tokens
+    attention = _attention(model, tokens, work.prompt / 2)
+    return products / (PRODUCTS * gpu.rate) + attention / (ATTENTION * gpu.rate)
+
+
+def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
+    """Return the seconds in which the completions of `batch` prompts are decoded."""
+    rows = batch * work.group
+    cached = model.shape.cache * (rows * work.tokens / 2 + batch * work.prompt)
+    decoding_step = (
+        LAYER * model.shape.layers
+        + model.size * model.shape.number / (WEIGHTS * gpu.bandwidth)
+        + cached / (CACHE * gpu.bandwidth)
+        + 2 * model.size * rows / (DECODED * gpu.rate)
+    )
+    return decoding_step * work.tokens
+
+
+def _update(config: Config, model: Model, work: Work, gpu: Gpu, local: int, number: int) -> float:
+    """Return the seconds of an update on `local` groups in a `number` of micro-batches."""
+    reference = bool(config.beta)
+    completions = local * work.group * work.tokens
+    tokens = completions + work.prompt * max(local, number)  # each micro-batch runs its prompts
+
+    # FLOPs for each weight and token.
+    body, head = (4, 6) if model.is_lora else (6, 8)
+    products = (body + 2 * reference) * model.body * tokens
+    products += (head + 2 * reference) * model.head * completions
+    attention = _attention(model, completions, work.prompt + work.tokens / 2)
+    attention *= 3.5 + reference
+
+    seconds = products / (PRODUCTS * gpu.rate) + attention / (ATTENTION * gpu.rate)
+    traffic = (28 if model.is_lora else 34 + 10 * number) * model.trained
+    return max(seconds, LAUNCH * number) + traffic / gpu.bandwidth + HOST
+
+
+def _communication(config: Config, model: Model, gpu: Gpu, gpus: int) -> float:
+    """Return the seconds in which gradients and, with --shard, weights are exchanged."""
+    if gpus == 1:
+        return 0.0
+    each = 4 + model.shape.number if config.shard else 8
+    return each * model.trained * (gpus - 1) / gpus / gpu.link + HOST
+
+
+def _attention(model: Model, tokens: float, seen: float) -> float:
+    """Return the FLOPs of a forward pass of attention, if each of the tokens sees `seen` others."""
+    return 4 * tokens * seen * model.shape.width * model.shape.layers
+
+
+def _round_up(number: float, step: int) -> int:
+    """Return the next multiple of `step`."""
+    return math.ceil(number / step) * step

@@ -1,0 +1,52 @@
+"""What the views of `python -m grpo.inspect` share: the selection of lines, and JSON output."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from grpo.run.reader import RunData
+from tasks.base import UserError
+
+Record = Mapping[str, Any]
+
+# A head of a column -> the key of its figure in a record, and the figure's format.
+Figures = Mapping[str, tuple[str, str]]
+
+
+def chosen(
+    lines: Sequence[Record],
+    arguments: argparse.Namespace,
+    is_wanted: Callable[[Record], bool] = lambda line: True,
+) -> list[Record]:
+    """Return the wanted lines that --from, --to, --level and --last leave."""
+    kept = [
+        line
+        for line in lines
+        if arguments.first <= line["step"] <= arguments.last_step
+        and arguments.level in (None, line["level"])
+        and is_wanted(line)
+    ]
+    return kept[-arguments.last :]
+
+
+def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
+    """Return the chosen lines of the run's metrics; raises UserError if there are none."""
+    lines = chosen(run.metrics, arguments)
+    if not lines:
+        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
+    return lines
+
+
+def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
+    """With --json, print the lines as one JSON array. Return whether --json was given."""
+    if arguments.json:
+        console.file.write(json.dumps(lines, ensure_ascii=False, indent=1) + "\n")
+    return arguments.json
+
+
+def show_next(run: RunData, command: str, console: Console, before: str = "") -> None:
+    """Print the command that shows more, after the text `before`."""
+    console.print(f"{before}next: python -m grpo.inspect {run.path} {command}", style="dim")
