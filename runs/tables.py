@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from grpo import load_run
-from grpo.show.console import interval
+from grpo.show.lines import interval
 
 HEAD = (
     "run",

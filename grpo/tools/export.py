@@ -20,7 +20,7 @@ from grpo.model.policy import save_model
 from grpo.run.checkpoint import find_resume, step_of
 from grpo.run.reader import RunData, load_run
 from grpo.run.sources import check_base
-from grpo.show.console import interval
+from grpo.show.lines import interval
 from tasks.base import Parser, UserError, exit_status
 
 Record = Mapping[str, Any]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from grpo.run.reader import RunData, load_run
 from grpo.run.rollouts import summaries
-from grpo.show.console import interval
+from grpo.show.lines import interval
 from grpo.show.tables import (
     WHY,
     advantage_range,

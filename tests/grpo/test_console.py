@@ -10,16 +10,16 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
 from grpo.records import Completion, Group, StepReport
-from grpo.show.console import (
-    Console,
+from grpo.show.console import Console
+from grpo.show.lines import (
     clock_time,
     evaluation_line,
     held_out_line,
-    panel,
     sparkline,
     step_line,
     summary_table,
 )
+from grpo.show.panel import RunView, panel
 from grpo.text import escape_control
 from tasks.base import Problem, Score
 
@@ -149,9 +149,9 @@ def test_sparkline_over_another_range():
 
 def test_step_line_shows_every_figure():
     assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
-        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6 of 8  resampled  "
-        "2  skipped  1  "
-        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  left     9:32"
+        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  trained on  6 of 8 "
+        "groups  resampled  2  "
+        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA     9:32"
     )
 
 
@@ -161,7 +161,10 @@ def test_what_a_step_lacks_is_left_out():
         step_line(report(metrics={"reward": 0.5, "value": None}), 300)
         == "step  12/300  reward 0.500"
     )
-    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), 300))) == ["step", "of"]
+    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), RunView(300)))) == [
+        "step",
+        "of",
+    ]
 
 
 def test_step_lines_stand_in_columns():
@@ -176,7 +179,7 @@ def test_step_lines_stand_in_columns():
     later = step_line(report(300, {**METRICS, "step_time": 12.3}), 300, seconds_left=36000)
     assert len(first) == len(later)
     assert all(
-        first.index(word) == later.index(word) for word in ("reward", "kept", "tok/s", "left")
+        first.index(word) == later.index(word) for word in ("reward", "trained", "tok/s", "ETA")
     )
 
 
@@ -227,23 +230,25 @@ def test_panel_shows_progress_figures_and_a_completion():
                 texts=["[b]target[/b]", "target of all"],
                 rewards=[0.1, 0.9],
             ),
-            300,
-            seconds_left=572,
-            rewards=[0.0, 0.5, 1.0],
-            best=1.25,
-            evaluations=[evaluation(25, 0.25)],
-            metric="similarity",
+            RunView(
+                300,
+                seconds_left=572,
+                rewards=[0.0, 0.5, 1.0],
+                best=1.25,
+                evaluations=[evaluation(25, 0.25)],
+                metric="similarity",
+            ),
         )
     )
     for part in (
         "step 75 of 300",
         "25%",
-        "left 9:32",
+        "ETA 9:32",
         "reward 0.412 ± 0.083  mean 0.500  best 1.250  ▁▅█",
         "held out  25: 0.250",
         "clipped 1.2% below, 20.0% above  parity 3e-05",
         "similarity 0.531",
-        "kept  6 of 8",
+        "trained on  6 of 8 groups",
         "5,321 tok/s",
         "KL 0.0012",
         "groups 5 varied, 2 solved",
@@ -282,7 +287,7 @@ def test_panel_shows_one_completion_after_the_other():
     shown = [
         re.search(
             r"reward (\d\.\d+) +\[-target-\]\{\+(word\d)",
-            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), 9)),
+            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), RunView(9))),
         ).groups()
         for step in range(1, 5)
     ]
@@ -292,15 +297,18 @@ def test_panel_shows_one_completion_after_the_other():
 @pytest.mark.parametrize("width", [200, 80, 40, 12])
 def test_panel_never_leaves_the_screen(width):
     text = rendered(
-        panel(report(texts=["語" * 500], rewards=[0.5]), 300, seconds_left=1e6, rewards=[0.5] * 40),
+        panel(
+            report(texts=["語" * 500], rewards=[0.5]),
+            RunView(300, seconds_left=1e6, rewards=[0.5] * 40),
+        ),
         width,
     )
     assert all(cell_len(line) == min(width, 80) for line in text.splitlines())
 
 
 def test_panel_cuts_the_completion_to_three_lines():
-    short = rendered(panel(report(texts=["word"], rewards=[0.5]), 300))
-    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), 300))
+    short = rendered(panel(report(texts=["word"], rewards=[0.5]), RunView(300)))
+    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), RunView(300)))
     assert len(long.splitlines()) == len(short.splitlines()) + 2
     assert "{+word+} …" in long and "…" not in short
 

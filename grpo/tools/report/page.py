@@ -24,7 +24,7 @@ from typing import Any
 from data.files import write_whole
 from grpo.records import Group
 from grpo.run.reader import RunData, load_run
-from grpo.show.console import clock_time, counted, interval
+from grpo.show.lines import clock_time, counted, interval
 from grpo.show.tables import WHY
 from grpo.text import escape_control
 from grpo.tools.report.samples import Pieces, packed, pieces_of, short
