@@ -9,10 +9,13 @@ import json
 from dataclasses import asdict, replace
 
 import bench_learning
+import learning_records
 import pytest
 import torch
-from bench_learning import OUT_OF_MEMORY, Arm, Record, parse
-from learning_sides import Course, Job, Stream, train_ours, train_trl, trl_trainer
+from bench_learning import OUT_OF_MEMORY, parse
+from learning_job import Job
+from learning_records import Arm, Record
+from learning_sides import Course, Stream, train_ours, train_trl, trl_trainer
 
 from grpo.evaluate import Sampling, evaluate
 from grpo.model.load import BUILTIN, load_policy
@@ -67,9 +70,9 @@ def write(path, record):
 
 def test_one_lucky_evaluation_reaches_nothing():
     points = run(0.4, 0.95, 0.6, 0.8, 0.9, 0.99)
-    assert bench_learning.highest(points) == 0.9  # 0.95 and 0.99 are not confirmed
-    assert bench_learning.reached(points, 0.8) == (180, 3000)
-    assert bench_learning.reached(points, 0.95) is None
+    assert learning_records.highest(points) == 0.9  # 0.95 and 0.99 are not confirmed
+    assert learning_records.reached(points, 0.8) == (180, 3000)
+    assert learning_records.reached(points, 0.95) is None
 
 
 def test_every_seed_must_reach_a_score_and_costs_are_means():
@@ -86,50 +89,50 @@ def test_the_best_rate_is_the_first_at_the_highest_common_score():
         Arm("trl", 1e-3, [run(0.4, 0.4, 0.9, 0.9, seconds=300)]),
         Arm("trl", 3e-3, [run(0.4, 0.6, 0.6, 0.6, seconds=300)]),
     ]
-    score = bench_learning.common_score(arms)
-    best = bench_learning.best_arms(arms, score)
+    score = learning_records.common_score(arms)
+    best = learning_records.best_arms(arms, score)
     assert score == 0.9
     assert {name: arm.rate for name, arm in best.items()} == {"ours": 1e-3, "trl": 1e-3}
 
-    reached, beyond = bench_learning.compare(best, [0.9, 0.99])
+    reached, beyond = learning_records.compare(best, [0.9, 0.99])
     assert reached["ratio seconds"] == 600 / 60 and reached["ratio tokens"] == 2
     assert beyond["ours seconds"] is beyond["ratio seconds"] is None
 
 
 def test_what_saw_other_prompts_or_trained_otherwise_is_no_result():
     ours, trl = (record_of(replace(JOB, trainer=name), 0.5, 0.6) for name in ("ours", "trl"))
-    bench_learning.check_comparable([ours, trl])
+    learning_records.check_comparable([ours, trl])
     other_seed = record_of(replace(JOB, seed=4), 0.5, prompts="others")
-    bench_learning.check_comparable([ours, other_seed])
+    learning_records.check_comparable([ours, other_seed])
 
     with pytest.raises(UserError, match="prompts differ at step 1"):
-        bench_learning.check_comparable([ours, record_of(JOB, 0.5, prompts="others")])
+        learning_records.check_comparable([ours, record_of(JOB, 0.5, prompts="others")])
     with pytest.raises(UserError, match="parameters trained"):
-        bench_learning.check_comparable([ours, record_of(JOB, 0.5, trained=9)])
+        learning_records.check_comparable([ours, record_of(JOB, 0.5, trained=9)])
 
 
 def test_a_killed_run_is_made_again_a_whole_one_is_not_and_other_settings_are_refused(tmp_path):
     path = tmp_path / "run.jsonl"
-    assert bench_learning.read_record(path, JOB) is None
+    assert learning_records.read_record(path, JOB) is None
 
     write(path, record_of(JOB, 0.5, 0.6))
     whole = path.read_text()
-    assert bench_learning.read_record(path, JOB).points(0.4) == [
+    assert learning_records.read_record(path, JOB).points(0.4) == [
         (0.0, 0.0, 0.4),
         (60.0, 1000, 0.5),
         (120.0, 2000, 0.6),
     ]
     again = record_of(JOB, 0.5)
     again.steps[-1]["again"] = 0.45
-    assert bench_learning.highest(again.points(0.4)) == 0.45
+    assert learning_records.highest(again.points(0.4)) == 0.45
 
     for length in (len(whole) // 2, len(whole) - 20):
         path.write_text(whole[:length])
-        assert bench_learning.read_record(path, JOB) is None
+        assert learning_records.read_record(path, JOB) is None
 
     path.write_text(whole)
     with pytest.raises(UserError, match="made with words 2, not 10"):
-        bench_learning.read_record(path, replace(JOB, words=10))
+        learning_records.read_record(path, replace(JOB, words=10))
 
 
 def test_trl_gets_smaller_micro_batches_where_memory_runs_out(tmp_path, monkeypatch):

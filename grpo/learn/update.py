@@ -8,7 +8,7 @@ Shapes: R rows (completions), T tokens of a row, M tokens of all rows without pa
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,26 +161,28 @@ def update(
     optimizer.step()
     check_step(named_tensors(policy, optimizer), ranks)
 
-    return {
-        "loss": figures.loss,
-        "grad_norm": grad_norm,
-        "parity/max_abs_logprob_diff": figures.parity,
-        "parity/worst": figures.worst,
-        **_means(figures.sums, has_kl=settings.beta > 0),
-    }
+    return _metrics(figures, grad_norm, has_kl=settings.beta > 0)
 
 
-def _means(sums: Mapping[str, float], *, has_kl: bool) -> dict[str, float]:
-    """Return means over the step's tokens, by the names of the metrics."""
-    names = {
+def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, Any]:
+    """Return the figures of a step by the names of the metrics."""
+    means = {
         "entropy": "entropy",
         "clipped_low": "clip_ratio/low",
         "clipped_high": "clip_ratio/high",
         "parity": "parity/kl",
     }
     if has_kl:
-        names["kl"] = "kl"
-    return {metric: sums[name] / sums["tokens"] for name, metric in names.items()}
+        means["kl"] = "kl"
+
+    sums = figures.sums
+    return {
+        "loss": figures.loss,
+        "grad_norm": grad_norm,
+        "parity/max_abs_logprob_diff": figures.parity,
+        "parity/worst": figures.worst,
+        **{metric: sums[name] / sums["tokens"] for name, metric in means.items()},
+    }
 
 
 def _backward(

@@ -1,11 +1,12 @@
-"""How fast groups are aligned, beside the exact peers that are installed: `python
-tests/benchmarks/bench_align.py`.
+"""Measure how fast groups are aligned, and compare with exact libraries.
 
-A group is 16 completions against one target, as lists of words. Each side gets what it wants as
-fast as it takes it: we take the words, Biopython strings of one character a word and rapidfuzz
-integers (made inside the timing, for that is what a user would pay). Everything runs in one
-process on one core, side by side and in turns; the least of several times counts. Scores are
-compared first: a peer that is not exact is named and left out.
+    python tests/benchmarks/bench_align.py
+
+A group is 16 completions against one target, as lists of words. Every library gets its preferred
+input: ours the words, Biopython strings with one character for each word, rapidfuzz integers. Their
+conversion is timed, too, because a user would have to do it. Everything runs in turns in one
+process on one core, and the shortest of several times counts. Scores are compared first; a library
+that is not exact is named and left out.
 """
 
 import argparse

@@ -1,16 +1,18 @@
-"""How fast tokens are sampled on a GPU: `python tests/benchmarks/bench_decode.py`, with a Llama of
-random weights in bfloat16.
+"""Measure how fast tokens are sampled on a GPU: `python tests/benchmarks/bench_decode.py`.
 
-Three tables. (1) The decode step alone, batch x context, half of the context a prompt shared by
-groups of 16: beside the time in which the memory could deliver what must be read, that is the
-weights and the keys and values (a prompt's once a group, and, as "unshared", once a row), at the
-copying speed measured in the same run. (2) Whole rollouts, prompts x completions x new tokens, the
-prefill included. (3) The same with drafts, at a given share of right ones. What random weights
-write is not foreseeable, so a competent policy is simulated: to the logits, computed as ever, one
-is added that makes the sample a token of a text fixed before; that text is drafted, each token
-spoilt with the given probability; after a slip the task's own work (decoding, aiming anew,
-tokenizing) is done on a true problem of as many words, for its time. What is written must be the
-fixed text, which is checked.
+The model is a Llama with random weights in bfloat16. There are three tables:
+
+1. The decoding step alone, by batch and context; half of the context is a prompt that groups of 16
+   share. Beside it stands the least time in which the memory could be read, at the bandwidth of a
+   copy in the same run: the weights, and keys and values, with those of a prompt once for each
+   group or ("unshared") once for each row.
+2. Whole rollouts, by prompts, completions and new tokens, prefill included.
+3. The same with speculative decoding, for a given share of right drafts. Random weights write
+   nothing predictable, so a competent policy is simulated. The logits are computed as usual; then
+   one of them is raised, so that the sample is the next token of a fixed text. That text is
+   drafted, with each token changed at the given probability. After a rejected draft the task does
+   its real work (decode, draft again, tokenise) on a real problem with as many words, for its
+   time. What is written must be the fixed text, which is checked.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""How long each command of grpo.inspect takes on a long run: `python
-tests/benchmarks/bench_inspect.py --steps 500 --completions 64`.
+"""Measure how long each command of grpo.inspect takes on a long run.
 
-The run is written by hand: groups of 16, completions of 60 random words, the metrics of a real
-step. Each command is a process of its own, as a user starts it; the time is that of the whole
-process, in seconds. `replay` and `tokens --policy` need a real run, and take as long as its
-model's update.
+    python tests/benchmarks/bench_inspect.py --steps 500 --completions 64
+
+The run is synthetic: groups of 16, completions of 60 random words, the metrics of a real step. Each
+command is a process of its own, as a user starts it; the time is that of the whole process in
+seconds. `replay` and `tokens --policy` are left out: they need a real run, and take as long as the
+update of its model.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""How much longer a long rollout takes than a short one: `python tests/benchmarks/bench_lengths.py
---words 10,500`.
+"""Compare the time of a long rollout with that of a short one.
 
-The task is to copy a text, which the embedded model does at any of these lengths as it comes, so
-that a competent policy is timed before there is one for interleaving. As many completions of each
-length, of one prompt; with drafts and without; the least of several times.
+    python tests/benchmarks/bench_lengths.py --words 10,500
+
+The task is to copy a text. The embedded model can do that at any of these lengths, so it stands in
+for a policy that has learned to interleave. There are equally many completions of each length, all
+of one prompt, with and without speculative decoding. The shortest of several times counts.
 """
 
 import argparse

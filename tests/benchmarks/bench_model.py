@@ -1,5 +1,5 @@
-"""What the benchmarks train: a Llama with random weights in one of `SHAPES`, and a task whose
-rewards mean nothing.
+"""What the benchmarks train: a Llama with random weights in one of `SHAPES`, and a task with
+random rewards.
 """
 
 import random

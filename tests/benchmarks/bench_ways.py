@@ -1,14 +1,14 @@
-"""The ways from nothing to something, beside each other: the same model, level, batch and number
-of steps, several seeds.
+"""Compare the ways to begin with a model that cannot do the task.
 
     python tests/benchmarks/bench_ways.py --model DIR --words 10 --steps 300 --seeds 0,1,2 --jobs 5
 
-Arms: the ladder from one word on; imitation and then GRPO; and, as the control, imitation alone on
-as many answers as the others sample completions. Every arm is an ordinary run in runs/, so that its
-texts can be read. What follows `--` goes to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`.
+Model, level, batch and number of steps are the same. The arms are: a ladder that begins at one
+word; imitation and then GRPO; and, as the control, imitation alone on as many answers as the others
+sample completions. Every arm is an ordinary run in runs/, so its texts can be read. Arguments after
+`--` go to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`. Runs that exist are not repeated.
 
-Prints a Markdown table: held-out score before, after imitation, at each quarter of the steps,
-exact answers, tokens, minutes. A run that is there already is not made again.
+Prints a Markdown table: held-out score before, after imitation and at each quarter of the steps,
+exact answers, tokens, minutes.
 """
 
 import argparse

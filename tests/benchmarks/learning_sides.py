@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,9 +20,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from bench_step import memory_used, now, trained_by
+from learning_job import LOSS, MAX_GRAD_NORM, Job
+from step_sides import memory_used, now, trained_by
 
-from grpo.config import CLIP, Config, resolve_config
+from grpo.config import CLIP
 from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
 from grpo.learn.optimizer import maker
 from grpo.model.adapter import adapter_of
@@ -31,95 +32,14 @@ from grpo.model.policy import Policy
 from grpo.rollout.generate import fitting
 from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Trainer
-from tasks.base import Problem, Task, UserError, load_task, scores_of
+from tasks.base import Problem, Task, UserError, scores_of
 from tasks.supply import Supply
 
-LOSS = "dapo"
-MAX_GRAD_NORM = 1.0
-BUDGET_PROBLEMS = 512  # of the training stream, whose longest answer sets the completion budget
-VLLM_MEMORY = 0.3  # share of the GPU that vLLM takes inside TRL's process; TRL's default
+# Problems of the training stream, whose longest answer sets the completion budget.
+BUDGET_PROBLEMS = 512
 
-
-@dataclass(frozen=True)
-class Job:
-    """One run: its trainer, and all that both sides share.
-
-    `trainer` is "ours", "trl", or "start": only the score before training. `budget` is the
-    completion budget in tokens; `micro` the number of completions in TRL's micro-batch (0: the
-    whole step); `at_once` how many runs share the device. A run ends after so many `minutes` or
-    `steps`, or once two evaluations in a row are at least `enough`.
-    """
-
-    trainer: str
-    rate: float
-    seed: int
-    model: str
-    words: int
-    reward: str
-    prompts: int
-    group_size: int
-    lora_rank: int
-    lora_alpha: float
-    warmup: int
-    minutes: float
-    steps: int
-    eval_every: int
-    eval_problems: int
-    enough: float
-    micro: int = 0
-    vllm: bool = False
-    at_once: int = 1
-    budget: int | None = None
-
-    @property
-    def name(self) -> str:
-        return (
-            self.trainer
-            if self.trainer == "start"
-            else f"{self.trainer}-{self.rate:g}-seed{self.seed}"
-        )
-
-    @property
-    def batch(self) -> int:
-        return self.prompts * self.group_size
-
-    @property
-    def config(self) -> Config:
-        """Our configuration. `trl_config` says the same of all that TRL has as well."""
-        config = Config(
-            task="interleave",
-            level=self.words,
-            reward=self.reward,
-            ramp=False,
-            model=self.model,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-            prompts=self.prompts,
-            group_size=self.group_size,
-            temperature=1.0,
-            temperature_factor=1.0,
-            max_new_tokens=self.budget,
-            dynamic_sampling=0,
-            warm_start="off",
-            preflight="off",
-            loss=LOSS,
-            scale="group",
-            credit="outcome",
-            beta=0.0,
-            epochs=1,
-            learning_rate=self.rate,
-            schedule="constant",
-            warmup=self.warmup,
-            weight_decay=0.0,
-            max_grad_norm=MAX_GRAD_NORM,
-            patience=0,
-            steps=self.steps,
-            seed=self.seed,
-        )
-        return resolve_config(config, self.task())
-
-    def task(self) -> Task:
-        return load_task("interleave", self.reward)
+# Share of the GPU that vLLM takes inside TRL's process; TRL's default.
+VLLM_MEMORY = 0.3
 
 
 def run_job(job: Job, path: Path):

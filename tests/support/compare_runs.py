@@ -1,4 +1,4 @@
-"""When two runs are the same: everything they wrote, but for what a clock said."""
+"""Compare two runs: everything they wrote, except for times."""
 
 import json
 import re
@@ -29,8 +29,9 @@ def unhurried(decisions):
 
 
 def written(run: Path):
-    """Return what a run wrote, but for what a clock said: logs, rollouts, and the last
-    checkpoint's weights, moments and state, by name.
+    """Return what a run wrote, by name and without times.
+
+    These are its logs, its rollouts, and the weights, moments and state of its last checkpoint.
     """
     files = {log: read_metrics(run / log) for log in LOGS}
     files["curriculum.jsonl"] = unhurried(files["curriculum.jsonl"])

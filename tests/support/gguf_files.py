@@ -1,6 +1,4 @@
-"""A Llama's directory written as one GGUF file, as llama.cpp's converter does, for tests of what
-reads it.
-"""
+"""Write the folder of a Llama as a GGUF file, as llama.cpp's converter does, to test reading it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole records of what the readers read, for tests that damage them."""
+"""Valid records of every kind of file, for tests that damage them."""
 
 PROBLEM = {
     "task": "interleave",

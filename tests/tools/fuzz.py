@@ -1,9 +1,9 @@
-"""A coverage-guided fuzzer at the readers: `python tests/tools/fuzz.py --seconds 180`
-(needs the extra `fuzz`: atheris).
+"""Fuzz the readers of files, guided by coverage: `python tests/tools/fuzz.py --seconds 180`.
 
-What `tests/test_fuzz.py` asks of random input is asked here of input that is changed until it
-reaches further into the code: read, or refused by UserError. Ends with exit status 0 after so many
-seconds, and with the input and a traceback as soon as anything else comes out.
+Every input must be read, or refused by a UserError, as in `tests/test_fuzz.py`. There the input is
+random; here it is mutated until it reaches further into the code. The program ends with exit status
+0 after the given time, or with the input and a traceback at the first other outcome. It needs the
+extra `fuzz` (atheris).
 """
 
 import argparse

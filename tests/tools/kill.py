@@ -1,13 +1,13 @@
-"""Kill it anywhere: `python tests/tools/kill.py --kills 200` starts real runs, sends them SIGKILL,
-resumes them, and compares the ends.
+"""Kill runs at any instant, resume them, and compare: `python tests/tools/kill.py --kills 200`.
 
-Each run is a process of its own (forked, so that nothing is imported again) and is killed several
-times before it may end: at any instant; at any moment at which a file is opened for writing,
-renamed or removed; or there with half a line in the file. After every kill no checkpoint that was
-whole may be missing or damaged, but for those that the run itself removed; "half a checkpoint"
-counts the kills that left one behind, which the next start removes. The end is the same as that of
-the run that was not killed: weights, moments, logs, rollouts, seen problems, curriculum. Prints
-what was done as JSON; exit status 1 where something differed.
+Each run is a process of its own (forked, so that nothing is imported again). It gets SIGKILL
+several times before it may end: at a random instant; when a file is opened for writing, renamed or
+removed; or when half a line has been written to it. After every kill, all complete checkpoints must
+still be there and intact, except for those that the run itself removed. "half a checkpoint" counts
+the kills that left an incomplete one, which the next start removes. In the end, the run must equal
+one that was not killed: weights, moments, logs, rollouts, seen problems, curriculum.
+
+Prints the counts as JSON. The exit status is 1 if anything differs.
 """
 
 import argparse

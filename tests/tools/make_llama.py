@@ -1,10 +1,12 @@
-"""A directory like meta-llama/Llama-3.2-3B-Instruct, where no hub can be reached: `python
-tests/tools/make_llama.py FOLDER [--layers 28]`.
+"""Make a folder in the format of meta-llama/Llama-3.2-3B-Instruct, without access to a model hub.
 
-Its configuration is exact (28 layers; fewer for tests), the weights are random, but common words
-are likely, and the tokenizer has the format: byte-level BPE of 128,000 tokens (trained on this
-project's texts, filled up with names that no text has), the special tokens in their places, a chat
-template with headers and end-of-turn tokens, three tokens that end a completion.
+    python tests/tools/make_llama.py FOLDER [--layers 28]
+
+The configuration is the real one (28 layers; fewer for tests). The weights are random, except that
+common words are likely. The tokenizer has the real format: a byte-level BPE of 128,000 tokens
+(trained on this project's texts, and padded with tokens that occur in no text), the special tokens
+at their ids, a chat template with headers and end-of-turn tokens, and three tokens that end a
+completion.
 """
 
 import argparse

@@ -24,7 +24,7 @@ class Mutant(NamedTuple):
 
 # (file, its tests): (name, where, old, new) of each mutant. Test paths are relative to tests/.
 TABLE = {
-    ("tests/benchmarks/bench_learning.py", "test_bench_learning.py"): [
+    ("tests/benchmarks/learning_records.py", "test_bench_learning.py"): [
         (
             "one lucky evaluation counts",
             "kept",

@@ -1,8 +1,7 @@
-"""A long run: `python tests/tools/soak.py --steps 5000` trains a tiny random model and looks at
-itself on the way; nothing may grow but the logs.
+"""Watch a long run for leaks: `python tests/tools/soak.py --steps 5000` trains a tiny random model.
 
-Prints, as JSON, for each fifth of the run: resident memory in MB (the least within it), open
-files, and the median seconds of processor time of a step.
+Only the logs may grow. Prints as JSON, for each fifth of the run: resident memory in MB (the lowest
+value), the number of open files, and the median processor time of a step in seconds.
 """
 
 import argparse

@@ -1,0 +1,258 @@
+"""The two sides of `bench_step.py`: our trainer and TRL's `GRPOTrainer`, and their measurement."""
+
+import os
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from bench_model import RandomRewards, model_in, precision, prompts_of
+
+
+def now() -> float:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def trained_by(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
+    """Run our trainer; return its steps, the number of trained parameters, and the memory used.
+
+    A step has its seconds, those of the rollout, and the prompts and completion lengths.
+    """
+    from grpo.distributed import process_group
+
+    device, _ = precision(arguments)
+    if arguments.gb:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(
+            arguments.gb * 1e9 / torch.cuda.get_device_properties(0).total_memory,
+            int(os.environ.get("LOCAL_RANK", 0)),
+        )
+    with process_group(device) as ranks:
+        return run_ranks(arguments, folder, device, ranks)
+
+
+def config_of(arguments, folder: Path):
+    """Return our configuration, with defaults filled in."""
+    from grpo.config import Config, resolve_config
+
+    task = RandomRewards()
+    config = Config(
+        task=task.name,
+        level=arguments.words,
+        ramp=False,
+        model=str(model_in(arguments, folder)),
+        device=precision(arguments)[0],
+        lora_rank=arguments.lora,
+        prompts=arguments.groups,
+        group_size=arguments.group_size,
+        max_new_tokens=arguments.new,
+        on_degenerate="keep",
+        beta=arguments.beta,
+        learning_rate=1e-5,
+        schedule="constant",
+        warmup=0,
+        steps=arguments.steps,
+        micro_tokens=arguments.micro_tokens or None,
+        draft=arguments.draft,
+        optimizer=arguments.optimizer,
+        shard=arguments.shard,
+        quantise=arguments.quantise,
+    )
+    return resolve_config(config, task)
+
+
+def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
+    """Return the row that `grpo.plan` estimates; None if it does not know the GPU."""
+    import torch
+
+    from grpo.tools import estimate, plan
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    known = next((gpu for called, gpu in estimate.GPUS.items() if called in name), None)
+    if known is None or arguments.quantise != "none":
+        return None
+    config = config_of(arguments, folder)
+    gpu = replace(known, memory=arguments.gb * 1e9) if arguments.gb else known
+    work = estimate.Work(
+        arguments.groups,
+        sum(map(len, prompts)) / len(prompts),
+        arguments.group_size,
+        arguments.new,
+        arguments.new,
+    )
+    memory, seconds = estimate.forecast(config, plan.model_of(config), work, gpu, arguments.gpus)
+    step = sum(seconds.values())
+    rollout = seconds["prefill"] + seconds["decoding"]
+    return {
+        "step s": step,
+        "rollout s": rollout,
+        "update s": step - rollout,
+        "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
+        "peak GB": sum(memory.values()) / 1e9,
+    }
+
+
+def run_ranks(
+    arguments, folder: Path, device: str, ranks
+) -> tuple[list[dict], int, dict[str, float]]:
+    from grpo.model.load import load_policy
+    from grpo.trainer import Trainer
+
+    task, config = RandomRewards(), config_of(arguments, folder)
+    policy = load_policy(config.model, **config.loading)
+    policy.stops = ()  # no token ends a completion, so all have the full length
+    trainer, steps = Trainer(config, task, policy, ranks=ranks), []
+    for _ in range(config.steps):
+        start = now()
+        report = trainer.step()
+        seconds = now() - start
+        steps.append(
+            {
+                "step": seconds,
+                "rollout": report.metrics["time/rollout"],
+                "wait": report.metrics.get("time/wait", 0.0),
+                "loss": report.metrics["loss"],
+                "prompts": [list(group.prompt) for group in report.groups],
+                "lengths": [
+                    len(completion.tokens)
+                    for group in report.groups
+                    for completion in group.completions
+                ],
+            }
+        )
+    memory = memory_used()
+    return (
+        steps,
+        trained_by(policy.model),
+        {name: max(each[name] for each in ranks.gather([memory])) for name in memory},
+    )
+
+
+def memory_used() -> dict[str, float]:
+    """Return the peak memory of this process so far, in GB."""
+    import torch
+
+    if torch.cuda.is_available():
+        return {
+            "peak GB": torch.cuda.max_memory_allocated() / 1e9,
+            "reserved GB": torch.cuda.max_memory_reserved() / 1e9,
+        }
+    return {
+        "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024)
+        / 1e9
+    }
+
+
+def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]:
+    """Run TRL's trainer, which generates by `transformers`; return the same as `run_ours`."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    device, dtype = precision(arguments)
+    batch, marks, steps = arguments.groups * arguments.group_size, [], []
+
+    class Timed(GRPOTrainer):
+        def _generate(self, prompts):
+            start = now()
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            steps.append(
+                {
+                    "rollout": now() - start,
+                    "prompts": [list(ids) for ids in prompt_ids[:: arguments.group_size]],
+                    "lengths": [len(ids) for ids in completion_ids],
+                }
+            )
+            return prompt_ids, completion_ids, *rest
+
+    class Marks(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            marks.append(now())
+
+        def on_train_end(self, *_, **__):
+            marks.append(now())
+
+    micro = arguments.trl_micro or batch
+    config = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        model_init_kwargs={"dtype": dtype},
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // micro,
+        num_generations=arguments.group_size,
+        max_completion_length=arguments.new,
+        generation_kwargs={"min_new_tokens": arguments.new},
+        max_steps=arguments.steps,
+        beta=arguments.beta,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        bf16=dtype == "bfloat16",
+        use_cpu=device == "cpu",
+        gradient_checkpointing=arguments.trl_gc,
+        shuffle_dataset=False,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    adapter = (
+        LoraConfig(
+            r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        if arguments.lora
+        else None
+    )
+    trainer = Timed(
+        model=str(model_in(arguments, folder)),
+        reward_funcs=RandomRewards().draw,
+        args=config,
+        peft_config=adapter,
+        train_dataset=Dataset.from_dict(
+            {"prompt": [prompt + "\n" for prompt in prompts_of(arguments)]}
+        ),
+        processing_class=AutoTokenizer.from_pretrained(model_in(arguments, folder)),
+        callbacks=[Marks()],
+    )
+    trainer.train()
+    steps = [
+        {**step, "step": end - start}
+        for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True)
+    ]
+    return steps, trained_by(trainer.model), memory_used()
+
+
+def measured_rates(arguments) -> dict:
+    """Return the FLOP/s of a large matrix product, and the bytes/s that a large copy moves.
+
+    Each is the best of several measurements.
+    """
+    import torch
+
+    device, dtype = precision(arguments)
+    side, size = (8192, 1 << 30) if device == "cuda" else (2048, 1 << 28)
+    a, b = (torch.randn(side, side, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+    source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+
+    def least(work) -> float:
+        times = []
+        for _ in range(8):
+            start = now()
+            work()
+            times.append(now() - start)
+        return min(times)
+
+    return {
+        "flops": 2 * side**3 / least(lambda: a @ b),
+        "bandwidth": 2 * size / least(lambda: target.copy_(source)),
+    }
