@@ -18,10 +18,11 @@ if __name__ == "__main__":  # before torch is loaded, which takes seconds
     show_help(sys.argv[1:])
 
 from data.streams import reason_of
-from grpo.config import Config, resolve_config
+from grpo.config import Config
 from grpo.distributed import RANK, Ranks, process_group
 from grpo.flags import parse
 from grpo.model.load import load_policy
+from grpo.resolve import resolve_config
 from grpo.run.background import end_process
 from grpo.run.dependencies import Dependencies
 from grpo.run.interrupt import Interrupt

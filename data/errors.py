@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend, and how a program ends on one."""
+"""The exception for errors that the user can correct, and how a program ends on one."""
 
 import argparse
 import sys
@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from data.streams import OutputLost, end_quietly, lasting
+from data.text import escape_control
 
 
 class UserError(ValueError):
-    """One line for the user: what is wrong, where, and what would be right. The programs print it
-    and exit with 2.
+    """One line for the user: what is wrong, where, and what would be right.
+
+    The programs print it and exit with status 2.
     """
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are UserErrors, of one line like all others."""
+    """A command line parser that raises UserError for what it cannot parse."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""
@@ -25,8 +27,10 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
-    """Within this context `package`, of the extra that is called `extra`, is imported: where it is
-    missing, UserError says so and what to do.
+    """Import `package` within this context.
+
+    If it is missing, UserError names the `extra` that installs it; `where` is the flag that needs
+    it.
     """
     try:
         yield
@@ -42,19 +46,21 @@ def exit_status(
     action: Callable[[], int],
     on_lost: Callable[[str, Exception], None] = end_quietly,
 ) -> int:
-    """Return what `action` returns; where the user or the disk is at fault, print that in one line
-    of the `program` and return 2; where numbers are not finite, likewise and 1.
+    """Return the exit status of a `program`: that of `action`, unless it fails.
+
+    An error of the user or the disk is printed as one line, and the status is 2. Numbers that are
+    not finite are reported alike, with status 1.
 
     `on_lost` is told when standard output or error can no longer be written. By default that ends
-    the program: with 141, and no word, where the reader of a pipe has left, else with one line and
-    2.
+    the program: silently with status 141 if the reader of a pipe has left, otherwise with one line
+    and status 2.
     """
     with lasting(on_lost):
         try:
             try:
                 return _status_of(program, action)
             finally:
-                # here, and not when the interpreter ends, a failure can be answered
+                # Now, because a failure at the end of the interpreter cannot be handled.
                 sys.stdout.flush()
         except OutputLost as lost:
             if isinstance(lost.code, int):
@@ -64,14 +70,17 @@ def exit_status(
 
 
 def _status_of(program: str, action: Callable[[], int]) -> int:
+    def say(line: str) -> None:
+        print(f"{program}: {escape_control(line)}", file=sys.stderr)
+
     try:
         return action()
     except UserError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say(str(error))
     except FloatingPointError as error:
-        print(f"{program}: stopped: {error}", file=sys.stderr)
+        say(f"stopped: {error}")
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+        say(f"{where}{error.strerror or error}")
     return 2

@@ -129,6 +129,8 @@ def _read_bytes(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a null byte in the path
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _decode(where: str, content: bytes) -> str:

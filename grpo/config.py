@@ -8,7 +8,7 @@ its help text.
 import dataclasses
 import difflib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -41,14 +41,14 @@ from tasks.base import Task, UserError
 from tasks.levels import LADDER, parse_levels
 from tasks.supply import fixed_size
 
-CLIP = {  # low and high, from each loss's paper; 0.2 and 0.2 for the others
+# How far below and above 1 a loss clips the ratio, by its paper; 0.2 and 0.2 for other losses.
+CLIP = {
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
-LORA_RANK = 64  # of models other than the builtin one
-STEPS = 800  # likewise; a run that is solved ends sooner
-LEAST_VARIED = 8  # groups of a step, when levels are climbed by held-out problems
+
+# Settings that a resumed run can change.
 ON_RESUME = (
     "steps",
     "log_every",
@@ -75,8 +75,13 @@ CURRICULUM = "Curriculum"
 DEGENERATE = "Degenerate groups"
 SAVING = "Evaluation, checkpoints and logs"
 
-# Values by which older versions wrote "automatic" into config.yaml (see grpo.older_runs for names).
-WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}  # now None
+# Values by which older versions wrote "automatic", now None, into config.yaml. Names are in
+# grpo.older_runs.
+WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
+
+
+# No count or weight is larger.
+MOST = 10**9
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
@@ -115,7 +120,7 @@ class Config:
     """A run, resolved. Frozen, checked when made; an unknown key is an error.
 
     Fields made by `flag` are flags of `train.py`; fields made by `setting` are given by `--config`
-    alone. None means automatic: `grpo.run.session` fills it in, and config.yaml holds the result.
+    alone. None means automatic: `grpo.resolve` fills it in, and config.yaml holds the result.
     """
 
     # Run
@@ -184,8 +189,8 @@ class Config:
     )
     dataset: str | None = flag(
         None,
-        "train on the problems of this JSON Lines file, shuffled each epoch: on those of --words "
-        "or --curriculum, else on all",
+        "train on the problems of this JSON Lines file, shuffled each epoch: those of --words or "
+        "--curriculum, else all",
         group=DATA,
         metavar="FILE",
     )
@@ -282,20 +287,24 @@ class Config:
     )
     draft: str = setting(
         "auto",
-        "speculative decoding by the task's guess at the next tokens: auto, off, or how many; "
-        "changes no sample",
+        "speculative decoding, with the task's guess as the draft: auto, off, or a number of "
+        "tokens; changes no sample",
         group=SAMPLING,
     )
     step_tokens: int = setting(
         0,
-        "most tokens of a step: fewer prompts where prompts x group size x completion budget "
-        "exceed it (0: no limit)",
+        "most tokens of a step: it has fewer prompts if prompts x group size x completion budget "
+        "exceeds this (0: no limit)",
         group=SAMPLING,
     )
 
     # Algorithm
     loss: str = flag(
-        "dapo", "how tokens are weighed and clipped", group=ALGORITHM, choices=LOSSES, is_basic=True
+        "dapo",
+        "loss: how tokens are weighted and clipped",
+        group=ALGORITHM,
+        choices=LOSSES,
+        is_basic=True,
     )
     scale: str = flag(
         "group",
@@ -306,8 +315,8 @@ class Config:
     )
     credit: str = flag(
         "outcome",
-        "outcome: one advantage for all tokens of a completion; alignment: each token's own, by "
-        "what had been earned before it",
+        "outcome: one advantage for all tokens of a completion; alignment: one for each token, by "
+        "what it and later tokens earn",
         group=ALGORITHM,
         choices=CREDITS,
     )
@@ -326,7 +335,8 @@ class Config:
     epochs: int = setting(1, "updates on each rollout", group=ALGORITHM)
     importance_limit: float = setting(
         0.0,
-        "weigh tokens by trainer's over sampler's probability, up to this (0: off)",
+        "truncated importance sampling: weight each token by the trainer's probability over the "
+        "sampler's, up to this (0: off)",
         group=ALGORITHM,
     )
     parity_limit: float = setting(
@@ -360,12 +370,10 @@ class Config:
         choices=OPTIMIZERS,
     )
     weight_decay: float = setting(0.0, "of AdamW", group=OPTIMIZER)
-    max_grad_norm: float = setting(
-        1.0, "gradients are clipped to this norm (0: not)", group=OPTIMIZER
-    )
+    max_grad_norm: float = setting(1.0, "clip gradients to this norm (0: never)", group=OPTIMIZER)
     shard: bool = flag(
         False,
-        "on several ranks, each holds its part of the optimizer's state alone (full fine-tuning)",
+        "shard the optimizer's state over the ranks (full fine-tuning)",
         group=OPTIMIZER,
     )
     gradient_checkpointing: bool = flag(
@@ -375,8 +383,8 @@ class Config:
     )
     micro_tokens: int | None = setting(
         None,
-        "most tokens of a micro-batch, which changes no gradient (default: 4,096 on a CPU, by its "
-        "memory on a GPU)",
+        "most tokens of a micro-batch; changes no gradient (default: 4,096 on a CPU, by memory on "
+        "a GPU)",
         group=OPTIMIZER,
     )
 
@@ -392,7 +400,7 @@ class Config:
     )
     ramp: bool = flag(
         True,
-        "start at the asked level instead of the easier ones of the ladder below it",
+        "start at --words instead of easier levels",
         group=CURRICULUM,
     )
     preflight: str = flag(
@@ -404,9 +412,8 @@ class Config:
     )
     warm_start: str = flag(
         "auto",
-        "how a policy that earns nothing begins: imitation (of a few right answers, before the "
-        "first step) or off; auto: imitation where the pre-flight finds the first level out of "
-        "reach, else off",
+        "imitation: imitate a few right answers before the first step; off: never; auto: only if "
+        "the pre-flight finds every level out of reach",
         group=CURRICULUM,
         choices=WAYS,
     )
@@ -443,13 +450,11 @@ class Config:
     )
     level_minutes: float = setting(
         0.0,
-        "minutes of training steps on a level, then go on to the next; after the last the run ends "
-        "(0: no limit)",
+        "most minutes on a level, then go to the next; after the last one the run ends (0: no "
+        "limit)",
         group=CURRICULUM,
     )
-    level_tokens: int = setting(
-        0, "sampled tokens on a level, likewise (0: no limit)", group=CURRICULUM
-    )
+    level_tokens: int = setting(0, "the same in sampled tokens (0: no limit)", group=CURRICULUM)
 
     # Degenerate groups
     on_degenerate: str = flag(
@@ -460,19 +465,19 @@ class Config:
     )
     dynamic_sampling: int | None = setting(
         None,
-        "draw further prompts until so many groups of the step vary, at most four times --prompts "
-        "(0: off; default: 8 when levels are climbed by heldout problems, else 0)",
+        "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
+        "times --prompts (0: off; default: 8 if held-out problems promote, else 0)",
         group=DEGENERATE,
     )
     variance_threshold: float = setting(
-        1e-6, "a group is degenerate when its rewards span no more than this", group=DEGENERATE
+        1e-6, "a group is degenerate if its rewards span no more than this", group=DEGENERATE
     )
     retries: int = setting(2, "most times that a group is resampled", group=DEGENERATE)
     temperature_factor: float = setting(
         1.15, "factor by which temperature is raised", group=DEGENERATE
     )
     temperature_ceiling: float = setting(
-        1.5, "most that temperature is raised in all, as a factor", group=DEGENERATE
+        1.5, "most that the temperature is raised in total, as a factor", group=DEGENERATE
     )
     on_alarm: str = setting(
         "say",
@@ -482,8 +487,8 @@ class Config:
     )
     patience: int = flag(
         20,
-        "end the run early: with exit status 3 when no group could be trained on for so many "
-        "steps, with 0 when the last level is solved (0: make all --steps)",
+        "end the run early: with status 3 after this many steps without a group to train on, with "
+        "status 0 when the last level is solved (0: make all --steps)",
         group=DEGENERATE,
         metavar="STEPS",
     )
@@ -499,22 +504,22 @@ class Config:
     save_every: int = flag(20, "steps between checkpoints", group=SAVING, metavar="STEPS")
     track: str | None = flag(
         None,
-        "send the metrics to " + ", ".join(TRACKERS) + " too (separated by commas)",
+        "also send the metrics to " + ", ".join(TRACKERS) + " (separated by commas)",
         group=SAVING,
         metavar="NAMES",
     )
     save_threshold: float = setting(
         0.3,
-        "checkpoint when the reward (0 to 1: its place in the task's range) first passes this",
+        "checkpoint when the reward first passes this (0 to 1: its place in the task's range)",
         group=SAVING,
     )
     best_margin: float = setting(
-        0.01, "checkpoint at each reward that beats the best by this", group=SAVING
+        0.01, "checkpoint when the reward exceeds the best by this", group=SAVING
     )
     best_spacing: int | None = setting(
         None,
-        "steps between checkpoints for nothing but a new best, at least (default: chosen when the "
-        "first checkpoint is written, so that they take a twentieth of the time at most)",
+        "least steps between checkpoints made only for a new best (default: chosen after the first "
+        "checkpoint, so that they take 5 % of the time at most)",
         group=SAVING,
     )
     keep_best: bool = setting(
@@ -531,7 +536,7 @@ class Config:
                 raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
 
     def _checks(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield the name of each checked setting, whether it is good, and what would be."""
+        """Yield the name of each checked setting, whether it is valid, and what to do if not."""
         yield from self._choice_checks()
         yield from self._range_checks()
         yield from self._combination_checks()
@@ -559,6 +564,8 @@ class Config:
             for name in names:
                 value = getattr(self, name)
                 yield name, value is None or value >= least, f"give {least} or more"
+                is_small = value is None or value <= MOST
+                yield name, is_small, f"give {MOST:,} or less"
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
             yield name, value is None or value > 0, "give a number above 0"
@@ -604,22 +611,20 @@ class Config:
 
     @property
     def clips(self) -> tuple[float, float]:
-        """Return how far the ratio may lie below and above 1: as asked, or the loss's own."""
+        """How far below and above 1 the ratio is clipped: as asked, or as in the loss's paper."""
         low, high = CLIP.get(self.loss, (0.2, 0.2))
         return self.clip_low or low, self.clip_high or high
 
     @property
     def promotion(self) -> tuple[str, float]:
-        """By what levels are climbed, and at which mean score."""
+        """What promotes to the next level, and the mean score that it takes."""
         promote_by = self.promote_by or ("heldout" if self.curriculum else "running")
         promote_at = PROMOTE_AT[promote_by] if self.promote_at is None else self.promote_at
         return promote_by, promote_at
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the policy is loaded: keywords of `grpo.model.load.load_policy`, beside the model's
-        name.
-        """
+        """How the policy is loaded: keywords of `grpo.model.load.load_policy`."""
         return {
             "device": self.device,
             "dtype": self.dtype,
@@ -633,7 +638,7 @@ class Config:
         }
 
     def prompt_format(self, task: Task) -> PromptFormat:
-        """What stands around the prompts of the `task`."""
+        """Return how the prompts of the `task` are presented."""
         return format_of(
             task,
             system=self.system,
@@ -644,16 +649,12 @@ class Config:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What every line of a control run carries, so that it is never taken for a real one;
-        nothing for a real run.
-        """
+        """What marks every line of a control experiment; {} for an ordinary run."""
         return {} if self.control == "none" else {"control": self.control}
 
     @property
     def levels(self) -> list[int]:
-        """The levels of training, rising; without --curriculum the last is the one that was asked
-        for.
-        """
+        """The levels of training, rising. Without --curriculum the last one is --words."""
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
         assert self.level is not None, "the configuration is resolved"
@@ -668,6 +669,7 @@ class Config:
         )
 
 
+# Settings that are at least 0.
 FROM_ZERO = (
     "shots",
     "lora_rank",
@@ -688,6 +690,7 @@ FROM_ZERO = (
     "patience",
     "dynamic_sampling",
 )
+# Settings that are at least 1.
 FROM_ONE = (
     "level",
     "steps",
@@ -706,62 +709,6 @@ FROM_ONE = (
     "temperature_factor",
     "temperature_ceiling",
 )
-
-
-def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-    """Fill in what was left automatic, except the learning rate, which needs the loaded model.
-
-    `levels` are those of the --dataset. Raises UserError where it lacks a level that is to be
-    trained on.
-    """
-    is_builtin = config.model == "builtin"
-    is_chosen = bool(config.level or config.curriculum)
-    level = config.level
-    if level is None and config.curriculum:
-        level = config.levels[-1]
-    elif level is None:
-        level = max(levels, default=getattr(task, "default_level", 1))
-
-    rank = config.lora_rank
-    if rank is None:
-        rank = 0 if is_builtin else LORA_RANK
-    steps = config.steps
-    if steps is None and is_builtin:
-        steps = getattr(task, "default_steps", lambda level: 100)(level)
-
-    promote_by, promote_at = config.promotion
-    varied = config.dynamic_sampling
-    if varied is None:
-        varied = LEAST_VARIED if promote_by == "heldout" else 0
-
-    resolved = dataclasses.replace(
-        config,
-        level=level,
-        mixed=config.mixed or (len(levels) > 1 and not is_chosen),
-        promote_by=promote_by,
-        promote_at=promote_at,
-        dynamic_sampling=varied,
-        lora_rank=rank,
-        schedule=config.schedule or ("constant" if is_builtin else "cosine"),
-        reward=config.reward or getattr(task, "reward", None),
-        steps=steps or STEPS,
-        resume=None,
-        accept_changes=None,
-    )
-    if levels and not resolved.mixed:
-        _check_levels(resolved, levels)
-    return resolved
-
-
-def _check_levels(config: Config, levels: Collection[int]) -> None:
-    """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
-    missing = [level for level in config.levels if level not in levels]
-    if missing:
-        flag = "--curriculum" if config.curriculum else "--words"
-        raise UserError(
-            f"{flag} {config.curriculum or config.level}: {config.dataset} has no problem of level "
-            f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
-        )
 
 
 def spelled(name: str) -> str:
@@ -790,7 +737,7 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
 def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return settings read from `where`, in today's names.
 
-    Raises UserError for unknown names and for values of another kind.
+    Raises UserError for unknown names and for values of the wrong type.
     """
     values = translated(values)
     kinds = get_type_hints(Config)
@@ -814,7 +761,7 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 def load_config(path: Path) -> Config:
     """Read the configuration of a run.
 
-    Raises UserError for a file that is none, for unknown keys and for values of another kind.
+    Raises UserError if it is not one, for unknown keys, and for values of the wrong type.
     """
     values = read_config(path)
     values.pop("facts", None)
@@ -822,7 +769,7 @@ def load_config(path: Path) -> Config:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether `value` is a `kind`; whole numbers pass as fractions, booleans not as numbers."""
+    """Return whether `value` is a `kind`. An integer is also a float; a boolean is no number."""
     return isinstance(value, bool) == (kind is bool) and isinstance(
         value, (int, float) if kind is float else kind
     )

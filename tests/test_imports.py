@@ -13,7 +13,7 @@ MAY = {  # room: what it may import of the project
     "align": {"align"},
     "data": {"data", "align.words"},
     "tasks": {"tasks", "data", "align"},
-    "grpo": {"grpo", "tasks.base", "tasks.levels", "tasks.supply", "data.files"},
+    "grpo": {"grpo", "tasks.base", "tasks.levels", "tasks.supply", "data.files", "data.text"},
 }
 WIRES = {
     # How the embedded model was made: a program of its own, like train.py and eval.py.
@@ -26,13 +26,13 @@ WIRES = {
 
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower layers alone
-    ("text", "statistics", "records", "distributed", "choices", "older_runs"),
+    ("statistics", "records", "distributed", "choices", "older_runs"),
     ("model", "group_metrics"),
     ("rollout", "learn"),
     ("evaluate", "variance"),
     ("curriculum",),
     ("config", "verdict"),
-    ("flags", "training"),
+    ("flags", "resolve", "training"),
     ("trainer",),
     ("run",),
     ("show",),

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.files import json_kind, read_text
+from data.text import escape_control, shortened
 from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render
-from grpo.text import escape_control, shortened
 from tasks.base import Problem, Task, UserError
 from tasks.supply import Examples
 

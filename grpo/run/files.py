@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
+from data.text import escape_control
 from grpo.records import Decision, Group, StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run.logs import MetricsLog, SamplesLog, append
 from grpo.run.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.run.trackers import Trackers
-from grpo.text import escape_control
 from tasks.base import UserError
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
+from data.text import escape_control
 from grpo.records import Group
-from grpo.text import escape_control
 from tasks.base import UserError
 
 

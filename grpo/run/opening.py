@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.text import shortened
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
 from grpo.distributed import SINGLE, Ranks
 from grpo.run.checkpoint import find_resume
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.start import start_from
-from grpo.text import shortened
 from tasks.base import UserError, trust
 
 

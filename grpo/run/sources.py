@@ -24,10 +24,10 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from data.files import read_json
+from data.text import shortened
 from grpo.choices import SOURCES
 from grpo.model import load
 from grpo.model.gguf import is_gguf
-from grpo.text import shortened
 from tasks.base import Task, UserError, sources_of, task_file
 
 NAME = "sources.json"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from align.needleman import nw_align
 from align.words import split_words
-from grpo.text import escape_control
+from data.text import escape_control
 
 STYLES = {
     "match": "green",

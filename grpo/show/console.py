@@ -17,11 +17,11 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
+from data.text import escape_control
 from grpo.records import StepReport
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
-from grpo.text import escape_control
 
 # Steps of the sparkline, and of the mean beside it.
 HISTORY = 30

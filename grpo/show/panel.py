@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from data.text import escape_control
 from grpo.records import StepReport
 from grpo.show.alignment import aligned, rendered
 from grpo.show.lines import (
@@ -26,7 +27,6 @@ from grpo.show.lines import (
     sparkline,
 )
 from grpo.show.tables import classes_of
-from grpo.text import escape_control
 
 # Metrics of each row.
 ROWS = (

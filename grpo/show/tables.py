@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from data.text import escape_control
 from grpo.records import Group
-from grpo.text import escape_control
 
 Record = Mapping[str, Any]
 CLASS_STYLES = {

@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from data.text import escape_control
 from grpo.records import Group
 from grpo.run.reader import RunData, rollout_record
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, counts, first_divergence, rendered
 from grpo.show.tables import advantage_of, class_of, done_to, said_of, show_table, tint
-from grpo.text import escape_control
 from grpo.tools.inspect_common import Figures, as_json, show_next
 from grpo.tools.tabular import export
 from tasks.base import UserError

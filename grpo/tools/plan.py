@@ -18,7 +18,7 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
-from grpo.config import Config, resolve_config
+from grpo.config import Config
 from grpo.flags import parse as parse_training
 from grpo.model.adapter import adapter_of
 from grpo.model.encoding import prompt_tokens, target_length
@@ -26,6 +26,7 @@ from grpo.model.llama import FAMILIES
 from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import shape_of
 from grpo.model.prompts import check_format
+from grpo.resolve import resolve_config
 from grpo.rollout.generate import budget
 from grpo.run.start import start_from
 from grpo.tools.estimate import GPUS, Model, Work, forecast

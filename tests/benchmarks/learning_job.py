@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from grpo.config import Config, resolve_config
+from grpo.config import Config
+from grpo.resolve import resolve_config
 from tasks.base import Task, load_task
 
 LOSS = "dapo"

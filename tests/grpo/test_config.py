@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from grpo import choices
-from grpo.config import Config, load_config, resolve_config, spelled
+from grpo.config import Config, load_config, spelled
 from grpo.evaluate import summarise
 from grpo.flags import FILLED_IN, make_parser, parse
 from grpo.model.adapter import PEFT_OPTIONS
 from grpo.model.load import BITS_OPTIONS
 from grpo.model.memory import MOMENT_BYTES
 from grpo.records import Group
+from grpo.resolve import resolve_config
 from grpo.rollout.speculative import LENGTHS
 from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
+from data.text import escape_control
 from grpo.records import Completion, Group, StepReport
 from grpo.show.console import Console
 from grpo.show.lines import (
@@ -20,7 +21,6 @@ from grpo.show.lines import (
     summary_table,
 )
 from grpo.show.panel import RunView, panel
-from grpo.text import escape_control
 from tasks.base import Problem, Score
 
 METRICS = {

@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
-from grpo.text import escape_control
 from grpo.tools.evaluation.figures import ALL_KINDS
 
 # Columns, if standard output is no terminal.

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
+from data.text import escape_control
 from grpo.records import Group
 from grpo.run.reader import RunData, load_run
 from grpo.show.lines import clock_time, counted, interval
 from grpo.show.tables import WHY
-from grpo.text import escape_control
 from grpo.tools.report.samples import Pieces, packed, pieces_of, short
 from grpo.variance import COLLAPSED
 from tasks.base import Parser, UserError, exit_status, needs

@@ -1,6 +1,6 @@
 """The groups of a step as compact JSON, for the page that shows them.
 
-Every text is escaped here (`grpo.text.escape_control`). Every completion is aligned with its target
+Every text is escaped here (`data.text.escape_control`). Every completion is aligned with its target
 here, too, so that the page needs no aligner of its own. A text that several completions of a group
 share is stored once.
 """
@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from align.words import split_words, word_ends
+from data.text import escape_control
 from grpo.records import Completion, Group
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, first_divergence
-from grpo.text import escape_control
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "substitute": "x", "delete": "-", "insert": "+"}

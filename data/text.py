@@ -1,9 +1,10 @@
-"""Text of a model or a file, made harmless wherever it is shown."""
+"""Makes text of a model, a file or a command line harmless wherever it is shown."""
 
 
 def escape_control(text: str) -> str:
-    """Return `text` on one line, each unprintable character spelled out: escape codes, line
-    breaks, direction marks.
+    """Return `text` on one line, with unprintable characters spelled out.
+
+    These are escape codes, line breaks, direction marks and the like.
 
     >>> escape_control("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
@@ -14,8 +15,7 @@ def escape_control(text: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return `text` made `escape_control`, and where it has more than `most` characters without its
-    middle.
+    """Return `text` escaped, without its middle if it has more than `most` characters.
 
     >>> shortened("one two three four five", 11)
     'one t … five'

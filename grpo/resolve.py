@@ -1,0 +1,70 @@
+"""Fills in what the configuration of a run leaves automatic."""
+
+import dataclasses
+from collections.abc import Collection
+
+from grpo.config import Config
+from tasks.base import Task, UserError
+
+# Models other than the embedded one: rank of the adapter, and steps. A solved run ends sooner.
+LORA_RANK = 64
+STEPS = 800
+
+# Groups of a step that should vary if held-out problems promote to the next level.
+LEAST_VARIED = 8
+
+
+def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
+    """Fill in what was left automatic, except the learning rate, which needs the loaded model.
+
+    `levels` are those of the --dataset. Raises UserError where it lacks a level that is to be
+    trained on.
+    """
+    is_builtin = config.model == "builtin"
+    is_chosen = bool(config.level or config.curriculum)
+    level = config.level
+    if level is None and config.curriculum:
+        level = config.levels[-1]
+    elif level is None:
+        level = max(levels, default=getattr(task, "default_level", 1))
+
+    rank = config.lora_rank
+    if rank is None:
+        rank = 0 if is_builtin else LORA_RANK
+    steps = config.steps
+    if steps is None and is_builtin:
+        steps = getattr(task, "default_steps", lambda level: 100)(level)
+
+    promote_by, promote_at = config.promotion
+    varied = config.dynamic_sampling
+    if varied is None:
+        varied = LEAST_VARIED if promote_by == "heldout" else 0
+
+    resolved = dataclasses.replace(
+        config,
+        level=level,
+        mixed=config.mixed or (len(levels) > 1 and not is_chosen),
+        promote_by=promote_by,
+        promote_at=promote_at,
+        dynamic_sampling=varied,
+        lora_rank=rank,
+        schedule=config.schedule or ("constant" if is_builtin else "cosine"),
+        reward=config.reward or getattr(task, "reward", None),
+        steps=steps or STEPS,
+        resume=None,
+        accept_changes=None,
+    )
+    if levels and not resolved.mixed:
+        _check_levels(resolved, levels)
+    return resolved
+
+
+def _check_levels(config: Config, levels: Collection[int]) -> None:
+    """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
+    missing = [level for level in config.levels if level not in levels]
+    if missing:
+        flag = "--curriculum" if config.curriculum else "--words"
+        raise UserError(
+            f"{flag} {config.curriculum or config.level}: {config.dataset} has no problem of level "
+            f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
+        )
