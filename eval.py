@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from data.files import write_whole
+from data.files import check_output, write_whole
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
@@ -38,6 +38,8 @@ def report(argv: list[str]) -> int:
     """Evaluate, write the figures to --json, and show them; return the exit status."""
     assert __doc__ is not None
     flags, others = parse(argv, description=__doc__.splitlines()[0])
+    if flags.json:
+        check_output(flags.json, "--json")
     checkpoint, config = trained_run(flags.model)
     request, task = make_request(flags, others, config)
     dataset = read_problems(Path(request.dataset)) if request.dataset else []

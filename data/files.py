@@ -53,8 +53,9 @@ def read_jsonl_zst(path: str | Path) -> list[dict]:
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
-    """Write JSON Lines under zstandard, with a checksum, whole or not at all; UserError when the
-    disk will not take it.
+    """Write JSON Lines compressed by zstandard with a checksum, whole or not at all.
+
+    Raises UserError if the disk refuses it.
     """
     text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
     write_whole(
@@ -63,10 +64,10 @@ def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file aside and rename it, so that it is whole or as before; UserError when the disk
-    will not take it.
+    """Write a file aside and rename it, so that it is either whole or unchanged.
 
-    What is no file (/dev/stdout, a named pipe) is written as it is, and never replaced by one.
+    A device or a named pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses
+    the content.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.partial")
@@ -88,8 +89,26 @@ def write_whole(path: str | Path, content: bytes) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
+def check_output(path: str, flag: str) -> None:
+    """Raise UserError if `flag` names a file that can surely not be written.
+
+    Called before a long computation whose result goes there.
+    """
+    if "\0" in path:
+        raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
+
+    target = Path(path).absolute()
+    if target.is_dir():
+        raise UserError(f"{flag} {path}: is a directory; give the path of a file")
+    if target.exists():
+        return
+    folder = next(one for one in target.parents if one.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"{flag} {path}: cannot be written, because of {folder}")
+
+
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a power cut."""
+    """Make a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,9 +117,7 @@ def sync(path: Path) -> None:
 
 
 def forget_cached(path: Path) -> None:
-    """Let a synced file be read from the disk the next time, where the system can be asked to
-    (Linux).
-    """
+    """Make the next read of a synced file come from the disk, on systems that allow it (Linux)."""
     if not hasattr(os, "posix_fadvise"):
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -20,3 +20,7 @@ MOST_DRAFTED = 127  # tokens
 def is_draft_mode(mode: str) -> bool:
     """Return whether `mode` is a value of the setting `draft`: auto, off, or a number of tokens."""
     return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MOST_DRAFTED)
+
+
+# Examples before a question. More would fill any context, and each is searched for.
+MOST_SHOTS = 64

@@ -22,6 +22,7 @@ from grpo.choices import (
     LORA_VARIANTS,
     LOSSES,
     MOST_DRAFTED,
+    MOST_SHOTS,
     OPTIMIZERS,
     PREFLIGHTS,
     PROMOTIONS,
@@ -573,6 +574,7 @@ class Config:
         good_group = self.group_size >= 2
         fix = "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "group_size", good_group, fix
+        yield "shots", self.shots <= MOST_SHOTS, f"give {MOST_SHOTS} or less"
         yield "temperature", self.temperature > 0, "give a number above 0"
         yield "top_p", 0 < self.top_p <= 1, "give a number above 0 and up to 1"
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"

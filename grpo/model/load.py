@@ -159,6 +159,8 @@ def _device(name: str) -> str:
         name = "cuda" if has_gpu else "cpu"
     if name.startswith("cuda") and not has_gpu:
         raise UserError(f"--device {name}: torch sees no GPU here; give --device cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: no such device; give auto, cpu or cuda")
     # Each rank has a GPU of its own.
     return f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name
 

@@ -1,18 +1,20 @@
 """The command line of `eval.py`."""
 
 import argparse
+import math
 
+from grpo.choices import MOST_SHOTS
 from grpo.model.prompts import system_text, template_arguments
 from tasks.base import Parser, UserError, flags_of_tasks
 
-# The smallest value of each number.
-AT_LEAST = {
-    "problems": 1,
-    "samples": 1,
-    "temperature": 0,
-    "top_k": 0,
-    "max_new_tokens": 0,
-    "shots": 0,
+# The smallest and the largest value of each number.
+LIMITS = {
+    "problems": (1, 1_000_000),
+    "samples": (1, 10_000),
+    "temperature": (0, 1_000),
+    "top_k": (0, math.inf),
+    "max_new_tokens": (0, 1_000_000_000),
+    "shots": (0, MOST_SHOTS),
 }
 
 
@@ -142,10 +144,12 @@ def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
 
 def _check(flags: argparse.Namespace) -> None:
     """Raise UserError for a value out of range; read the text of --system."""
-    for name, least in AT_LEAST.items():
+    for name, (least, most) in LIMITS.items():
         value = getattr(flags, name)
-        if value is not None and not value >= least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: give {least} or more")
+        if value is None or least <= value <= most:
+            continue
+        fix = f"give {least} or more" if not value > most else f"give {most:,} or less"
+        raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
 
     top_p = flags.top_p
     if top_p is not None and not 0 < top_p <= 1:
