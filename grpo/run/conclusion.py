@@ -20,9 +20,9 @@ def is_solved(line: Mapping[str, Any]) -> bool:
 
 
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
-    """Return the verdict on the run in `folder` at the `level` that was asked for.
+    """Return the verdict on the run in `folder` at `level`, the one that was asked for.
 
-    If nothing was learned there, it is the one on the hardest easier level that was learned.
+    If nothing was learned there, it is the verdict on the hardest level that was learned.
     """
     run = load_run(folder)
     first_step = min((line["step"] for line in run.reports), default=trainer.done)
@@ -53,7 +53,7 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return where the summary says that things are."""
+    """Return the paths that the summary lists, by name."""
     return {
         "metrics": str(folder / "metrics.jsonl"),
         "rollouts": str(folder / "rollouts"),
@@ -63,7 +63,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def next_commands(folder: Path, config: Config, step: int) -> list[str]:
-    """Return what to run after a run that ended at `step`."""
+    """Return the commands to run after a run that ended at `step`."""
     level_flag = "--words" if config.task == "interleave" else "--levels"
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
@@ -79,9 +79,7 @@ def next_commands(folder: Path, config: Config, step: int) -> list[str]:
 
 
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
-    """Return how many different problems were trained on, how often one came back, and the
-    share of a finite family.
-    """
+    """Return how many different problems were drawn how often, and the share of a finite family."""
     before = trainer.stream.inherited
     seen = len(trainer.stream.seen) - before
     drawn = sum(line["groups/count"] for line in read_metrics(folder / "metrics.jsonl"))

@@ -1,6 +1,4 @@
-"""The files that a run appends to, step by step; of several ranks the first one has them, the
-others `NoFiles`.
-"""
+"""The files that a run appends to. Rank 0 has `RunFiles`; the other ranks have `NoFiles`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,9 +19,9 @@ class RunFiles:
     """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log,
     prompt.txt, warnings.log and rollouts/ of the run in `folder`, and its trackers.
 
-    `config` has the run's settings by name, of which "track" and "samples_every" count here;
-    `mark` stands in each line that could be taken for a real run's; the run has `done` so many
-    steps; `warn` says a line.
+    - `config`: the run's settings by name; "track" and "samples_every" are used here;
+    - `mark`: the mark of a control experiment, added to each line of metrics and decisions;
+    - `done`: how many steps the run has made; `warn` shows a warning.
     """
 
     def __init__(
@@ -34,26 +32,22 @@ class RunFiles:
         done: int,
         warn: Callable[[str], None],
     ):
-        self.folder, self.mark = folder, mark
-        self.metrics, self.evals = MetricsLog(folder), MetricsLog(folder, "eval.jsonl")
-        self.seen, self.decisions = (
-            MetricsLog(folder, "seen.jsonl"),
-            MetricsLog(folder, "curriculum.jsonl"),
-        )
+        self.folder = folder
+        self.mark = mark
+        self.metrics = MetricsLog(folder)
+        self.evals = MetricsLog(folder, "eval.jsonl")
+        self.seen = MetricsLog(folder, "seen.jsonl")
+        self.decisions = MetricsLog(folder, "curriculum.jsonl")
         self.groups = MetricsLog(folder, "groups.jsonl")
         self.samples = SamplesLog(folder, every=config["samples_every"])
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
     def began(self, keys: Sequence[str]) -> None:
-        """Write the keys of the problems that the policy was trained on before this run, as those
-        of step 0.
-        """
+        """Write the keys of problems that an earlier run was trained on, as those of step 0."""
         self.seen.append({"step": 0, "keys": list(keys)})
 
     def step(self, report: StepReport) -> None:
-        """Write the step: metrics, every prompt and completion, the keys of its problems, the
-        curriculum's decisions, samples.
-        """
+        """Write a step: rollouts, metrics, keys of its problems, groups, decisions, samples."""
         self.keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.log(report.metrics)
@@ -64,9 +58,7 @@ class RunFiles:
         self.samples.append(report.step, report.groups)
 
     def imitated(self, groups: list[Group]) -> None:
-        """Write the right answers that were imitated before the first step, and the keys of their
-        problems.
-        """
+        """Write the right answers that were imitated before the first step, and their keys."""
         self.keep("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
@@ -93,7 +85,7 @@ class RunFiles:
             raise UserError(f"{error}; go on with --resume {self.folder}") from error
 
     def rewind(self, done: int) -> None:
-        """Remove what was written of steps after `done`, for they will be made again."""
+        """Remove everything about steps after `done`: they are made again."""
         checkpoints.remove_partial(self.folder)
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
@@ -101,27 +93,25 @@ class RunFiles:
         checkpoints.remove_after(self.folder, done)
 
     def prompted(self, lines: Sequence[str]) -> None:
-        """Write what the model is sent for the run's first problem to prompt.txt, once in the life
-        of the run.
-        """
+        """Write the first prompt as the model is sent it to prompt.txt, unless it exists."""
         path = self.folder / "prompt.txt"
         if not path.exists():
             write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
     def warned(self, line: str) -> None:
-        """Keep a warning in warnings.log, for a console may be closed, or lost."""
+        """Keep a warning in warnings.log, because a console may be closed or lost."""
         append(
             self.folder / "warnings.log",
             f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n",
         )
 
     def finish(self) -> None:
-        """Close what is open."""
+        """Close the trackers."""
         self.trackers.finish()
 
 
 class NoFiles:
-    """Goes through the same motions and writes nothing."""
+    """Has the methods of `RunFiles` and writes nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None

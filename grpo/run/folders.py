@@ -1,4 +1,4 @@
-"""The directories of runs: a new one for a run, and the one that was written last."""
+"""Directories of runs: one for a new run, and the latest one."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Evaluations of a run on held-out problems: a line of eval.jsonl each, on file and console."""
+"""Evaluations of a run on held-out problems: each is a line of eval.jsonl and on the console."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
 
-# Held-out problems are the same in every run and at every step, whatever the run's seed. What a
-# promotion depends on is not what is reported: a reported score was chosen by nothing.
+# Held-out problems are the same in every run and at every step, whatever the run's seed. Promotions
+# depend on other problems than reports, so that no reported score was selected for.
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
@@ -42,7 +42,7 @@ class HeldOut:
 
     @property
     def sampling(self) -> Sampling:
-        """How training and evaluations alike sample."""
+        """The sampling settings of training, which evaluations use as well."""
         config = self.config
         return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens or 0)
 
@@ -51,8 +51,8 @@ class HeldOut:
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Score the policy on held-out problems that training has not seen.
 
-        Writes and shows a line; returns it and the answers. Without such problems the evaluation is
-        skipped with a warning, (None, []) is returned, and training goes on.
+        Writes and shows a line; returns it and the groups. Without such problems the evaluation is
+        skipped with a warning, and (None, []) is returned.
         """
         trainer, task = self.trainer, self.trainer.task
         sampling = self.sampling
@@ -70,8 +70,8 @@ class HeldOut:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
-        # A report and a validation check may share a problem of a small family: never its
-        # completion as well.
+        # A report and a validation check may share a problem of a small family. They must not share
+        # its completion as well.
         mine = evaluate(
             trainer.policy,
             task,
@@ -115,16 +115,14 @@ class HeldOut:
         }
 
     def _warn_once(self, text: str, key: str = "") -> None:
-        """Say a warning, unless the same, or one with this key, has been said already."""
+        """Show a warning, unless one with this key (by default its text) has been shown."""
         key = key or text
         if key not in self.warned:
             self.warned.add(key)
             self.console.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
-        """Warn where most completions of an evaluation were truncated, again only after one where
-        they were not.
-        """
+        """Warn if most completions were truncated, once until that changes."""
         text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
         if text:
             self._warn_once(text, key)

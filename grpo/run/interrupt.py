@@ -1,5 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the step under way is finished and saved first; a second Ctrl-C or
-SIGTERM ends the program at once.
+"""Ctrl-C, SIGTERM and SIGHUP end a run after its current step, which is saved.
+
+A second Ctrl-C or SIGTERM ends the program at once.
 
 A terminal that is closed sends SIGHUP, often twice (the shell to its jobs, then the system to the
 foreground), so that a further one changes nothing. Where it is ignored from the start, as under
@@ -44,7 +45,7 @@ class Interrupt:
         self.earlier = {}
 
     def note(self, number: int, _: object) -> None:
-        """Remember a signal, and say how the run will end."""
+        """Remember a signal, and announce how the run ends."""
         if number == HANGUP and self.wanted:
             return
 
@@ -58,8 +59,6 @@ class Interrupt:
             )  # a handler may run in the middle of a print
 
     def _give_back(self) -> None:
-        """Leave SIGINT and SIGTERM to whoever had them before; a SIGHUP that follows them is still
-        harmless.
-        """
+        """Restore the earlier handlers of SIGINT and SIGTERM. A later SIGHUP remains harmless."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.earlier.pop(number))

@@ -1,4 +1,4 @@
-"""One process a run: the second that would write the same directory is refused."""
+"""Locks a run, so that only one process writes its directory."""
 
 import os
 from collections.abc import Iterator
@@ -9,14 +9,15 @@ from tasks.base import UserError
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there nobody is refused
+except ImportError:  # on Windows there is no lock
     fcntl = None  # type: ignore[assignment]  # the standard way to mark a missing module
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` to the end of the block, or of the process, whichever way it ends. Raises
-    UserError where another process holds it.
+    """Lock `folder` until the block or the process ends.
+
+    Raises UserError if another process has locked it.
     """
     with open(folder / ".lock", "a+") as file:
         if fcntl:

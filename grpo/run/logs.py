@@ -1,6 +1,4 @@
-"""Logs that grow by a step: metrics.jsonl and eval.jsonl (JSON lines), samples.log (for
-reading).
-"""
+"""Logs that each step appends to: JSON Lines such as metrics.jsonl, and samples.log for reading."""
 
 import json
 import math
@@ -18,9 +16,7 @@ from tasks.base import UserError
 
 
 class MetricsLog:
-    """A file of JSON lines, each with its "step"; every line is on the disk when
-    `append` returns.
-    """
+    """A file of JSON Lines, each with a "step". A line is on the disk when `append` returns."""
 
     def __init__(self, folder: Path, name: str = "metrics.jsonl"):
         self.path = Path(folder) / name
@@ -30,7 +26,7 @@ class MetricsLog:
         append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines of later steps and a half-written last line: they will be made again."""
+        """Drop the lines of later steps, and a half-written last line: they are made again."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
             write_whole(
@@ -40,8 +36,9 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log; a last line that was cut is left out. Raises UserError for other
-    damage, by line.
+    """Return the lines of a log without a half-written last one.
+
+    Raises UserError, which names the line, for other damage.
     """
     path = Path(path)
     if not path.exists():
@@ -69,7 +66,7 @@ class SamplesLog:
         self.path, self.every = Path(folder) / "samples.log", every
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the step's best and worst completion by reward, if it is this step's turn."""
+        """Write the best and the worst completion of every `every`-th step and of the first."""
         if step % self.every and step != 1:
             return
         rows = [
@@ -105,8 +102,9 @@ class SamplesLog:
 
 
 def append(path: Path, text: str) -> None:
-    """Add `text` to a file; it is on the disk when this returns. Raises UserError when the disk
-    will not take it.
+    """Append `text` to a file. It is on the disk when this returns.
+
+    Raises UserError if the disk refuses it.
     """
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -120,8 +118,9 @@ def append(path: Path, text: str) -> None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a log but a cut last one; as bytes, for it may be cut in the middle of a
-    character.
+    """Return the lines of a log without a half-written last one.
+
+    They are bytes, because the last one may end in the middle of a character.
     """
     return path.read_bytes().split(b"\n")[:-1]
 

@@ -36,8 +36,9 @@ class Records(list):
 
 
 class RunData:
-    """What a run has stored. Raises UserError where a file is damaged, or there is no such step or
-    group.
+    """What a run has stored.
+
+    Raises UserError if a file is damaged, or if there is no such step or group.
     """
 
     def __init__(self, path: str | Path):
@@ -63,7 +64,7 @@ class RunData:
 
     @cached_property
     def evals(self) -> Records:
-        """The evaluations: those lines of eval.jsonl that are no verdict."""
+        """The evaluations: the lines of eval.jsonl without verdicts."""
         return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
 
     @property
@@ -74,9 +75,7 @@ class RunData:
 
     @property
     def reports(self) -> Records:
-        """The reported evaluations, before, meanwhile and after: those lines of eval.jsonl that
-        are not validation checks.
-        """
+        """The reported evaluations before, during and after training: no validation checks."""
         return Records(line for line in self.evals if line["purpose"] == "report")
 
     @cached_property
@@ -86,8 +85,9 @@ class RunData:
 
     @cached_property
     def group_index(self) -> Records:
-        """What `grpo.run.rollouts.summaries` says of each group of all steps; from the rollouts
-        where an older run has no groups.jsonl.
+        """The `grpo.run.rollouts.summaries` of all steps.
+
+        They are made from the rollouts if an older run has no groups.jsonl.
         """
         lines: Any = self._log("groups.jsonl") or [
             {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
@@ -97,8 +97,9 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts are stored: of training, or of "eval", "promotion"
-        (validation checks), "preflight", "failed".
+        """Return the steps whose rollouts are stored.
+
+        `kind` is "step", "eval", "promotion" (validation checks), "preflight" or "failed".
         """
         return steps_of(self.path, kind)
 
@@ -123,9 +124,7 @@ class RunData:
     def rollouts(
         self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
     ) -> Records:
-        """Return a record for each completion of the steps (None: all) and group asked for; see
-        `each_rollout`.
-        """
+        """Return a record for each completion; see `each_rollout`. None means all steps."""
         return Records(self.each_rollout(step, group, kind))
 
     def each_rollout(
@@ -158,7 +157,7 @@ class RunData:
 
 
 def rollout_record(group: Group, sample: int) -> dict[str, Any]:
-    """Return what is known of one completion of a group, as JSON values."""
+    """Return the record of one completion of a group, as JSON values."""
     completion, score = group.completions[sample], group.scores[sample]
     return {
         "index": group.index,
@@ -184,7 +183,8 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
 
 
 def load_run(path: str | Path) -> RunData:
-    """Return what the run in directory `path` has stored, read when it is asked for. Raises
-    UserError when there is no run.
+    """Return what the run in directory `path` has stored. Files are read when they are needed.
+
+    Raises UserError if there is no run.
     """
     return RunData(path)

@@ -24,8 +24,9 @@ _NAME = re.compile(r"(step|eval|promotion|preflight|imitation|imitated|failed)-(
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:
-    """Return where the rollouts of a step are: `kind` is "step", "eval", "promotion", "preflight"
-    or "failed".
+    """Return the file of a step's rollouts.
+
+    `kind` is "step", "eval", "promotion", "preflight" or "failed".
     """
     return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
 
@@ -39,15 +40,13 @@ def steps_of(run: Path, kind: str = "step") -> list[int]:
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
     """Write the groups of one step, whole or not at all, with a checksum.
 
-    Raises UserError when the disk will not take them.
+    Raises UserError if the disk refuses them.
     """
     write_jsonl_zst(path, (_to_json(number, group, step) for number, group in enumerate(groups)))
 
 
 def groups_of(path: Path) -> list[Group]:
-    """Return the groups of one file as they were when they were written. Raises UserError when it
-    is damaged.
-    """
+    """Return the groups of a file as they were written. Raises UserError if it is damaged."""
     lines = read_jsonl_zst(path)
     try:
         return [_from_json(line) for line in lines]
@@ -58,7 +57,7 @@ def groups_of(path: Path) -> list[Group]:
 
 
 def remove_after(run: Path, step: int) -> None:
-    """Remove the files of later steps: they will be made again."""
+    """Remove the files of later steps: they are made again."""
     for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
         name = _NAME.fullmatch(path.name)
         if name and int(name[2]) > step:
@@ -66,9 +65,7 @@ def remove_after(run: Path, step: int) -> None:
 
 
 def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a line for each group of a step, without its texts: what is asked of all groups of a
-    run at once (groups.jsonl).
-    """
+    """Return the lines of groups.jsonl: each group of a step, without its texts."""
     return [
         {
             "group": number,
