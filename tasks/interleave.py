@@ -2,9 +2,9 @@
 
 The prompt is framed as two processes that each keep their own place and take turns. The score is
 the similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment
-over words, normalised to [0, 1] (`align.needleman.similarity`). What the policy is *paid* is a
-named shaping of that alignment, because plain similarity pays cheap strategies well: one text
-alone is a safe half. `python -m tasks.traps` prints the table.
+over words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of
+that alignment, because plain similarity rewards cheap strategies: copying one text alone scores
+0.5. `python -m tasks.traps` prints the table.
 """
 
 import copy
@@ -30,11 +30,14 @@ PROMPT = (
     "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: "
     "{a}\nB: {b}"
 )
-GAP_OPEN, GAP_EXTEND = -2.0, -0.25  # of the affine reward
+
+# Gap costs of the affine reward.
+GAP_OPEN = -2.0
+GAP_EXTEND = -0.25
 
 
 def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """Return a1 b1 a2 b2 ...; where one text is longer, its rest follows.
+    """Return a1 b1 a2 b2 ...; the rest of a longer text follows.
 
     >>> interleaved(["a", "b"], ["1", "2"])
     ['a', '1', 'b', '2']
@@ -44,15 +47,18 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
 
 
 class Interleave:
-    """The task of the mission. `reward` is one of `rewards`.
+    """The main task. `reward` is one of `rewards`.
 
-    Problems are drawn from `documents`, or from the user's `texts` (a folder, or one file), or
-    from the embedded corpus.
+    Problems are drawn from `documents`, from the user's `texts` (a folder or a file), or from the
+    embedded corpus.
     """
 
     name = "interleave"
     rewards: tuple[str, ...] = ("prefix", "balanced", "clipped", "affine", "similarity")
-    credited = ("prefix", "clipped", "similarity")  # the others are no sums along the alignment
+
+    # The other rewards are not sums along the alignment.
+    credited = ("prefix", "clipped", "similarity")
+
     default_level = 25
     metric = "similarity"
     level_unit = "words"
@@ -69,7 +75,7 @@ class Interleave:
 
     @staticmethod
     def default_steps(level: int) -> int:
-        """Return how many training steps suffice for the embedded model, as seen in runs/LOG.md."""
+        """Return the training steps that suffice for the embedded model (runs/LOG.md)."""
         return 60 if level <= 50 else 200
 
     def __init__(
@@ -88,11 +94,10 @@ class Interleave:
         self._by_split: dict[str, list[Document]] = {}
 
     def unseen(self, known: Collection[str] = ()) -> "Interleave":
-        """Return the same task with its texts held out, all of them in the test split (see
-        `tasks.base.unseen_texts`).
+        """Return this task with all of its texts in the test split (see `tasks.base.unseen_texts`).
 
-        Left out are texts of the other splits whose fingerprint is `known`, or that the embedded
-        corpus holds: on its training split the embedded model was raised.
+        Texts of the other splits are left out if their fingerprint is `known`, or if they are in
+        the embedded corpus, on which the embedded model was pretrained.
         """
         known = {*known, *map(fingerprint, load_corpus())}
         kept = [
@@ -103,8 +108,7 @@ class Interleave:
         return self._held_out(kept)
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
-        """Return the task on texts of kinds that nothing here is trained on, by kind; all of them
-        are held out.
+        """Return the task on each foreign kind of text (see `tasks.base.foreign_of`).
 
         A kind without two texts of `level` words is left out.
         """
@@ -115,7 +119,7 @@ class Interleave:
         }
 
     def _held_out(self, documents: Sequence[Document]) -> "Interleave":
-        """Return the same task on `documents`, all of them in the test split."""
+        """Return this task on `documents`, with all of them in the test split."""
         task = copy.copy(self)
         task._documents = list(documents)
         task._is_held_out = True
@@ -123,14 +127,12 @@ class Interleave:
         return task
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `level` words a text, from windows of two different documents of
-        `split`.
+        """Return a problem with `level` words in each text: windows of two documents of `split`.
 
-        Raises UserError when the split has fewer than two documents of that many words; training
-        on the user's own texts needs two in each split.
+        Raises UserError if the split has fewer than two documents of that many words. Training on
+        the user's own texts needs two in each split.
         """
-        # Who trains on texts of his own learns now, and not after the run, that there is nothing
-        # to evaluate on.
+        # With the user's own texts, missing evaluation texts are reported before training.
         needed = SPLITS if self.texts and split == "train" else (split,)
         for each in needed:
             if len(self._long_enough(each, level)) < 2:
@@ -141,9 +143,7 @@ class Interleave:
         return self.problem(a, b)
 
     def plain_texts(self, split: str) -> list[str]:
-        """Return the documents of `split` as they were written (see
-        `tasks.base.plain_texts_of`).
-        """
+        """Return the texts of `split` unchanged (see `tasks.base.plain_texts_of`)."""
         return [document.text for document in self._documents_of(split)]
 
     def _documents_of(self, split: str) -> list[Document]:
@@ -154,16 +154,14 @@ class Interleave:
         return self._by_split[split]
 
     def _long_enough(self, split: str, level: int) -> list[Document]:
-        """Return the documents of `split` that have `level` words or more."""
+        """Return the documents of `split` with at least `level` words."""
         return [document for document in self._documents_of(split) if len(document.words) >= level]
 
     def _split_of(self, document: Document) -> str:
         return "test" if self._is_held_out else split_of(document)
 
     def _too_few(self, level: int, split: str) -> str:
-        """Return why no problem of `level` words can be made of `split`, and what would
-        be enough.
-        """
+        """Return why `split` has no problem of `level` words, and what would be enough."""
         numbers = [len(self._long_enough(each, level)) for each in SPLITS]
         longest = sorted(
             (len(document.words) for document in self._long_enough(split, 0)), reverse=True
@@ -193,7 +191,7 @@ class Interleave:
         )
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
-        """Return the problem of interleaving the words `a` with the words `b`."""
+        """Return the problem of interleaving the words `a` and `b`."""
         a, b = list(a), list(b)
         return Problem(
             task=self.name,
@@ -205,14 +203,13 @@ class Interleave:
         )
 
     def key(self, problem: Problem) -> str:
-        """Return the canonical key anew, from the two windows."""
+        """Return the canonical key, computed again from the two windows."""
         return self.problem(problem.data["a"], problem.data["b"]).key
 
     def sources(self) -> dict[str, str]:
-        """Return the fingerprint of each document of the corpus, by title (see
-        `tasks.base.sources_of`).
+        """Return the fingerprint of each document by title (see `tasks.base.sources_of`).
 
-        Words count, not their layout: windows are drawn from words, and so is the split.
+        It depends on the words and not on their layout, like windows and splits.
         """
         found: dict[str, str] = {}
         for document in self._documents:
@@ -223,26 +220,26 @@ class Interleave:
         return found
 
     def draft(self, problem: Problem) -> Guess:
-        """Return a guess at how completions most likely go on until their end (see
-        `tasks.base.draft_of`).
-        """
+        """Return a guess at the continuation of completions (see `tasks.base.draft_of`)."""
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
-        """Return a Score for each completion; `value` is the similarity, `reward` its shaping by
-        `self.reward`.
+        """Return a Score for each completion.
 
-        `parts`: words written, alignment counts (`matches`, `substitutions`, `gaps`),
-        `first_divergence` (the place of the first wrong word, None if there is none), `share_a`
-        and `share_b` (how much of each text was matched), `balance` = smaller share / larger
-        share, and `trap` (see `TrapNames.name`; None above a similarity of 0.9).
+        `value` is the similarity, `reward` its shaping. The `parts` are
+
+        - `words` written, and the alignment's `matches`, `substitutions` and `gaps`;
+        - `first_divergence`: the index of the first wrong word, None if there is none;
+        - `share_a` and `share_b`: the share of each text that was matched; `balance`: the smaller
+          share / the larger share;
+        - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
         owner = np.array([side == "b" for side in interleaved(["a"] * len(a), ["b"] * len(b))])
-        distinct = list(
-            dict.fromkeys(completions)
-        )  # a policy that knows its task writes the same text many times
+
+        # A policy that knows its task writes the same text many times.
+        distinct = list(dict.fromkeys(completions))
         written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
         affine = (
@@ -262,25 +259,25 @@ class Interleave:
     def credits(
         self, problem: Problem, completions: Sequence[str]
     ) -> list[tuple[tuple[int, float], ...]]:
-        """Return for each completion what each of its words earned: pairs (end character, amount),
-        see `tasks.base.credits_of`.
+        """Return what each word of each completion earned: pairs (end character, amount).
 
-        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the
-        reward of what is written so far if nothing were missing behind it. With P_i =
-        `align.prefixes.prefix_scores`, and their sum's rest, which the end of the text settles:
+        See `tasks.base.credits_of`. The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
+        words of the target) is the reward of the text so far, without a penalty for words that are
+        still missing. P_i is from `align.prefixes.prefix_scores`; the last column is settled at the
+        end of the text:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
             clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M
             similarity  P_i / 2                           1/2 + (S - P_n) / 2M
 
-        The rest of clipped is that of the words of the target still missing; that of similarity
-        is the same, and the constant.
+        For clipped, the end of the text settles the missing words of the target; for similarity,
+        these and the constant.
 
-        So along an unambiguous alignment, and while the text is no longer than the target, a match
-        is worth 1 / M (1 / 2M for similarity), a mismatch, an inserted word and each word of the
-        target passed over before this one the same less. The final alignment's own operations
-        would not do: which they are at a word can depend on words behind it.
+        Along an unambiguous alignment, and while the text is no longer than the target, a match
+        earns 1 / M (1 / 2M for similarity). A mismatch, an inserted word and each skipped word of
+        the target cost the same. The operations of the final alignment cannot be used, because
+        what they are at a word may depend on later words.
         """
         target = split_words(problem.target)
         written = [split_words(text) for text in completions]
@@ -354,7 +351,7 @@ def _window(document: Document, length: int, rng: random.Random) -> list[str]:
 
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
-    """Return how many words come before the first wrong one."""
+    """Return the number of words before the first wrong one."""
     return next(
         (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
         min(len(words), len(target)),

@@ -1,4 +1,4 @@
-"""The supply of problems, one for every task: what training draws, and what evaluation may use.
+"""The problems that training draws, and those that evaluation may use, for any task.
 
 Three kinds of training supply: `fresh` (problem after problem of the endless stream; the default),
 ``fixed:N`` (the first N different problems of the stream, over and over) and a data set from a
@@ -17,10 +17,10 @@ from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_str
 
 
 class Supply:
-    """What training draws from. `kind` is "fresh" or "fixed:N"; a `dataset` goes before it.
+    """The problems that training draws. `kind` is "fresh" or "fixed:N"; a `dataset` overrides it.
 
-    Of a data set each level has the problems of that level, or, where it is `mixed`, every level
-    has all of them.
+    A level of a dataset has the problems of that level; if the dataset is `mixed`, every level has
+    all problems.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Supply:
         self._order: tuple[int, int, list[int]] = (0, -1, [])  # size, epoch, order
 
     def at(self, index: int, level: int) -> Problem:
-        """Return problem `index` of training at `level`."""
+        """Return training problem `index` at `level`."""
         if not (self.fixed or self.dataset):
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
         problems = self.dataset[0 if self.mixed else level] if self.dataset else self._fixed(level)
@@ -50,20 +50,18 @@ class Supply:
 
     @property
     def levels(self) -> list[int]:
-        """The levels that the data set has, rising; [] without one."""
+        """The levels of the dataset, rising; [] without one."""
         return sorted({problem.level for part in self.dataset.values() for problem in part})
 
     def sample(self, level: int, seed: int) -> Iterable[Problem]:
-        """Return problems of `level` that training may draw, in an order of their own that `seed`
-        decides.
-        """
+        """Return problems of `level` that training may draw, in an order that depends on `seed`."""
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
         problems = [each for part in self.dataset.values() for each in part if each.level == level]
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:
-        """Return how many different problems there are at `level`, where the task knows it."""
+        """Return the number of different problems at `level`; None if the task does not know it."""
         return family_size(self.task, level)
 
     def _fixed(self, level: int) -> list[Problem]:
@@ -92,20 +90,17 @@ def fixed_size(kind: str) -> int:
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
-    """Return the order of an epoch: a permutation of 0 ... size - 1, another for each seed and
-    epoch.
-    """
+    """Return the order of an epoch: a permutation of 0 ... size - 1 for each seed and epoch."""
     digest = hashlib.sha256(f"epoch/{seed}/{epoch}/{size}".encode()).digest()
     return random.Random(digest).sample(range(size), size)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What `held_out` found: distinct problems, e.g. three of the 200 that were `asked` for.
+    """The distinct problems that `held_out` found, e.g. three of the 200 that were `asked` for.
 
-    `dropped` counts the distinct problems that training has seen; `too_long` those that do not fit
-    the model (counted by whoever knows the model). `error` says why the supply ended, "" where it
-    did not fail.
+    `dropped` counts distinct problems that training has seen, `too_long` those that do not fit the
+    model. `error` says why the supply failed; "" if it did not.
     """
 
     problems: list[Problem]
@@ -116,7 +111,7 @@ class HeldOut:
 
     @property
     def why_none(self) -> str:
-        """Why there is not one problem, in words."""
+        """Why there is no problem, in words."""
         if self.error:
             return self.error
         if self.dropped:
@@ -127,9 +122,9 @@ class HeldOut:
 def patience(size: int, family: int | None = None) -> int:
     """Return how many fruitless draws in a row end the search for `size` distinct problems.
 
-    Ten draws for each problem that there can be. Where exactly `size` equally likely ones exist,
-    the last one is missed with a probability of e^-10. `family` is the number of problems there
-    are, where the task knows it.
+    It is ten draws for each possible problem. If exactly `size` equally likely problems exist, the
+    last one is missed with a probability of e^-10. `family` is the number of problems that exist,
+    None if it is unknown.
     """
     most = size if family is None else min(size, family)
     return 10 * max(10, most)
