@@ -68,11 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group = commands.add(
         "group", show_group, "the completions of a group, highest reward first", "step", "group"
     )
-    group.add_argument(
-        "--whole",
-        action="store_true",
-        help="do not shorten runs of right words",
-    )
+    group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
 
     tokens = commands.add(
         "tokens", show_tokens, "the tokens of a completion", "step", "group", "sample"
