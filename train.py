@@ -88,8 +88,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
 
             with Interrupt() as interrupt, console:
                 trainer = make_trainer(config, opened, task, problems, ranks, console)
-                run = Run(opened, trainer, dependencies, console, locks)
-                run.lost_streams = losses
+                run = Run(opened, trainer, dependencies, console, locks, losses)
                 return train(run, trainer, console, interrupt)
     except KeyboardInterrupt:
         print(

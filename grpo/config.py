@@ -771,7 +771,7 @@ def load_config(path: Path) -> Config:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Return whether `value` is a `kind`. An integer is also a float; a boolean is no number."""
+    """Return whether `value` has the type `kind`. An int also passes as a float; a bool never."""
     return isinstance(value, bool) == (kind is bool) and isinstance(
         value, (int, float) if kind is float else kind
     )

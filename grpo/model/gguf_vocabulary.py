@@ -1,17 +1,17 @@
 """The tokenizer of a GGUF file whose vocabulary is SentencePiece's byte-pair encoding.
 
 `transformers` 5 reads Gemma's as a unigram model: it maximises the sum of the scores, which are
-ranks of merges and no log-probabilities. So "quick" falls into "▁qu" and "ick", and the model reads
-text that it never saw in training. Here the merges are rebuilt from the ranks.
+ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick", which the model
+never saw in training. Here the merges are rebuilt from the ranks.
 
 Source of the format: the GGUF specification, `tokenizer.ggml.*`; `tokenizer.ggml.model` is "llama"
 for SentencePiece.
 """
 
-import json
 from functools import lru_cache
 from typing import Any
 
+from tokenizers.models import Unigram
 from transformers.convert_slow_tokenizer import generate_merges
 
 from grpo.model.encoding import Tokenizer
@@ -24,7 +24,7 @@ USER_DEFINED_SCORE = 1.0
 def correct_vocabulary(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, str]:
     """Return the tokenizer that the file at `path` describes, and a warning ("": it was right)."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or json.loads(backend.to_str())["model"]["type"] != "Unigram":
+    if backend is None or not isinstance(backend.model, Unigram):
         return tokenizer, ""
 
     fields = tokenizer_fields(path)
@@ -32,8 +32,8 @@ def correct_vocabulary(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, str]
         return tokenizer, ""
     return (
         _byte_pair_tokenizer(tokenizer, fields),
-        f"--model {path}: its vocabulary is read as a unigram model; it is one of byte pairs, and "
-        "is used as such",
+        f"--model {path}: its vocabulary was read as a unigram model; it is used as byte pairs, "
+        "which it is",
     )
 
 

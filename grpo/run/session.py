@@ -48,8 +48,12 @@ class Run:
         dependencies: Dependencies,
         console: Display,
         locks: ExitStack,
+        lost_streams: list[str],
     ):
-        """Make the directory of a new run, and lock it until `locks` is closed."""
+        """Make the directory of a new run, and lock it until `locks` is closed.
+
+        `lost_streams` grows by a line when standard output or error is lost.
+        """
         self.opened = opened
         self.folder = opened.folder
         self.dependencies = dependencies
@@ -58,8 +62,7 @@ class Run:
         self.ranks = trainer.ranks
         self.console = console
 
-        # What became of standard output and error, not yet noted.
-        self.lost_streams: list[str] = []
+        self.lost_streams = lost_streams
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task)

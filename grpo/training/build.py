@@ -13,7 +13,7 @@ from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
 from grpo.variance import VarianceMonitor, VarianceSettings
 
-# The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-21).
+# The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
 BUILTIN_RATE = 2e-4
 
 

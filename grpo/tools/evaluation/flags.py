@@ -4,6 +4,7 @@ import argparse
 import math
 
 from grpo.choices import MOST_SHOTS
+from grpo.config import MOST
 from grpo.model.prompts import system_text, template_arguments
 from tasks.base import Parser, UserError, flags_of_tasks
 
@@ -13,7 +14,7 @@ LIMITS = {
     "samples": (1, 10_000),
     "temperature": (0, 1_000),
     "top_k": (0, math.inf),
-    "max_new_tokens": (0, 1_000_000_000),
+    "max_new_tokens": (0, MOST),
     "shots": (0, MOST_SHOTS),
 }
 

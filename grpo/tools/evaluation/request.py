@@ -66,7 +66,7 @@ class Request:
 def trained_run(model: str) -> tuple[Path | None, Config]:
     """Return the newest valid checkpoint of run (or checkpoint) `model`, and its configuration.
 
-    A model that is no run of ours has no checkpoint, and the default configuration.
+    Any other model has no checkpoint; its configuration is the default one.
     """
     checkpoint, warnings = checkpoint_of(model)
     if checkpoint is None:
