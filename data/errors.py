@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from data.streams import OutputLost, end_quietly, lasting
-from data.text import escape_control
+from data.text import escape_control, shortened
 
 
 class UserError(ValueError):
@@ -23,6 +23,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""
         raise UserError(f"{message}; {self.prog} --help lists the flags")
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Raise UserError, which begins with `what`, for any exception of the block.
+
+    For a block that reads what others have written: `what` names the file and says what it should
+    be. The message of the exception follows in brackets, in one line.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{what} ({type(error).__name__}: {shortened(reason, 300)})") from error
 
 
 @contextmanager
@@ -80,6 +96,8 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
     except FloatingPointError as error:
         say(f"stopped: {error}")
         return 1
+    except MemoryError as error:
+        say(f"this machine's memory is not enough{f' ({error})' if str(error) else ''}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         say(f"{where}{error.strerror or error}")

@@ -4,19 +4,28 @@ no half files.
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 import zstandard
 
 from data.errors import UserError
 
+# The largest file that is read at once, and what a compressed one may expand to (bytes). The
+# rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
+MOST_BYTES = 1 << 30
+MOST_EXPANDED = 1 << 29
+
+# Bytes that are expanded at once; zstandard's best ratio makes 300 MB of them.
+_PIECE = 1 << 14
+
 
 def read_text(path: str | Path) -> str:
     """Return the text of a UTF-8 file; UserError when it cannot be read or is no UTF-8."""
-    return _decode(str(path), _read_bytes(path))
+    return _decode(str(path), read_bytes(path))
 
 
 def read_json(path: str | Path) -> Any:
@@ -28,7 +37,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and
     line of damage.
     """
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             value = _parse(where, _decode(where, line))
@@ -38,18 +47,41 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def read_jsonl_zst(path: str | Path) -> list[dict]:
-    """Return the lines of a JSON Lines file under zstandard; UserError when it is not whole."""
-    content = _read_bytes(path)
+    """Return the objects in a JSON Lines file under zstandard, one a line.
+
+    Raises UserError if it is not whole, expands to more than MOST_EXPANDED bytes, or holds anything
+    else.
+    """
+    content = read_bytes(path)
     try:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        text = frame.decompress(content).decode()
-        if not frame.eof:
-            raise ValueError("it is cut")
-        if frame.unused_data:
-            raise ValueError("something was added to it")
-        return [json.loads(line) for line in text.splitlines()]
-    except (ValueError, zstandard.ZstdError) as error:
+        lines = [json.loads(line) for line in _expanded(content).decode().split("\n") if line]
+    except (ValueError, RecursionError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, dict):
+            raise UserError(
+                f"{path}, line {number}: is {json_kind(line)}; each line must be a JSON object"
+            )
+    return lines
+
+
+def _expanded(content: bytes) -> bytes:
+    """Return what one frame of zstandard holds; ValueError if it is not whole, or too much."""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    pieces, size = [], 0
+    for begin in range(0, len(content), _PIECE):
+        if frame.eof:
+            raise ValueError("something was added to it")
+        pieces.append(frame.decompress(content[begin : begin + _PIECE]))
+        size += len(pieces[-1])
+        if size > MOST_EXPANDED:
+            raise ValueError(f"it expands to more than {MOST_EXPANDED >> 20} MiB")
+
+    if not frame.eof:
+        raise ValueError("it is cut")
+    if frame.unused_data:
+        raise ValueError("something was added to it")
+    return b"".join(pieces)
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
@@ -76,8 +108,9 @@ def write_whole(path: str | Path, content: bytes) -> None:
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        aside.unlink(missing_ok=True)
         try:
-            with open(aside, "wb") as file:
+            with open(aside, "xb") as file:  # a new file, so no link is followed
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -87,6 +120,40 @@ def write_whole(path: str | Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def open_own(path: Path, mode: str) -> Any:
+    """Open a text file of a run to write it; OSError if it is a link (it may lead elsewhere)."""
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    return open(
+        path,
+        mode,
+        encoding="utf-8",
+        opener=lambda name, flags: os.open(name, flags | no_link, 0o666),
+    )
+
+
+def check_links(folder: Path) -> None:
+    """Raise UserError if a link in a run's `folder` leads out of it.
+
+    The folder itself may be a link. Whoever has made a run cannot make us read or write elsewhere.
+    """
+    home = folder.resolve()
+    for parent, folders, files in os.walk(home):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and not _is_below(path, home):
+                shown = folder / path.relative_to(home)
+                raise UserError(
+                    f"{shown}: is a link out of the run; put the file or the folder itself there"
+                )
+
+
+def _is_below(path: Path, home: Path) -> bool:
+    try:
+        return home in path.resolve(strict=True).parents
+    except (OSError, RuntimeError):  # leads nowhere, or to itself
+        return False
 
 
 def check_output(path: str, flag: str) -> None:
@@ -141,13 +208,33 @@ def json_kind(value: Any) -> str:
     return kinds[type(value)]
 
 
-def _read_bytes(path: str | Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
+    """Return what is in an ordinary file of at most MOST_BYTES; UserError otherwise."""
     try:
-        return Path(path).read_bytes()
+        # A pipe without a writer would block otherwise.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as file:
+            _check_file(path, file)
+            return file.read()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a null byte in the path
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        # There is a null byte in the path.
         raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _check_file(path: str | Path, file: BinaryIO) -> None:
+    """Raise UserError if an open file is no ordinary one, or larger than MOST_BYTES."""
+    facts = os.fstat(file.fileno())
+    if not stat.S_ISREG(facts.st_mode):
+        raise UserError(f"{path}: is a folder, a pipe or a device; give an ordinary file")
+    if facts.st_size > MOST_BYTES:
+        raise UserError(
+            f"{path}: has {facts.st_size >> 20:,} MiB; files of at most {MOST_BYTES >> 20:,} MiB "
+            "are read"
+        )
 
 
 def _decode(where: str, content: bytes) -> str:
@@ -172,7 +259,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         values = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"{path}: not valid YAML, so not the configuration of a run "
             f"({str(error).splitlines()[0]})"

@@ -24,7 +24,6 @@ from grpo.learn.oom_retry import OomRetry
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import update
 from grpo.model.policy import Policy
-from grpo.older_runs import trainer_state_of
 from grpo.records import Group, StepReport
 from grpo.training.build import (
     build_curriculum,
@@ -367,8 +366,9 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned, in this version or an older one."""
-        state = trainer_state_of(state)
+        """Restore a state that `state` returned (an older one under today's names, see
+        `grpo.older_runs`).
+        """
         self.done = state["done"]
         self.tokens = state["tokens"]
         self.stream.next_index = state["drawn"]

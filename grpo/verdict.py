@@ -140,7 +140,9 @@ def reach_verdict(
         steps=len(metrics),
         updated=sum("loss" in line for line in metrics),
         untaught=last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
-        truncated=fmean(line["completions/clipped_ratio"] for line in metrics) if metrics else 0.0,
+        truncated=fmean(line.get("completions/clipped_ratio") or 0 for line in metrics)
+        if metrics
+        else 0.0,
         stopped=stopped,
         imitated=fmean(imitated[key] for key in shared) if imitated and shared else None,
     )

@@ -12,14 +12,13 @@ import re
 import sys
 from pathlib import Path
 
-import yaml
-
-from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
+from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
 from tasks.base import (
     Parser,
     Problem,
     Task,
     UserError,
+    blaming,
     exit_status,
     load_task,
     sources_of,
@@ -35,7 +34,8 @@ def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
     """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the
     run cannot be read, and where its task is a program that is not named by `given`, too.
     """
-    config = yaml.safe_load(read_text(folder / "config.yaml"))
+    check_links(folder)
+    config = read_config(folder / "config.yaml")
     trust(config["task"], given, folder)
     task = load_task(config["task"], options=config["task_options"])
     found: list[str] = []
@@ -214,7 +214,8 @@ def report(arguments: list[str] | None) -> int:
     )
     asked, worst = parser.parse_args(arguments), 0
     for folder in asked.runs:
-        found, summary = audit(folder, asked.task)
+        with blaming(f"{folder}: is not what a run writes"):
+            found, summary = audit(folder, asked.task)
         for line in found:
             print(f"{folder}: {line}")
         print(f"{folder}: {summary}; {f'{len(found)} findings' if found else 'nothing found'}")

@@ -3,7 +3,7 @@
 `grpo` knows this file and no task by name.
 """
 
-from data.errors import Parser, UserError, exit_status, needs
+from data.errors import Parser, UserError, blaming, exit_status, needs
 from tasks.optional import (
     credits_of,
     declared_budget,
@@ -49,6 +49,7 @@ __all__ = [
     "key_of",
     "levels_of",
     "load_task",
+    "blaming",
     "needs",
     "options_of",
     "plain_texts_of",

@@ -18,7 +18,6 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
-from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -29,6 +28,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from data.text import shortened
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
@@ -243,16 +243,20 @@ def _loading(source: str) -> Iterator[None]:
     try:
         with gguf.reading() if gguf.is_gguf(source) else nullcontext():
             yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError, UserError):
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except BaseException as error:
+        # The Rust code of `tokenizers` and `safetensors` panics with a BaseException.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         if "gated repo" in str(error):
             raise UserError(
                 f"--model {source}: its owners require consent: give it on "
                 f"https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = shortened(reason, 200)
         raise UserError(
             f"--model {source}: cannot be loaded ({reason}); {KINDS_OF_MODELS} that can be reached"
         ) from error

@@ -25,7 +25,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from data.files import forget_cached, read_json, sync
+from data.files import check_links, forget_cached, read_json, sync
+from grpo.run.schemas import OptimizerFile, RngFile, read_checked
 from tasks.base import UserError
 
 SHARE = 0.05  # of a run's time, which saves for a new best may take together
@@ -170,7 +171,9 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         raise UserError(
             f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
         )
-    if _NAME.fullmatch(path.name):
+    is_checkpoint = _NAME.fullmatch(path.name) is not None
+    check_links(path.parent.parent if is_checkpoint else path)
+    if is_checkpoint:
         if reason := verify(path):
             raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
         return path, []
@@ -335,7 +338,7 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
     """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each
     weight's state only the rows that it holds are read.
     """
-    saved = json.loads((folder / "optimizer.json").read_text())
+    saved = read_checked(folder / "optimizer.json", OptimizerFile)
     state: dict[int, dict[str, Any]] = {}
     for path in folder.glob("optimizer*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -375,7 +378,7 @@ def rng_state() -> dict[str, Any]:
 
 def load_rng(folder: Path) -> None:
     """Restore the `rng_state` that rng.json has."""
-    saved = json.loads((folder / "rng.json").read_text())
+    saved = read_checked(folder / "rng.json", RngFile)
     version, state, gauss = saved["python"]
     random.setstate((version, tuple(state), gauss))
     kind, keys, *numbers = saved["numpy"]

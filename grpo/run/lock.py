@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.files import open_own
 from tasks.base import UserError
 
 try:
@@ -19,7 +20,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises UserError if another process has locked it.
     """
-    with open(folder / ".lock", "a+") as file:
+    with open_own(folder / ".lock", "a+") as file:
         if fcntl:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import write_whole
+from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
 from grpo.records import Group
+from grpo.run.schemas import check_line
 from tasks.base import UserError
 
 
@@ -47,12 +48,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(_whole_lines(path), start=1):
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: is not JSON ({error})") from error
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             raise UserError(
                 f'{path}, line {number}: has no whole number "step"; the file is not a log of a run'
             )
+        check_line(f"{path}, line {number}", path.name, line)
         lines.append(line)
     return lines
 
@@ -107,7 +109,7 @@ def append(path: Path, text: str) -> None:
     Raises UserError if the disk refuses it.
     """
     try:
-        with open(path, "a", encoding="utf-8") as file:
+        with open_own(path, "a") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -122,7 +124,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
     They are bytes, because the last one may end in the middle of a character.
     """
-    return path.read_bytes().split(b"\n")[:-1]
+    return read_bytes(path).split(b"\n")[:-1]
 
 
 def _finite(value: Any) -> Any:

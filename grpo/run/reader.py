@@ -16,12 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.files import read_config
+from data.files import check_links, read_config
 from grpo.config import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import file_of, groups_of, steps_of, summaries
+from grpo.run.schemas import ConfigFile, check
 from tasks.base import UserError, needs
 
 
@@ -43,6 +44,8 @@ class RunData:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        if self.path.is_dir():
+            check_links(self.path)
         if not (self.path / "config.yaml").is_file():
             raise UserError(
                 f"{self.path}: is no run (it has no config.yaml); give the directory that train.py "
@@ -52,8 +55,10 @@ class RunData:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, with the "facts" of the run."""
-        values = translated(read_config(self.path / "config.yaml"))
-        if isinstance(values.get("facts"), dict):
+        path = self.path / "config.yaml"
+        values = translated(read_config(path))
+        check(str(path), values, ConfigFile)
+        if "facts" in values:
             values["facts"] = renamed(values["facts"], FACTS)
         return values
 

@@ -18,6 +18,7 @@ from typing import Any
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.older_runs import GROUP, renamed
 from grpo.records import Completion, Group
+from grpo.run.schemas import GroupLine, check
 from tasks.base import Problem, Score, UserError
 
 _NAME = re.compile(r"(step|eval|promotion|preflight|imitation|imitated|failed)-(\d+)\.jsonl\.zst")
@@ -47,13 +48,12 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
 
 def groups_of(path: Path) -> list[Group]:
     """Return the groups of a file as they were written. Raises UserError if it is damaged."""
-    lines = read_jsonl_zst(path)
-    try:
-        return [_from_json(line) for line in lines]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: holds no records of groups ({type(error).__name__}: {error})"
-        ) from error
+    lines = [renamed(line, GROUP) for line in read_jsonl_zst(path)]
+    if not lines:
+        raise UserError(f"{path}: holds no groups")
+    for number, line in enumerate(lines, start=1):
+        check(f"{path}, line {number}", line, GroupLine)
+    return [_from_json(line) for line in lines]
 
 
 def remove_after(run: Path, step: int) -> None:
@@ -128,7 +128,6 @@ def _completion_to_json(completion: Completion) -> dict[str, Any]:
 
 
 def _from_json(line: dict[str, Any]) -> Group:
-    line = renamed(line, GROUP)
     rows = line["completions"]
     advantages = [row["advantage"] for row in rows]
     return Group(

@@ -30,6 +30,7 @@ from grpo.run.checkpoint import (
 from grpo.run.display import Display
 from grpo.run.sources import NAME
 from grpo.trainer import Trainer
+from tasks.base import blaming
 
 
 class Saver:
@@ -65,17 +66,23 @@ class Saver:
         self.has_warned_of_memory = False
 
     def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        """Load the optimizer, the random state and the rules of a checkpoint."""
+        """Load the optimizer, the random state and the rules of a checkpoint.
+
+        Raises UserError if they are not those of this run.
+        """
         self.rules.load_state_dict(state["rules"])
         if self.rules.spacing is None:
-            note = read_json(checkpoint / "manifest.json")["note"]
-            self.rules.spacing = note.get("spacing")
+            with blaming(f"{checkpoint}: manifest.json is not what a run writes"):
+                note = read_json(checkpoint / "manifest.json")["note"]
+                self.rules.spacing = note.get("spacing")
         self.best, self.saved = state["best"], checkpoints.step_of(checkpoint)
 
         optimizer = self.trainer.optimizer
-        load_optimizer(checkpoint, optimizer)
+        with blaming(f"{checkpoint}: the optimizer's state does not fit this run"):
+            load_optimizer(checkpoint, optimizer)
         check_loaded(named_tensors(self.trainer.policy, optimizer), str(checkpoint))
-        load_rng(checkpoint)
+        with blaming(f"{checkpoint}: rng.json holds no state of the random generators"):
+            load_rng(checkpoint)
 
     def save_if_due(self, step: int, earned: float, step_time: float, *, is_last: bool) -> None:
         """Save the state after `step` if the rules ask for it or it is the last one.

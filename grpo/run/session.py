@@ -6,7 +6,6 @@ work and write nothing.
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
+from grpo.older_runs import trainer_state_of
 from grpo.records import StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run import preparation, promotion
@@ -30,9 +30,10 @@ from grpo.run.opening import OpenedRun
 from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of
 from grpo.run.saver import Saver
+from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
 from grpo.verdict import Verdict
-from tasks.base import UserError, rescaled
+from tasks.base import UserError, blaming, rescaled
 
 
 class Run:
@@ -140,13 +141,12 @@ class Run:
 
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. What later steps wrote is removed: they are made again."""
-        state = json.loads((checkpoint / "trainer.json").read_text())
-        try:
-            self.trainer.restore(state["trainer"])
-        except KeyError as error:
-            raise UserError(
-                f"{checkpoint}: its state lacks {error}; the run was made by another version"
-            ) from error
+        path = checkpoint / "trainer.json"
+        state = read_checked(path, StateFile)
+        with blaming(f"{path}: is not the state of this run"):
+            trainer_state = trainer_state_of(state["trainer"])
+            check(str(path), trainer_state, TrainerState)
+            self.trainer.restore(trainer_state)
         self.saver.restore(checkpoint, state)
         self._record_levels()
 
@@ -157,7 +157,7 @@ class Run:
 
     def _begin_after(self, start: Path) -> None:
         """Keep the problems that the policy of checkpoint `start` saw out of evaluations."""
-        state = json.loads((start / "trainer.json").read_text())["trainer"]
+        state = read_checked(start / "trainer.json", StartFile)["trainer"]
         self.trainer.stream.begin_after(state)
         self.files.began(state["seen"])
         self.console.say(

@@ -137,7 +137,7 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     config, facts = run.config, run.config.get("facts", {})
     reports = [line for line in run.reports if line["step"] <= step]
     metric = reports[0].get("metric", "score") if reports else "score"
-    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS)
+    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS if name in config)
     control = ""
     if config.get("control", "none") != "none":
         control = (

@@ -28,7 +28,7 @@ def test_reading_a_log_that_grows_does_not_write_to_it(tmp_path):
 @example([float("nan"), {"a": (float("inf"),)}])
 @settings(deadline=None)
 def test_whatever_is_logged_is_strict_json(tmp_path_factory, value):
-    log = MetricsLog(tmp_path_factory.mktemp("log"))
+    log = MetricsLog(tmp_path_factory.mktemp("log"), "any.jsonl")
     log.append({"step": 1, "value": value})
 
     def refuse(constant):

@@ -88,6 +88,6 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     state = aged(state, older_runs.TRAINER)
     assert state["curriculum"]["rungs"] == [1, 2, 3] and state["started"]["looks"]
 
-    after.restore(state)
+    after.restore(older_runs.trainer_state_of(state))
     assert after.state() == before.state()
     assert after.imitation == before.imitation

@@ -19,22 +19,22 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 def test_metrics_are_json_lines(tmp_path):
     log = MetricsLog(tmp_path)
     log.append({"step": 1, "loss": 0.1, "kl": math.nan, "grad_norm": math.inf})
-    log.append({"step": 2, "text": "ä\u2028"})
+    log.append({"step": 2, "stopped": "ä\u2028"})
     assert read_metrics(log.path) == [
         {"step": 1, "loss": 0.1, "kl": None, "grad_norm": None},
-        {"step": 2, "text": "ä\u2028"},
+        {"step": 2, "stopped": "ä\u2028"},
     ]
 
 
 def test_later_lines_and_a_cut_one_are_dropped(tmp_path):
     log = MetricsLog(tmp_path, "eval.jsonl")
     for step in (0, 10, 20):
-        log.append({"step": step})
+        log.append({"step": step, "purpose": "report"})
     with open(log.path, "a") as file:
         file.write('{"step": 30, "re')
     assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 20]
     log.truncate_after(10)
-    log.append({"step": 11})
+    log.append({"step": 11, "purpose": "report"})
     assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 11]
 
 

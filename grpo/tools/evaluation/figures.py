@@ -1,6 +1,5 @@
 """The evaluation itself: a result for each level, and for each foreign kind of text."""
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Group
+from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, UserError, worded
@@ -46,7 +46,7 @@ def load_run_policy(
     """
     for warning in check_base(checkpoint, config.model, accept):
         print(f"eval.py: {warning}", file=sys.stderr)
-    seen = json.loads((checkpoint / "trainer.json").read_text())["trainer"]["seen"]
+    seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
     policy = load_policy(
         config.model,
         device=device,

@@ -1,0 +1,372 @@
+"""What the files of a run hold, key by key. Every reader of such a file checks it against these
+types, so that a damaged or foreign file is one line for the user.
+
+Keys that are not named here may be there, too. They are checked by `METRICS` alone: its other keys
+are numbers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import msgspec
+
+from data.files import read_json
+from tasks.base import UserError
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Number = int | float
+Index = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+
+
+def check(where: str, value: Any, kind: Any) -> None:
+    """Raise UserError, which begins with `where`, unless `value` (of JSON) has the type `kind`."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`", "").replace(" - at $", " at ")
+        raise UserError(
+            f"{where}: is not what a run writes ({reason[0].lower()}{reason[1:]})"
+        ) from error
+
+
+def read_checked(path: Path, kind: Any) -> Any:
+    """Return the value of a JSON file. Raises UserError unless it has the type `kind`."""
+    value = read_json(path)
+    check(str(path), value, kind)
+    return value
+
+
+# --- config.yaml ------------------------------------------------------------------------------
+
+
+class Facts(TypedDict, total=False):
+    """The "facts" in config.yaml."""
+
+    started: str
+    commit: str | None
+    device: str
+    ranks: Count
+    threads: Count
+    fingerprints: dict[str, str]
+    training_levels: list[Index]
+    accepted_changes: list[dict[str, Any]]
+
+
+class ConfigFile(TypedDict):
+    """The parts of config.yaml that are read without `grpo.config.load_config`."""
+
+    task: str
+    model: str
+    level: NotRequired[Index | None]
+    seed: NotRequired[int]
+    reward: NotRequired[str | None]
+    temperature: NotRequired[Number]
+    start: NotRequired[str | None]
+    control: NotRequired[str]
+    facts: NotRequired[Facts]
+
+
+# --- logs -------------------------------------------------------------------------------------
+
+
+class LevelMetrics(TypedDict):
+    """A value of "levels" in metrics.jsonl."""
+
+    groups: Count
+    value: Number
+    group_std: NotRequired[Number]
+    trap: NotRequired[dict[str, Count]]
+
+
+class WorstToken(TypedDict):
+    """An item of "parity/worst" in metrics.jsonl."""
+
+    group: Index
+    sample: Count
+    position: Count
+    token: Count
+    sampler: Number
+    trainer: Number
+
+
+# The metrics of metrics.jsonl that are no numbers.
+METRICS: dict[str, Any] = {
+    "time": str,
+    "levels": dict[str, LevelMetrics],
+    "group_std/hist": dict[str, Count],
+    "parity/worst": list[WorstToken],
+    "events": list[str],
+    "stopped": str,
+    "control": str,
+}
+
+
+class Evaluation(TypedDict):
+    """A line of eval.jsonl, evaluation or verdict."""
+
+    step: Count
+    purpose: str
+    level: NotRequired[Index]
+    n: NotRequired[Count]
+    task: NotRequired[str]
+    unit: NotRequired[str]
+    split: NotRequired[str]
+    metric: NotRequired[str]
+    temperature: NotRequired[Number]
+    mean: NotRequired[Number]
+    ci_low: NotRequired[Number]
+    ci_high: NotRequired[Number]
+    exact: NotRequired[Number]
+    exact_low: NotRequired[Number]
+    exact_high: NotRequired[Number]
+    truncated: NotRequired[Number]
+    verdict: NotRequired[str]
+    before: NotRequired[Number | None]
+    after: NotRequired[Number | None]
+    difference: NotRequired[Number | None]
+    low: NotRequired[Number | None]
+    high: NotRequired[Number | None]
+    updated: NotRequired[Count]
+    untaught: NotRequired[Number]
+    stopped: NotRequired[str]
+    imitated: NotRequired[Number | None]
+    control: NotRequired[str]
+
+
+# A line of curriculum.jsonl.
+DecisionLine = TypedDict(
+    "DecisionLine",
+    {
+        "step": Count,
+        "from": Index,
+        "to": Index,
+        "kind": str,
+        "why": str,
+        "figures": NotRequired[dict[str, Any]],
+    },
+)
+
+
+class SeenLine(TypedDict):
+    """A line of seen.jsonl."""
+
+    step: Count
+    keys: list[str]
+    imitated: NotRequired[bool]
+
+
+class GroupSummary(TypedDict):
+    """A group in a line of groups.jsonl."""
+
+    group: Count
+    index: Index
+    attempt: Count
+    level: Index
+    temperature: Number
+    action: str
+    trap: str | None
+    reward: Number
+    reward_std: Number
+    value: Number
+    exact: Number
+    distinct: Count
+    tokens: Count
+
+
+class GroupsLine(TypedDict):
+    """A line of groups.jsonl."""
+
+    step: Count
+    groups: list[GroupSummary]
+
+
+LOGS: dict[str, Any] = {
+    "eval.jsonl": Evaluation,
+    "curriculum.jsonl": DecisionLine,
+    "seen.jsonl": SeenLine,
+    "groups.jsonl": GroupsLine,
+}
+
+
+def check_line(where: str, name: str, line: Mapping[str, Any]) -> None:
+    """Raise UserError unless `line` is one of the log `name` ("metrics.jsonl", ...)."""
+    if name != "metrics.jsonl":
+        if name in LOGS:
+            check(where, line, LOGS[name])
+        return
+    for metric, value in line.items():
+        if type(value) is not float and value is not None:
+            check(f"{where}, {metric}", value, METRICS.get(metric, Number | bool))
+
+
+# --- rollouts ---------------------------------------------------------------------------------
+
+
+class CompletionLine(TypedDict):
+    """A completion in a line of rollouts/."""
+
+    tokens: list[Count]
+    logprobs: list[Number]
+    text: str
+    finish: str
+    is_demonstration: NotRequired[bool]
+    reward: Number
+    value: Number
+    exact: bool
+    advantage: Number | list[Number] | None
+    parts: dict[str, Any]
+    credits: NotRequired[list[tuple[Count, Number]]]
+
+
+class ProblemLine(TypedDict):
+    """The "problem" of a line of rollouts/."""
+
+    task: str
+    level: Index
+    prompt: str
+    target: str
+    key: str
+    data: dict[str, Any]
+
+
+# A line of rollouts/: a group.
+GroupLine = TypedDict(
+    "GroupLine",
+    {
+        "index": Index,
+        "attempt": Count,
+        "temperature": Number,
+        "class": str,
+        "action": str,
+        "trap": NotRequired[str | None],
+        "problem": ProblemLine,
+        "prompt_tokens": list[Count],
+        "shots": NotRequired[list[str]],
+        "completions": Annotated[list[CompletionLine], msgspec.Meta(min_length=1)],
+    },
+)
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+
+class CurriculumState(TypedDict):
+    """Part "curriculum" of a trainer's state."""
+
+    levels: Annotated[list[Index], msgspec.Meta(min_length=1)]
+    position: Count
+    ended: str
+    recent: list[list[Number]]
+    scores: list[tuple[Index, Any]]
+    spent: list[list[Number]]
+    collapsed: Count
+    stayed: Count
+    steps_back: list[Count]
+
+
+class MonitorState(TypedDict):
+    """Part "monitor" of a trainer's state."""
+
+    temperature: Positive
+    wasted: Count
+    classes: list[dict[str, Number]]
+    traps: list[dict[str, list[Number]]]
+    truncated: list[Number]
+    alarms: dict[str, Any]
+    collapse: list[Any]
+
+
+class ProgressState(TypedDict):
+    """Part "progress" of a trainer's state."""
+
+    untrained: Count
+    solved: Count
+    classes: dict[str, Count]
+    reward: Number | None
+
+
+class DraftingState(TypedDict):
+    """Part "drafting" of a trainer's state."""
+
+    matched: Number
+    slipped: Number
+
+
+class TrainerState(TypedDict):
+    """Part "trainer" of trainer.json, under today's names."""
+
+    done: Count
+    drawn: Count
+    tokens: Count
+    seen: list[str]
+    inherited: NotRequired[Count]
+    curriculum: CurriculumState
+    monitor: MonitorState
+    progress: ProgressState
+    solved: str
+    drafting: DraftingState
+    imitation: dict[str, Any] | None
+
+
+class SeenState(TypedDict):
+    """The part of a trainer's state that evaluations and later runs read."""
+
+    seen: list[str]
+    drawn: Count
+    inherited: NotRequired[Count]
+
+
+class RulesState(TypedDict):
+    """Part "rules" of trainer.json."""
+
+    best: Number | None
+    passed: bool
+    last: NotRequired[Count | None]
+
+
+class StateFile(TypedDict):
+    """trainer.json."""
+
+    trainer: dict[str, Any]
+    rules: RulesState
+    best: str | None
+
+
+class StartFile(TypedDict):
+    """trainer.json of a checkpoint that a later run or an evaluation starts from."""
+
+    trainer: SeenState
+
+
+class ParamGroup(TypedDict):
+    """A group of parameters in optimizer.json, as `torch.optim` has it."""
+
+    params: list[Count]
+    lr: Number
+    betas: NotRequired[tuple[Number, Number]]
+    eps: NotRequired[Number]
+    weight_decay: NotRequired[Number]
+    amsgrad: NotRequired[bool]
+    maximize: NotRequired[bool]
+    foreach: NotRequired[bool | None]
+    capturable: NotRequired[bool]
+    differentiable: NotRequired[bool]
+    fused: NotRequired[bool | None]
+
+
+class OptimizerFile(TypedDict):
+    """optimizer.json."""
+
+    rest: dict[str, Number]
+    param_groups: list[ParamGroup]
+
+
+class RngFile(TypedDict):
+    """rng.json."""
+
+    python: tuple[int, list[int], Number | None]
+    numpy: tuple[str, list[int], int, int, Number]
+    torch: list[Annotated[int, msgspec.Meta(ge=0, le=255)]]
+    cuda: list[list[Annotated[int, msgspec.Meta(ge=0, le=255)]]]
