@@ -54,18 +54,18 @@ class Facts(TypedDict, total=False):
     accepted_changes: list[dict[str, Any]]
 
 
-class ConfigFile(TypedDict):
+class ConfigFile(TypedDict, total=False):
     """The parts of config.yaml that are read without `grpo.config.load_config`."""
 
     task: str
     model: str
-    level: NotRequired[Index | None]
-    seed: NotRequired[int]
-    reward: NotRequired[str | None]
-    temperature: NotRequired[Number]
-    start: NotRequired[str | None]
-    control: NotRequired[str]
-    facts: NotRequired[Facts]
+    level: Index | None
+    seed: int
+    reward: str | None
+    temperature: Number
+    start: str | None
+    control: str
+    facts: Facts
 
 
 # --- logs -------------------------------------------------------------------------------------
