@@ -42,7 +42,7 @@ def report(argv: list[str]) -> int:
         check_output(flags.json, "--json")
     checkpoint, config = trained_run(flags.model)
     request, task = make_request(flags, others, config)
-    dataset = read_problems(Path(request.dataset)) if request.dataset else []
+    dataset = read_problems(Path(request.dataset), task) if request.dataset else []
 
     examples_from = task
     if request.texts is not None and request.split == "test":

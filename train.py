@@ -65,7 +65,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
     """Open or resume the run, and train."""
     opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
-    dataset = read_problems(Path(config.dataset)) if config.dataset else []
+    dataset = read_problems(Path(config.dataset), task) if config.dataset else []
     problems = [worded(task, problem) for problem in dataset]
     check_installed(config.track)
     config = resolve_config(config, task, {problem.level for problem in problems})

@@ -5,17 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data.files import json_kind, read_jsonl, write_whole
-from tasks.base import Problem, UserError
-
-FIELDS = {
-    "task": "a string",
-    "level": "an integer",
-    "prompt": "a string",
-    "target": "a string",
-    "key": "a string",
-    "data": "an object",
-}
+from data.files import read_jsonl, write_whole
+from tasks.base import Problem, Task, UserError
+from tasks.checks import FIELDS, check_problem, check_stored
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
@@ -26,27 +18,29 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     write_whole(path, "".join(lines).encode())
 
 
-def read_problems(path: str | Path) -> list[Problem]:
+def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
     """Return the problems of a file in its order.
 
     Raises UserError when it cannot be read or holds no problem, or, naming the line, when a line
-    is not a JSON object of exactly the fields of `Problem` with their types.
+    is not a JSON object of exactly the fields of `Problem` with their types; and if it is no
+    problem of `task`, where one is given.
     """
-    problems = [_problem(where, value) for where, value in read_jsonl(path)]
+    problems = [_problem(where, value, task) for where, value in read_jsonl(path)]
     if not problems:
         raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
     return problems
 
 
-def _problem(where: str, value: dict[str, Any]) -> Problem:
+def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
     missing = [name for name in FIELDS if name not in value]
     unknown = [name for name in value if name not in FIELDS]
     if missing or unknown:
         wrong = f"lacks field {missing[0]!r}" if missing else f"unknown field {unknown[0]!r}"
         raise UserError(f"{where}: {wrong}; a problem has {', '.join(FIELDS)}")
-    for name, kind in FIELDS.items():
-        if json_kind(value[name]) != kind:
-            raise UserError(
-                f"{where}: field {name!r} is {json_kind(value[name])}; it must be {kind}"
-            )
-    return Problem(**value)
+
+    problem = Problem(**value)
+    if task is None:
+        check_problem(problem, where)
+    else:
+        check_stored(task, problem, where)
+    return problem

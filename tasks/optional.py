@@ -4,6 +4,7 @@ import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from data.errors import UserError
+from tasks.checks import CheckedGuess, calling
 from tasks.protocol import Problem, Task, key_of
 
 # For each completion, pairs (end, amount): what the word that ends at character `end` earned.
@@ -19,7 +20,15 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     time, never correctness. Each completion asks its own copy (`copy.copy`) of the guesser, which
     may remember earlier questions.
     """
-    return getattr(task, "draft", None)
+    draft = getattr(task, "draft", None)
+    if draft is None:
+        return None
+
+    def checked(problem: Problem) -> Callable[[str], str]:
+        with calling(f"task {task.name}: draft()"):
+            return CheckedGuess(task, draft(problem))
+
+    return checked
 
 
 def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
@@ -57,7 +66,8 @@ def declared_budget(task: Task, level: int) -> int:
     The budget never falls below what the target takes, and --max-new-tokens overrides it. Raises
     UserError unless it is a whole number >= 0.
     """
-    declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
+    with calling(f"task {task.name}: max_new_tokens({level})"):
+        declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
     if isinstance(declared, bool) or not isinstance(declared, numbers.Integral) or declared < 0:
         raise UserError(
             f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number "
@@ -72,7 +82,13 @@ def levels_of(task: Task, level: int) -> list[int]:
     A task names them if its levels are no scale of 1, 2, 3 ..., because only the task knows which
     are easier.
     """
-    return list(getattr(task, "levels", lambda level: ())(level))
+    with calling(f"task {task.name}: levels({level})"):
+        levels = list(getattr(task, "levels", lambda level: ())(level))
+    if not all(isinstance(each, int) for each in levels):
+        raise UserError(
+            f"task {task.name}: levels({level}) returned {levels!r}; it must return whole numbers"
+        )
+    return levels
 
 
 def plain_texts_of(task: Task, split: str) -> list[str]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
+from tasks.checks import calling, check_options, check_task
 from tasks.protocol import Task
 from tasks.wording import check_placeholders
 
@@ -44,13 +45,18 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
         if name not in known:
             raise UserError(_no_such_flag(name, spec))
 
-    if reward is None:
-        return kind(**options)
-    rewards = tuple(getattr(kind, "rewards", ()))
-    if reward not in rewards:
-        names = ", ".join(rewards) if rewards else "none: the task has one reward"
-        raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
-    return kind(reward=reward, **options)
+    chosen = {}
+    if reward is not None:
+        rewards = tuple(getattr(kind, "rewards", ()))
+        if reward not in rewards:
+            names = ", ".join(rewards) if rewards else "none: the task has one reward"
+            raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
+        chosen = {"reward": reward}
+
+    with calling(f"--task {spec}: its constructor"):
+        task = kind(**chosen, **options)
+    check_task(task, spec)
+    return task
 
 
 def _load_class(spec: str) -> Any:
@@ -71,7 +77,8 @@ def _load_class(spec: str) -> Any:
     assert module_spec is not None and module_spec.loader is not None, "a .py file has both"
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # dataclasses resolve postponed annotations there
-    module_spec.loader.exec_module(module)
+    with calling(f"--task {spec}: the file"):
+        module_spec.loader.exec_module(module)
     if not isinstance(getattr(module, name, None), type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
     return getattr(module, name)
@@ -107,7 +114,9 @@ def check_wording(spec: str, wording: str, where: str) -> None:
 
 def options_of(spec: str) -> Mapping[str, str]:
     """Return the flags of task `spec`, and the help of each."""
-    return getattr(_load_class(spec), "options", {})
+    options = getattr(_load_class(spec), "options", {})
+    check_options(options, spec)
+    return options
 
 
 def flags_of_tasks() -> str:

@@ -2,12 +2,12 @@
 
 import math
 import numbers
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
+from tasks.checks import calling
 from tasks.protocol import Problem, Score, Task
 
 # Rounding, in float32 too, may take a reward past an end of its range by this share of the range.
@@ -51,16 +51,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     """
     where = f"task {task.name}, problem {problem.key}"
     reward_range = range_of(task)
-    try:
+    with calling(f"{where}: score()"):
         scores = list(task.score(problem, completions))
-    except UserError:
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"{where}: score() raised {type(error).__name__}: {error} ({place.filename}, line "
-            f"{place.lineno})"
-        ) from error
 
     if len(scores) != len(completions):
         raise UserError(

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
+from tasks.checks import calling, check_problem
 from tasks.protocol import SPLITS, Problem, Task
 from tasks.wording import worded
 
@@ -17,7 +18,11 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     assert split in SPLITS, split
     text = f"{task.name}/{seed}/{split}/{level}/{index}"
     rng = random.Random(hashlib.sha256(text.encode()).digest())
-    return worded(task, task.make(level, split, rng))
+    what = f"task {task.name}: make({level}, {split!r}, rng)"
+    with calling(what):
+        problem = task.make(level, split, rng)
+    check_problem(problem, f"{what} returned a problem that")
+    return worded(task, problem)
 
 
 def problem_stream(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from tasks.base import UserError
+from tasks.base import UserError, blaming
 
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
@@ -160,14 +160,18 @@ def _escaped_tokens(
 def render(
     tokenizer: Tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments
 ) -> str:
-    """Return the text that the chat `template` makes of `turns`, up to where the answer begins."""
-    return tokenizer.apply_chat_template(
-        [{"role": role, "content": said} for role, said in turns],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=True,
-        **arguments,
-    )
+    """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
+
+    Raises UserError if the template, a program of the model's makers, fails.
+    """
+    with blaming("the chat template of the model cannot be applied"):
+        return tokenizer.apply_chat_template(
+            [{"role": role, "content": said} for role, said in turns],
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **arguments,
+        )
 
 
 def _strings_in(value: Any) -> list[str]:

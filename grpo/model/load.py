@@ -5,6 +5,7 @@ and checkpoints of them.
 import copy
 import re
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from data.files import MOST_BYTES
 from data.text import shortened
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
@@ -48,6 +50,9 @@ BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }
+# More than any model has; a wrong number would be built for hours.
+MOST_LAYERS = 2_000
+
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
@@ -140,6 +145,7 @@ def _find_files(spec: str, weights: Path | None, start: str | None, keep_referen
         return _Files(resolve(spec), f"--model {spec}", None, None)
     if (weights / "adapter_config.json").exists():
         return _Files(resolve(spec), f"--model {spec}", weights, start_adapter)
+    _check_files(weights)
     return _Files(str(weights), str(weights), None, start_adapter)
 
 
@@ -207,6 +213,8 @@ def resolve(spec: str) -> str:
     exists = Path(spec).exists()
     if exists and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
+    if exists:
+        _check_files(Path(spec))
     if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
     if exists or _hub_answers(ENDPOINT):
@@ -220,6 +228,19 @@ def resolve(spec: str) -> str:
             f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
             "in Hugging Face layout that holds the model, or builtin"
         ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Raise UserError if what `transformers` would read is no ordinary file, or much too large."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model"):
+            if not path.is_file():
+                raise UserError(f"--model {folder}: {path.name} is no ordinary file")
+            if path.suffix in (".json", ".jinja") and path.stat().st_size > MOST_BYTES:
+                raise UserError(
+                    f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
+                    f"most {MOST_BYTES >> 20:,} MiB are read"
+                )
 
 
 @cache
@@ -241,7 +262,9 @@ def _loading(source: str) -> Iterator[None]:
     They concern models that are absent, damaged or incomplete.
     """
     try:
-        with gguf.reading() if gguf.is_gguf(source) else nullcontext():
+        reading = gguf.reading() if gguf.is_gguf(source) else nullcontext()
+        with warnings.catch_warnings(), reading:
+            warnings.simplefilter("ignore")
             yield
     except (torch.OutOfMemoryError, MemoryError, UserError):
         raise
@@ -266,6 +289,9 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     """Return the model. Raises UserError unless the files hold exactly its weights."""
     place, options = gguf.place_of(source)
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
+    layers = getattr(load_shape(source), "num_hidden_layers", 0) or 0
+    if layers > MOST_LAYERS:
+        raise UserError(f"--model {source}: its config.json asks for {layers:,} layers")
     with _loading(source):
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -87,6 +87,7 @@ class Policy:
         self.notes = [*notes, *([f"--model {name}: {warning}"] if warning else [])]
         self.context: int = getattr(self.causal.config, "max_position_embeddings", NO_CONTEXT_LIMIT)
 
+        self.vocabulary: int = len(model.get_input_embeddings().weight)
         weights = [*model.parameters(), *(frozen.parameters() if frozen else ())]
         self.weight_bytes: int = sum(p.numel() * p.element_size() for p in weights)
         self.reserved_bytes = self.weight_bytes
@@ -145,7 +146,15 @@ class Policy:
 
         A string is a prompt without a problem, for which no examples can be drawn.
         """
-        return self._prompt_tokens(self.format.turns(problem), self.tokenizer.chat_template)
+        tokens = self._prompt_tokens(self.format.turns(problem), self.tokenizer.chat_template)
+        if not tokens:
+            raise UserError(f"--model {self.name}: its chat template makes an empty prompt")
+        if max(tokens) >= self.vocabulary:
+            raise UserError(
+                f"--model {self.name}: its tokenizer has token {max(tokens):,}, the model only "
+                f"{self.vocabulary:,} tokens; give a directory whose files belong together"
+            )
+        return tokens
 
     def shots(self, problem: Problem) -> tuple[str, ...]:
         """Return the keys of the examples that the prompt of `problem` shows."""

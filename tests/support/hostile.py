@@ -6,7 +6,7 @@ A refused one ends with status 2 and one line on standard error. A harmless one 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-REFUSED, HARMLESS = "refused", "harmless"
+REFUSED, HARMLESS, ACCEPTED = "refused", "harmless", "accepted"
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred\x9b1m\u202e"
 
 

@@ -1,0 +1,147 @@
+"""Checks of a user's task, which is a program: what it raises becomes one line, and what it makes
+has the right types.
+"""
+
+import copy
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from data.errors import UserError
+from data.text import shortened
+from tasks.protocol import Problem, Task
+
+FIELDS: dict[str, type] = {
+    "task": str,
+    "level": int,
+    "prompt": str,
+    "target": str,
+    "key": str,
+    "data": Mapping,
+}
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Within this context a task's own code runs; `what` says which of it, e.g. "task t: make()".
+
+    Raises UserError, which names the place, for any exception and for an attempt to exit.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (frames[-1].filename, frames[-1].lineno)
+        if isinstance(error, SyntaxError) and error.filename:
+            place = (error.filename, error.lineno)
+        said = shortened(" ".join(str(error).split()), 300)
+        raise UserError(
+            f"{what} raised {type(error).__name__}: {said} ({place[0]}, line {place[1]})"
+        ) from error
+
+
+def check_task(task: Any, spec: str) -> None:
+    """Raise UserError unless `task` has what every task must have."""
+    where = f"--task {spec}"
+    name = getattr(task, "name", None)
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
+    for method in ("make", "score"):
+        if not callable(getattr(task, method, None)):
+            raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
+
+    rewards = getattr(task, "rewards", ())
+    if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
+        raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
+    level = getattr(task, "default_level", 1)
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
+
+
+def check_options(options: Any, spec: str) -> None:
+    """Raise UserError unless `options` is a mapping of flags to their help."""
+    if not isinstance(options, Mapping) or not all(
+        isinstance(text, str) for item in options.items() for text in item
+    ):
+        raise UserError(f"--task {spec}: options is {options!r}; it must map flags to their help")
+
+
+def check_problem(problem: Any, where: str) -> None:
+    """Raise UserError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
+
+    The key may not be empty, and no text may hold half of a surrogate pair, which is no character.
+    """
+    if not isinstance(problem, Problem):
+        raise UserError(f"{where}: is {type(problem).__name__}, and must be a Problem")
+    for name, kind in FIELDS.items():
+        value = getattr(problem, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(
+                f"{where}: {name} is {shortened(repr(value))}; it must be {_KINDS[kind]}"
+            )
+        if isinstance(value, str):
+            _check_text(value, f"{where}: {name}")
+    if not problem.key:
+        raise UserError(f"{where}: its key is empty; make one by key_of()")
+
+    try:
+        _check_text(json.dumps(problem.data, ensure_ascii=False), f"{where}: data")
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{where}: data is not what JSON can hold ({error})") from error
+
+
+_KINDS = {str: "a text", int: "a whole number", Mapping: "a mapping"}
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: holds a lone surrogate, {text[error.start]!a}") from error
+
+
+def check_stored(task: Task, problem: Problem, where: str) -> None:
+    """Raise UserError, which begins with `where`, unless a stored `problem` is one of `task`.
+
+    Its key must be that of its data, if the task can tell.
+    """
+    check_problem(problem, where)
+    if problem.task != task.name:
+        raise UserError(
+            f"{where}: is a problem of task {shortened(problem.task)}, and not of {task.name}"
+        )
+    if hasattr(task, "key"):
+        with calling(f"{where}: its data is not that of task {task.name}: key()"):
+            key = task.key(problem)
+        if key != problem.key:
+            raise UserError(
+                f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
+                "make it again with python -m tasks.generate"
+            )
+
+
+class CheckedGuess:
+    """A task's guesser of continuations (see `draft_of`), whose errors are one line."""
+
+    def __init__(self, task: Task, guess: Callable[[str], str]):
+        self.task, self.guess = task, guess
+
+    def __copy__(self) -> "CheckedGuess":
+        return CheckedGuess(self.task, copy.copy(self.guess))
+
+    def __call__(self, text: str) -> str:
+        """Return the continuation of `text`. Raises UserError unless it is a text."""
+        with calling(f"task {self.task.name}: the guesser of draft()"):
+            guessed = self.guess(text)
+        if not isinstance(guessed, str):
+            raise UserError(
+                f"task {self.task.name}: the guesser of draft() returned {guessed!r}; it must "
+                "return a text"
+            )
+        return guessed
