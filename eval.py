@@ -15,18 +15,21 @@ import json
 import sys
 from pathlib import Path
 
-from data.files import check_output, write_whole
-from grpo.config import Config
-from grpo.model.load import load_policy
-from grpo.model.policy import Policy
-from grpo.model.prompts import format_of
-from grpo.tools.evaluation.figures import SHOWN, Evaluator, load_run_policy
-from grpo.tools.evaluation.flags import parse
-from grpo.tools.evaluation.request import Request, make_request, trained_run
-from grpo.tools.evaluation.table import show
-from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
-from tasks.base import exit_status, foreign_of
-from tasks.dataset import read_problems
+from data.streams import interrupts_end
+
+with interrupts_end():  # they load torch, which takes seconds
+    from data.files import check_output, write_whole
+    from grpo.config import Config
+    from grpo.model.load import load_policy
+    from grpo.model.policy import Policy
+    from grpo.model.prompts import format_of
+    from grpo.tools.evaluation.figures import SHOWN, Evaluator, load_run_policy
+    from grpo.tools.evaluation.flags import parse
+    from grpo.tools.evaluation.request import Request, make_request, trained_run
+    from grpo.tools.evaluation.table import show
+    from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
+    from tasks.base import exit_status, foreign_of
+    from tasks.dataset import read_problems
 
 
 def main(argv: list[str]) -> int:

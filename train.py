@@ -6,6 +6,7 @@ On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags
 
 import gc
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,26 +18,28 @@ if __name__ == "__main__":  # before torch is loaded, which takes seconds
 
     show_help(sys.argv[1:])
 
-from data.streams import reason_of
-from grpo.config import Config
-from grpo.distributed import RANK, Ranks, process_group
-from grpo.flags import parse
-from grpo.model.load import load_policy
-from grpo.resolve import resolve_config
-from grpo.run.background import end_process
-from grpo.run.dependencies import Dependencies
-from grpo.run.interrupt import Interrupt
-from grpo.run.lock import locked
-from grpo.run.opening import OpenedRun, open_run
-from grpo.run.session import Run
-from grpo.run.trackers import check_installed
-from grpo.show.console import Console
-from grpo.show.settings import settings
-from grpo.trainer import Trainer
-from grpo.training.build import with_learning_rate
-from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
-from tasks.dataset import read_problems
-from tasks.supply import Supply
+from data.streams import interrupts_end, reason_of
+
+with interrupts_end():  # they load torch, which takes seconds
+    from grpo.config import Config
+    from grpo.distributed import RANK, Ranks, process_group
+    from grpo.flags import parse
+    from grpo.model.load import load_policy
+    from grpo.resolve import resolve_config
+    from grpo.run.background import end_process
+    from grpo.run.dependencies import Dependencies
+    from grpo.run.interrupt import Interrupt
+    from grpo.run.lock import locked
+    from grpo.run.opening import OpenedRun, open_run
+    from grpo.run.session import Run
+    from grpo.run.trackers import check_installed
+    from grpo.show.console import Console
+    from grpo.show.settings import settings
+    from grpo.trainer import Trainer
+    from grpo.training.build import with_learning_rate
+    from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
+    from tasks.dataset import read_problems
+    from tasks.supply import Supply
 
 
 def main(argv: list[str]) -> int:
@@ -92,7 +95,8 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
                 return train(run, trainer, console, interrupt)
     except KeyboardInterrupt:
         print(
-            f"train.py: stopped at once; what is saved goes on with --resume {opened.folder}",
+            "train.py: stopped at once; continue from the last checkpoint with --resume "
+            f"{shlex.quote(str(opened.folder))}",
             file=sys.stderr,
         )
         return 130

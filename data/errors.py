@@ -1,6 +1,8 @@
 """The exception for errors that the user can correct, and how a program ends on one."""
 
 import argparse
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +10,9 @@ from typing import NoReturn
 
 from data.streams import OutputLost, end_quietly, lasting
 from data.text import escape_control, shortened
+
+# What torch says if the memory of the host or of a GPU is not enough.
+_MEMORY = re.compile("allocate memory|out of memory")
 
 
 class UserError(ValueError):
@@ -64,7 +69,8 @@ def exit_status(
 ) -> int:
     """Return the exit status of a `program`: that of `action`, unless it fails.
 
-    An error of the user or the disk is printed as one line, and the status is 2. Numbers that are
+    An error of the user or the disk, or a lack of memory, is printed as one line, and the status is
+    2. After Ctrl-C it is 130. Numbers that are
     not finite are reported alike, with status 1.
 
     `on_lost` is told when standard output or error can no longer be written. By default that ends
@@ -96,8 +102,15 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
     except FloatingPointError as error:
         say(f"stopped: {error}")
         return 1
-    except MemoryError as error:
-        say(f"this machine's memory is not enough{f' ({error})' if str(error) else ''}")
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 128 + signal.SIGINT
+    except (MemoryError, RuntimeError) as error:
+        # Torch reports a lack of memory by a RuntimeError.
+        if not isinstance(error, MemoryError) and not _MEMORY.search(str(error)):
+            raise
+        said = shortened(" ".join(str(error).split()), 200)
+        say(f"this machine's memory is not enough{f' ({said})' if said else ''}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         say(f"{where}{error.strerror or error}")

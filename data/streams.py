@@ -8,7 +8,9 @@ ends there (`end_quietly`).
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
@@ -118,3 +120,22 @@ def _nothing(descriptor: int) -> TextIO:
     except OSError:
         os.dup2(stream.fileno(), descriptor)
     return stream
+
+
+@contextmanager
+def interrupts_end() -> Iterator[None]:
+    """Within this context, while a program is loaded, Ctrl-C ends it without a traceback.
+
+    Python would raise KeyboardInterrupt in the middle of an import.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

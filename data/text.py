@@ -1,5 +1,8 @@
 """Makes text of a model, a file or a command line harmless wherever it is shown."""
 
+import json
+from typing import Any
+
 
 def escape_control(text: str) -> str:
     """Return `text` on one line, with unprintable characters spelled out.
@@ -11,6 +14,22 @@ def escape_control(text: str) -> str:
     """
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_json(value: Any) -> str:
+    r"""Return `value` as indented JSON whose strings show no unprintable character as it is.
+
+    >>> print(printable_json(["\x1b[31m", "\u202e", "\u00e9"]))
+    [
+     "\u001b[31m",
+     "\u202e",
+     "\u00e9"
+    ]
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=1)
+    return "".join(
+        char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text
     )
 
 

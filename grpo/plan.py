@@ -2,7 +2,10 @@
 
 import sys
 
-from grpo.tools.plan import main
+from data.streams import interrupts_end
+
+with interrupts_end():
+    from grpo.tools.plan import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,11 +23,16 @@ FIELDS: dict[str, type] = {
 }
 
 
+class TaskError(UserError):
+    """A task's own code is wrong. (Where a task itself raises UserError, it refuses a level.)"""
+
+
 @contextmanager
 def calling(what: str) -> Iterator[None]:
     """Within this context a task's own code runs; `what` says which of it, e.g. "task t: make()".
 
-    Raises UserError, which names the place, for any exception and for an attempt to exit.
+    Raises TaskError, which names the place, for any exception but UserError, and for an attempt to
+    exit.
     """
     try:
         yield
@@ -39,7 +44,7 @@ def calling(what: str) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename:
             place = (error.filename, error.lineno)
         said = shortened(" ".join(str(error).split()), 300)
-        raise UserError(
+        raise TaskError(
             f"{what} raised {type(error).__name__}: {said} ({place[0]}, line {place[1]})"
         ) from error
 
@@ -71,29 +76,29 @@ def check_options(options: Any, spec: str) -> None:
 
 
 def check_problem(problem: Any, where: str) -> None:
-    """Raise UserError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
+    """Raise TaskError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
 
     The key may not be empty, and no text may hold half of a surrogate pair, which is no character.
     """
     if not isinstance(problem, Problem):
-        raise UserError(f"{where}: is {type(problem).__name__}, and must be a Problem")
+        raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
     for name, kind in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(
+            raise TaskError(
                 f"{where}: {name} is {shortened(repr(value))}; it must be {_KINDS[kind]}"
             )
         if isinstance(value, str):
             _check_text(value, f"{where}: {name}")
     if not problem.key:
-        raise UserError(f"{where}: its key is empty; make one by key_of()")
+        raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
     try:
         _check_text(json.dumps(problem.data, ensure_ascii=False), f"{where}: data")
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{where}: data is not what JSON can hold ({error})") from error
+        raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
 
 
 _KINDS = {str: "a text", int: "a whole number", Mapping: "a mapping"}
@@ -103,20 +108,17 @@ def _check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{where}: holds a lone surrogate, {text[error.start]!a}") from error
+        raise TaskError(f"{where}: holds a lone surrogate, {text[error.start]!a}") from error
 
 
 def check_stored(task: Task, problem: Problem, where: str) -> None:
-    """Raise UserError, which begins with `where`, unless a stored `problem` is one of `task`.
+    """Raise UserError, which begins with `where`, unless a stored `problem` can be put to `task`.
 
-    Its key must be that of its data, if the task can tell.
+    The key of a problem that says it is of this task must be that of its data, if the task can
+    tell. Problems of the user's own may say another task, and are taken as they are.
     """
     check_problem(problem, where)
-    if problem.task != task.name:
-        raise UserError(
-            f"{where}: is a problem of task {shortened(problem.task)}, and not of {task.name}"
-        )
-    if hasattr(task, "key"):
+    if problem.task == task.name and hasattr(task, "key"):
         with calling(f"{where}: its data is not that of task {task.name}: key()"):
             key = task.key(problem)
         if key != problem.key:

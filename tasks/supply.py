@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_stream
+from tasks.checks import TaskError
 
 
 class Supply:
@@ -144,7 +145,7 @@ def held_out(
     Two problems with one key are the same problem. The search ends with the supply, after
     `fruitless` draws in a row that brought nothing to keep (required for a stream without end; see
     `patience`), once all problems of a `family` of known size were found, or where the supply
-    raises a UserError, which the result then names.
+    raises a UserError, which the result then names. Raises TaskError if the task is wrong.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -162,6 +163,8 @@ def held_out(
 
             if len(kept) == size or idle == fruitless or len(kept) + len(dropped) == family:
                 break
+    except TaskError:
+        raise
     except UserError as failure:
         error = str(failure)
 

@@ -41,6 +41,13 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower l
 )
 
 
+# What `python -m` runs may call off Ctrl-C while it loads the rest.
+WIRES |= {
+    f"grpo/{name}.py": {"data.streams"}
+    for name in ("export", "inspect", "plan", "report", "smollm2")
+}
+
+
 def imports_of(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

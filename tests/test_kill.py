@@ -131,7 +131,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
     assert train.main([*flags, "--name", "a"]) == 130
     assert (
         capsys.readouterr().err
-        == "train.py: stopped at once; what is saved goes on with --resume runs/a\n"
+        == "train.py: stopped at once; continue from the last checkpoint with --resume runs/a\n"
     )
     assert not Path("runs/a/checkpoints").exists()
 

@@ -289,9 +289,8 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     """Return the model. Raises UserError unless the files hold exactly its weights."""
     place, options = gguf.place_of(source)
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
-    layers = getattr(load_shape(source), "num_hidden_layers", 0) or 0
-    if layers > MOST_LAYERS:
-        raise UserError(f"--model {source}: its config.json asks for {layers:,} layers")
+    if Path(source).is_dir():
+        _check_layers(source)
     with _loading(source):
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -326,6 +325,12 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     if gguf.is_gguf(source):
         gguf.name_model(model, source)
     return model.eval()
+
+
+def _check_layers(source: str) -> None:
+    layers = getattr(load_shape(source), "num_hidden_layers", 0) or 0
+    if layers > MOST_LAYERS:
+        raise UserError(f"--model {source}: its config.json asks for {layers:,} layers")
 
 
 def _check_kind(source: str) -> None:

@@ -169,7 +169,8 @@ def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, 
     try:
         text = render(tokenizer, turns, template, arguments)
     except Exception as error:  # the template may raise anything
-        reason = shortened(f"{type(error).__name__}: {error}", 200)
+        cause = error.__cause__ or error
+        reason = shortened(f"{type(cause).__name__}: {cause}", 200)
         raise UserError(
             f"{flag}: the model's chat template refuses it ({reason}); leave it out"
         ) from error

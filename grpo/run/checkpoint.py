@@ -13,6 +13,7 @@ import math
 import os
 import random
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,7 @@ def save_checkpoint(
             raise UserError(
                 f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free "
                 "some "
-                f"space and go on with --resume {run}"
+                f"space and go on with --resume {shlex.quote(str(run))}"
             ) from error
         raise
     shutil.rmtree(old, ignore_errors=True)
@@ -185,7 +186,10 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
-        raise UserError(f"{flag} {path}: it has no valid checkpoint{reasons}; start a new run")
+        raise UserError(
+            f"{flag} {path}: it has no valid checkpoint{reasons}; "
+            f"start a new run under another name, or remove it (rm -r {shlex.quote(str(path))})"
+        )
     return valid[-1], [f"passed over {reason}" for reason in damaged]
 
 

@@ -68,13 +68,14 @@ def next_commands(folder: Path, config: Config, step: int) -> list[str]:
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
     )
-    task = f" --task {config.task}" if config.task not in REGISTRY else ""
+    task = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
+    run = shlex.quote(str(folder))
     return [
-        f"python eval.py --model {folder} --task {config.task}{options} {level_flag} "
+        f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} {level_flag} "
         f"{config.level}",
-        f"python -m grpo.inspect {folder} step {step}",
-        f"python -m grpo.report {folder}",
-        f"python -m tasks.audit {folder}{task}",
+        f"python -m grpo.inspect {run} step {step}",
+        f"python -m grpo.report {run}",
+        f"python -m tasks.audit {run}{task}",
     ]
 
 

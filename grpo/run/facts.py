@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,14 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": git.stdout.strip() or None,
     }
+
+
+def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the facts of a run that is begun `now`, or resumed after `step` if it has some before.
+
+    Those of its beginning stay. Each resumption adds what is different to "resumed".
+    """
+    if not before:
+        return dict(now)
+    changed = {name: value for name, value in now.items() if value != before.get(name)}
+    return {**before, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}

@@ -1,5 +1,6 @@
 """The files that a run appends to. Rank 0 has `RunFiles`; the other ranks have `NoFiles`."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +83,9 @@ class RunFiles:
         try:
             write_rollouts(file_of(self.folder, name, step), groups, step=step)
         except UserError as error:
-            raise UserError(f"{error}; go on with --resume {self.folder}") from error
+            raise UserError(
+                f"{error}; go on with --resume {shlex.quote(str(self.folder))}"
+            ) from error
 
     def rewind(self, done: int) -> None:
         """Remove everything about steps after `done`: they are made again."""

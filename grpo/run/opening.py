@@ -1,6 +1,7 @@
 """Opening a run: a new one, or one that continues from its newest valid checkpoint."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from data.text import shortened
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
 from grpo.distributed import SINGLE, Ranks
-from grpo.run.checkpoint import find_resume
+from grpo.run.checkpoint import checkpoints, find_resume, step_of
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.start import start_from
 from tasks.base import UserError, trust
@@ -53,10 +54,16 @@ def _open_new(
     named = home / config.name if config.name else None
     folder = ranks.on_rank0(lambda: named or new_folder(home, config))
     if ranks.on_rank0(folder.exists):
-        raise UserError(
-            f"--name {config.name}: {folder} exists; give another name, or --resume {folder}"
-        )
+        raise UserError(f"--name {config.name}: {folder} exists; {_way_on(folder)}")
     return OpenedRun(folder, warnings=warnings), config
+
+
+def _way_on(folder: Path) -> str:
+    """Return what to do about a folder that is there already."""
+    quoted = shlex.quote(str(folder))
+    if checkpoints(folder)[0]:
+        return f"give another name, or --resume {quoted}"
+    return f"it has no checkpoint to go on from: give another name, or remove it (rm -r {quoted})"
 
 
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
@@ -64,6 +71,12 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
     path = latest_run(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
+    steps, done = given.get("steps"), step_of(checkpoint)
+    if steps is not None and steps < done:
+        raise UserError(
+            f"--steps {steps}: the run in {folder} has made {done} steps; give more, or leave the "
+            "flag out"
+        )
 
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     trust(saved["task"], given.get("task"), folder)

@@ -24,7 +24,7 @@ def check(where: str, value: Any, kind: Any) -> None:
     """Raise UserError, which begins with `where`, unless `value` (of JSON) has the type `kind`."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # it may hold half a surrogate
         reason = str(error).replace("`", "").replace(" - at $", " at ")
         raise UserError(
             f"{where}: is not what a run writes ({reason[0].lower()}{reason[1:]})"
@@ -52,6 +52,7 @@ class Facts(TypedDict, total=False):
     fingerprints: dict[str, str]
     training_levels: list[Index]
     accepted_changes: list[dict[str, Any]]
+    resumed: list[dict[str, Any]]
 
 
 class ConfigFile(TypedDict, total=False):

@@ -6,6 +6,7 @@ work and write nothing.
 """
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from grpo.run.conclusion import files_of, next_commands, supply_line, verdict_of
 from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
 from grpo.run.display import Display
-from grpo.run.facts import facts
+from grpo.run.facts import facts, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import EVAL_SEED, HeldOut
 from grpo.run.lock import locked
@@ -90,11 +91,12 @@ class Run:
         if is_new:
             locks.enter_context(locked(self.folder))
 
-        device = self.trainer.policy.device
-        self.about = facts(device, self.ranks) | self.dependencies.summary()
+        done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
+        now = facts(self.trainer.policy.device, self.ranks)
+        before = {} if is_new else load_run(self.folder).config.get("facts", {})
+        self.about = with_resumption(before, now, done) | self.dependencies.summary()
         self._save_config()
 
-        done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         settings = dataclasses.asdict(self.config)
         self.files = RunFiles(self.folder, settings, self.config.mark, done, self._warn)
 
@@ -281,7 +283,7 @@ class Run:
         self.saver.collect(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with "
-            f"--resume {self.folder}"
+            f"--resume {shlex.quote(str(self.folder))}"
         )
 
     def finish(self) -> int:

@@ -197,13 +197,13 @@ def _start_of(config: Record) -> Path | None:
 
 def _is_hub_id(config: Record) -> bool:
     """Return whether the model is named by its id on the Hugging Face hub."""
-    model = config["model"]
+    model = config.get("model", "builtin")
     return _base_name(config) == model != "builtin" and not Path(model).exists()
 
 
 def _base_name(config: Record) -> str:
     """Return the name of the model that training started from, without this machine's paths."""
-    model, start = config["model"], _start_of(config)
+    model, start = config.get("model", "builtin"), _start_of(config)
     if start is not None and model == str(start):
         return start.parent.parent.name
     return Path(model).name if Path(model).exists() else model

@@ -149,6 +149,12 @@ class _Commands:
         return part
 
 
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("give a whole number of 1 or more")
+    return int(text)
+
+
 def _add_step_filters(part: argparse.ArgumentParser) -> None:
     add = part.add_argument
     add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
@@ -161,4 +167,4 @@ def _add_step_filters(part: argparse.ArgumentParser) -> None:
         help="up to this step",
     )
     add("--level", type=int, help="only this level")
-    add("--last", type=int, default=0, metavar="N", help="only the last N of these")
+    add("--last", type=_positive, metavar="N", help="only the last N of these")

@@ -1,12 +1,13 @@
 """What the views of `python -m grpo.inspect` share: the selection of lines, and JSON output."""
 
 import argparse
-import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from data.text import printable_json
 from grpo.run.reader import RunData
 from tasks.base import UserError
 
@@ -29,7 +30,7 @@ def chosen(
         and arguments.level in (None, line["level"])
         and is_wanted(line)
     ]
-    return kept[-arguments.last :]
+    return kept[-arguments.last :] if arguments.last else kept
 
 
 def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
@@ -43,10 +44,12 @@ def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
 def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
     """With --json, print the lines as one JSON array. Return whether --json was given."""
     if arguments.json:
-        console.file.write(json.dumps(lines, ensure_ascii=False, indent=1) + "\n")
+        console.file.write(printable_json(lines) + "\n")
     return arguments.json
 
 
 def show_next(run: RunData, command: str, console: Console, before: str = "") -> None:
     """Print the command that shows more, after the text `before`."""
-    console.print(f"{before}next: python -m grpo.inspect {run.path} {command}", style="dim")
+    console.print(
+        f"{before}next: python -m grpo.inspect {shlex.quote(str(run.path))} {command}", style="dim"
+    )

@@ -188,7 +188,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
 def export_rollouts(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Write every completion to a file, one record each."""
     steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step]
-    steps = steps[-arguments.last :]
+    steps = steps[-arguments.last :] if arguments.last else steps
     records = (
         record for record in run.each_rollout(steps) if arguments.level in (None, record["level"])
     )

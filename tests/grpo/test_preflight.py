@@ -30,7 +30,7 @@ from grpo.run.reader import load_run
 from grpo.run.session import Run
 from grpo.tools import inspect
 from grpo.tools.report import page as report
-from tasks.base import Problem, Score, load_task, problem_at, split_of_key
+from tasks.base import Problem, Score, UserError, load_task, problem_at, split_of_key
 from tasks.dataset import write_problems
 from tasks.interleave import Interleave
 from tasks.supply import Supply
@@ -191,7 +191,7 @@ def test_survey_of_a_model(tiny_policy):
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in found]
 
     # A training level that the task cannot make is the user's to know.
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserError, match="raised ZeroDivisionError"):
         survey(
             tiny_policy,
             Supply(load_task(f"{TOYS}:Toy"), seed=0),

@@ -62,7 +62,11 @@ def policy_with(template, format=DEFAULT):
     """As much of a policy as encodes."""
     tokenizer = tokenizer_with(template)
     policy = SimpleNamespace(
-        tokenizer=tokenizer, context=4096, name="a model", target_length=lambda target: 4
+        tokenizer=tokenizer,
+        vocabulary=len(tokenizer),
+        context=4096,
+        name="a model",
+        target_length=lambda target: 4,
     )
     policy.encode = lambda problem: Policy.encode(policy, problem)
     Policy.use(policy, format)

@@ -180,12 +180,12 @@ def _datasets() -> Iterator[Input]:
     for key in PROBLEM:
         yield case(f"without {key}", [{k: v for k, v in PROBLEM.items() if k != key}])
         for value in (None, 1.5, "", ESCAPE, [], {}, -1, 10**30, "\ud800", [[]], {"a": 1}, True):
-            is_fine = key in ("prompt", "target") and value in ("", ESCAPE)
+            is_fine = key in ("task", "prompt", "target") and value in ("", ESCAPE)
             outcome = HARMLESS if is_fine else REFUSED
             yield case(f"{key} = {value!r}"[:60], [{**PROBLEM, key: value}], outcome)
     for value in (None, "x", 1, [], [1], ["a"], [["a"]], {"a": 1}, ["\ud800"], ["a b", ""], "a b"):
         yield case(f"data.a = {value!r}", [{**PROBLEM, "data": {**PROBLEM["data"], "a": value}}])
-    yield case("another task's", [{**PROBLEM, "task": "arithmetic"}])
+    yield case("another task's", [{**PROBLEM, "task": "arithmetic"}], HARMLESS)
     yield case("a further key", [{**PROBLEM, "more": 1}])
     yield case("no JSON", ["a,b,c\n"])
     yield case("a list", [[1]])

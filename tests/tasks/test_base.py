@@ -128,7 +128,7 @@ def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
     file = tmp_path / "random.py"  # and may be called like a module of the standard library
     file.write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
-        "@dataclass\nclass Own:\n    name: str = 'own'\n"
+        "@dataclass\nclass Own:\n    name: str = 'own'\n    make = score = print\n"
     )
     assert load_task(f"{file}:Own").name == "own"
     import random as standard
@@ -202,7 +202,7 @@ def test_a_flag_of_a_task_needs_a_value():
 def test_a_users_task_may_have_flags(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "class Own:\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n    "
+        "class Own:\n    name, make, score = 'own', print, print\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n    "
         "    self.colour = colour\n"
     )
     spec = f"{file}:Own"

@@ -28,13 +28,13 @@ problems = st.builds(
     level=st.integers(),
     prompt=st.text(),
     target=st.text(),
-    key=st.text(),
+    key=st.text(min_size=1),
     data=st.dictionaries(st.text(), json_values, max_size=3),
 )
 GOOD = {"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}
 
 DIGITS = '''
-from tasks.base import Problem, UserError, key_of
+from tasks.base import Problem, Score, UserError, key_of
 
 class Digits:
     """Write a number of `level` digits: 10 ** level different problems, 500 digits at most."""
@@ -45,6 +45,9 @@ class Digits:
             raise UserError(f"no number has {level} digits")
         number = f"{rng.randrange(10 ** level):0{level}}"
         return Problem("digits", level, f"Write {number}", number, key_of(split, number))
+
+    def score(self, problem, completions):
+        return [Score(text == problem.target) for text in completions]
 '''
 
 
