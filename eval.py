@@ -19,6 +19,7 @@ from data.streams import interrupts_end
 
 with interrupts_end():  # they load torch, which takes seconds
     from data.files import check_output, write_whole
+    from data.text import escape_control
     from grpo.config import Config
     from grpo.model.load import load_policy
     from grpo.model.policy import Policy
@@ -87,7 +88,7 @@ def _load(request: Request, checkpoint: Path | None, config: Config) -> tuple[Po
     else:
         policy, seen = load_run_policy(checkpoint, config, request.device, request.accept)
     for note in policy.notes:
-        print(f"eval.py: warning: {note}", file=sys.stderr)
+        print(f"eval.py: warning: {escape_control(note)}", file=sys.stderr)
     return policy, seen
 
 

@@ -6,21 +6,21 @@ On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags
 
 import gc
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
-if __name__ == "__main__":  # before torch is loaded, which takes seconds
-    from grpo.flags import show_help
-
-    show_help(sys.argv[1:])
-
 from data.streams import interrupts_end, reason_of
 
+if __name__ == "__main__":  # before torch is loaded, which takes seconds
+    with interrupts_end():
+        from grpo.flags import show_help
+    show_help(sys.argv[1:])
+
 with interrupts_end():  # they load torch, which takes seconds
+    from data.text import quoted
     from grpo.config import Config
     from grpo.distributed import RANK, Ranks, process_group
     from grpo.flags import parse
@@ -96,7 +96,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
     except KeyboardInterrupt:
         print(
             "train.py: stopped at once; continue from the last checkpoint with --resume "
-            f"{shlex.quote(str(opened.folder))}",
+            f"{quoted(opened.folder)}",
             file=sys.stderr,
         )
         return 130

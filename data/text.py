@@ -1,6 +1,7 @@
 """Makes text of a model, a file or a command line harmless wherever it is shown."""
 
 import json
+import shlex
 from typing import Any
 
 
@@ -31,6 +32,16 @@ def printable_json(value: Any) -> str:
     return "".join(
         char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text
     )
+
+
+def printable(text: str) -> str:
+    """Return `text` with its line breaks, and everything else unprintable spelled out."""
+    return "\n".join(map(escape_control, text.split("\n")))
+
+
+def quoted(path: object) -> str:
+    """Return a path as a shell takes it, e.g. ``'runs/two words'``; escaped as `escape_control`."""
+    return escape_control(shlex.quote(str(path)))
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
+from data.text import escape_control
 from tasks.base import (
     Parser,
     Problem,
@@ -217,8 +218,9 @@ def report(arguments: list[str] | None) -> int:
         with blaming(f"{folder}: is not what a run writes"):
             found, summary = audit(folder, asked.task)
         for line in found:
-            print(f"{folder}: {line}")
-        print(f"{folder}: {summary}; {f'{len(found)} findings' if found else 'nothing found'}")
+            print(escape_control(f"{folder}: {line}"))
+        outcome = f"{len(found)} findings" if found else "nothing found"
+        print(escape_control(f"{folder}: {summary}; {outcome}"))
         worst = max(worst, bool(found))
     return worst
 

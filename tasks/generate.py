@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data.files import read_json, write_whole
+from data.text import escape_control
 from tasks.base import SPLITS, Parser, Task, UserError, exit_status, load_task, split_options
 from tasks.dataset import write_problems
 from tasks.levels import LADDER, parse_levels
@@ -49,7 +50,7 @@ def generate(
         }
         content = {"files": _manifest_files(manifest) | {path.name: entry}}
         write_whole(manifest, json.dumps(content, indent=2, ensure_ascii=False).encode())
-        print(f"{path}: {size} problems")
+        print(f"{escape_control(str(path))}: {size} problems")
 
 
 def _manifest_files(path: Path) -> dict[str, dict]:

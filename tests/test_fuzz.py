@@ -91,7 +91,7 @@ def test_configurations(content):
     )
 )
 def test_command_lines(arguments):
-    if not {"-h", "--help"} & set(arguments):
+    if not {"-h", "--help", "--help-all"} & set(arguments):
         with contextlib.suppress(UserError):
             parse(arguments)
 

@@ -58,6 +58,12 @@ def test_a_few_kills():
 
 
 @pytest.mark.slow
+def test_a_hundred_kills_with_links_full_disks_and_closed_pipes():
+    done = killed("--kills", "100", "--mishaps")
+    assert done["kills"] >= 100 and min(done[kind] for kind in ("link", "full", "pipe")) >= 5
+
+
+@pytest.mark.slow
 def test_two_hundred_kills():
     done = killed("--kills", "200")
     assert (

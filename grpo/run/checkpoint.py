@@ -13,7 +13,6 @@ import math
 import os
 import random
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
+from data.text import quoted
 from grpo.run.schemas import OptimizerFile, RngFile, read_checked
 from tasks.base import UserError
 
@@ -79,7 +79,7 @@ def save_checkpoint(
             raise UserError(
                 f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free "
                 "some "
-                f"space and go on with --resume {shlex.quote(str(run))}"
+                f"space and go on with --resume {quoted(run)}"
             ) from error
         raise
     shutil.rmtree(old, ignore_errors=True)
@@ -188,7 +188,7 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
         raise UserError(
             f"{flag} {path}: it has no valid checkpoint{reasons}; "
-            f"start a new run under another name, or remove it (rm -r {shlex.quote(str(path))})"
+            f"start a new run under another name, or remove it (rm -r {quoted(path)})"
         )
     return valid[-1], [f"passed over {reason}" for reason in damaged]
 

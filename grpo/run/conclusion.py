@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.text import quoted
 from grpo.config import Config
 from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.run.logs import read_metrics
@@ -69,7 +70,7 @@ def next_commands(folder: Path, config: Config, step: int) -> list[str]:
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
     )
     task = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
-    run = shlex.quote(str(folder))
+    run = quoted(folder)
     return [
         f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} {level_flag} "
         f"{config.level}",

@@ -44,5 +44,7 @@ def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int
     """
     if not before:
         return dict(now)
+    # Why the run ended before is no longer true of it.
+    before = {name: value for name, value in before.items() if name != "stopped"}
     changed = {name: value for name, value in now.items() if value != before.get(name)}
     return {**before, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}

@@ -1,13 +1,12 @@
 """The files that a run appends to. Rank 0 has `RunFiles`; the other ranks have `NoFiles`."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from data.text import escape_control
+from data.text import escape_control, quoted
 from grpo.records import Decision, Group, StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run.logs import MetricsLog, SamplesLog, append
@@ -83,9 +82,7 @@ class RunFiles:
         try:
             write_rollouts(file_of(self.folder, name, step), groups, step=step)
         except UserError as error:
-            raise UserError(
-                f"{error}; go on with --resume {shlex.quote(str(self.folder))}"
-            ) from error
+            raise UserError(f"{error}; go on with --resume {quoted(self.folder)}") from error
 
     def rewind(self, done: int) -> None:
         """Remove everything about steps after `done`: they are made again."""

@@ -1,13 +1,12 @@
 """Opening a run: a new one, or one that continues from its newest valid checkpoint."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.text import shortened
+from data.text import quoted, shortened
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
 from grpo.distributed import SINGLE, Ranks
 from grpo.run.checkpoint import checkpoints, find_resume, step_of
@@ -60,10 +59,10 @@ def _open_new(
 
 def _way_on(folder: Path) -> str:
     """Return what to do about a folder that is there already."""
-    quoted = shlex.quote(str(folder))
+    shown = quoted(folder)
     if checkpoints(folder)[0]:
-        return f"give another name, or --resume {quoted}"
-    return f"it has no checkpoint to go on from: give another name, or remove it (rm -r {quoted})"
+        return f"give another name, or --resume {shown}"
+    return f"it has no checkpoint to go on from: give another name, or remove it (rm -r {shown})"
 
 
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:

@@ -6,13 +6,13 @@ work and write nothing.
 """
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.text import quoted
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.older_runs import trainer_state_of
@@ -283,7 +283,7 @@ class Run:
         self.saver.collect(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with "
-            f"--resume {shlex.quote(str(self.folder))}"
+            f"--resume {quoted(self.folder)}"
         )
 
     def finish(self) -> int:

@@ -9,12 +9,14 @@ adapter is merged into its base model; with `--adapter` it is written alone, for
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo.config import load_config, names_in
+from data.text import printable
+from grpo.config import Config, load_config, names_in
 from grpo.model.load import load_policy
 from grpo.model.policy import save_model
 from grpo.run.checkpoint import find_resume, step_of
@@ -55,7 +57,8 @@ def write(arguments: argparse.Namespace) -> int:
         accept=names_in(arguments.accept_changes),
     )
     kind = "adapter" if arguments.adapter else "model"
-    print(f"{arguments.folder}: {kind} of step {step}, with tokenizer and model card")
+    line = f"{arguments.folder}: {kind} of step {step}, with tokenizer and model card"
+    print(printable(line))
     return 0
 
 
@@ -108,7 +111,7 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
     for note in check_base(checkpoint, config.model, accept):
-        print(f"grpo.export: {note}", file=sys.stderr)
+        print(f"grpo.export: {printable(note)}", file=sys.stderr)
 
     as_trained = {
         **config.loading,
@@ -134,10 +137,11 @@ def export(
 
 def card(run: RunData, step: int, *, adapter: bool) -> str:
     """Return the model card in Markdown: the model, its training, and its held-out scores."""
-    config, facts = run.config, run.config.get("facts", {})
+    config = {**asdict(Config()), **run.config}
+    facts = config.get("facts", {})
     reports = [line for line in run.reports if line["step"] <= step]
     metric = reports[0].get("metric", "score") if reports else "score"
-    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS if name in config)
+    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS)
     control = ""
     if config.get("control", "none") != "none":
         control = (
@@ -197,13 +201,13 @@ def _start_of(config: Record) -> Path | None:
 
 def _is_hub_id(config: Record) -> bool:
     """Return whether the model is named by its id on the Hugging Face hub."""
-    model = config.get("model", "builtin")
+    model = config["model"]
     return _base_name(config) == model != "builtin" and not Path(model).exists()
 
 
 def _base_name(config: Record) -> str:
     """Return the name of the model that training started from, without this machine's paths."""
-    model, start = config.get("model", "builtin"), _start_of(config)
+    model, start = config["model"], _start_of(config)
     if start is not None and model == str(start):
         return start.parent.parent.name
     return Path(model).name if Path(model).exists() else model

@@ -1,13 +1,12 @@
 """What the views of `python -m grpo.inspect` share: the selection of lines, and JSON output."""
 
 import argparse
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from data.text import printable_json
+from data.text import printable_json, quoted
 from grpo.run.reader import RunData
 from tasks.base import UserError
 
@@ -50,6 +49,4 @@ def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Con
 
 def show_next(run: RunData, command: str, console: Console, before: str = "") -> None:
     """Print the command that shows more, after the text `before`."""
-    console.print(
-        f"{before}next: python -m grpo.inspect {shlex.quote(str(run.path))} {command}", style="dim"
-    )
+    console.print(f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}", style="dim")

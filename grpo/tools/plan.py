@@ -18,6 +18,7 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
+from data.text import printable
 from grpo.config import Config
 from grpo.flags import parse as parse_training
 from grpo.model.adapter import adapter_of
@@ -163,7 +164,7 @@ def start(argv: list[str]) -> int:
     total, step = sum(memory.values()), sum(seconds.values())
     tokens = work.prompts * work.group * work.tokens
     tuning = f"LoRA rank {config.lora_rank}" if model.is_lora else "full fine-tuning"
-    print(
+    lines = (
         f"model     {config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, "
         f"{model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
         f"step      {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions "
@@ -173,6 +174,7 @@ def start(argv: list[str]) -> int:
         f"time      {step:.2f} s per step without speculative decoding, {tokens / step:,.0f} "
         f"tokens/s: {_parts_of(seconds, 1)}"
     )
+    print(printable(lines))
 
     if total > USABLE * own.gpu.memory:
         advice = "give --optimizer adamw8bit, or several GPUs and --shard"

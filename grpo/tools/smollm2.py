@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.text import printable, quoted
 from grpo.model.load import load_policy
 from grpo.rollout.generate import generate
 from tasks.base import Parser, UserError, exit_status, needs
@@ -71,7 +72,8 @@ def start(arguments: argparse.Namespace) -> int:
         answer = ask(model)
         os.replace(model, folder)  # the folder is complete or absent
 
-    print(f"{QUESTION}\n{answer}\n{folder}: done; train it with --model {folder}")
+    last = f"{folder}: done; train it with --model {quoted(folder)}"
+    print(printable(f"{QUESTION}\n{answer}\n{last}"))
     return 0
 
 

@@ -202,8 +202,11 @@ def test_a_flag_of_a_task_needs_a_value():
 def test_a_users_task_may_have_flags(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "class Own:\n    name, make, score = 'own', print, print\n    options = {'colour': 'any'}\n\n    def __init__(self, colour='red'):\n    "
-        "    self.colour = colour\n"
+        "class Own:\n"
+        "    name, make, score = 'own', print, print\n"
+        "    options = {'colour': 'any'}\n\n"
+        "    def __init__(self, colour='red'):\n"
+        "        self.colour = colour\n"
     )
     spec = f"{file}:Own"
     assert split_options(spec, ["--colour", "blue"]) == ({"colour": "blue"}, [])

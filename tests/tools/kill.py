@@ -7,6 +7,10 @@ still be there and intact, except for those that the run itself removed. "half a
 the kills that left an incomplete one, which the next start removes. In the end, the run must equal
 one that was not killed: weights, moments, logs, rollouts, seen problems, curriculum.
 
+With --mishaps, half of the starts meet one as well: a part of the run lies behind a link that leads
+out of it (the start is refused, and nothing behind the link changes), the disk is full, or nobody
+reads standard output.
+
 Prints the counts as JSON. The exit status is 1 if anything differs.
 """
 
@@ -15,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -31,92 +36,57 @@ from compare_runs import differing, written  # noqa: E402
 import train  # noqa: E402
 from grpo.run.checkpoint import checkpoints  # noqa: E402
 
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "6",
-    "--eval-problems",
-    "3",
-    "--save-every",
-    "2",
-    "--eval-every",
-    "3",
-    "--config",
-    "{save_threshold: 0.05}",
-    "--config",
-    "{best_margin: 0.05}",
-    "--config",
-    "{best_spacing: 2}",
-    "--device",
-    "cpu",
-]
+SMALL = (
+    "--prompts 2 --group-size 4 --steps 6 --eval-problems 3 --save-every 2 --eval-every 3 "
+    "--device cpu"
+).split()
+SMALL += ["--config", "{save_threshold: 0.05, best_margin: 0.05, best_spacing: 2}"]
+
+OFTEN = ["--config", "{promote_every: 1, promote_problems: 3}"]
 CASES = {
     "interleave, full, ladder, resampling": [
-        "--words",
-        "6",
-        "--curriculum",
-        "3,4,6",
-        "--promote-at",
-        "0.02",
-        "--config",
-        "{promote_every: 1}",
-        "--config",
-        "{promote_problems: 3}",
-        "--on-degenerate",
-        "resample",
+        *"--words 6 --curriculum 3,4,6 --promote-at 0.02 --on-degenerate resample".split(),
+        *OFTEN,
     ],
-    "interleave, LoRA, ladder, KL": [
-        "--words",
-        "6",
-        "--curriculum",
-        "1,2,4,6",
-        "--lora-rank",
-        "4",
-        "--beta",
-        "0.1",
-    ],
-    "arithmetic, full, resampling, fixed problems": [
-        "--task",
-        "arithmetic",
-        "--problems",
-        "fixed:5",
-        "--on-degenerate",
-        "resample",
-    ],
+    "interleave, LoRA, ladder, KL": (
+        "--words 6 --curriculum 1,2,4,6 --lora-rank 4 --beta 0.1".split()
+    ),
+    "arithmetic, full, resampling, fixed problems": (
+        "--task arithmetic --problems fixed:5 --on-degenerate resample".split()
+    ),
     "arithmetic, LoRA, dynamic sampling": [
-        "--task",
-        "arithmetic",
-        "--lora-rank",
-        "4",
-        "--config",
-        "{dynamic_sampling: 2}",
-        "--config",
-        "{epochs: 2}",
+        *"--task arithmetic --lora-rank 4".split(),
+        *("--config", "{dynamic_sampling: 2, epochs: 2}"),
     ],
 }
-WRITES = {
-    "open",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-}  # audit events of Python itself: sys.addaudithook
-KINDS = ("time", "write", "torn")
+
+# Audit events of Python itself: sys.addaudithook.
+WRITES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
+
+KILLS = ("time", "write", "torn")
+MISHAPS = ("link", "full", "pipe")
 KILLS_A_RUN = 5  # then it may end
 
 
-def start(arguments: list[str], log: Path, at_write: int = 0, torn: bool = False) -> int:
-    """Fork a process that trains, and return its number. With `at_write` it kills itself at its
-    write of that number, `torn` in the middle.
+def start(
+    arguments: list[str], log: Path, at_write: int = 0, torn: bool = False, mishap: str = ""
+) -> int:
+    """Fork a process that trains, and return its number.
+
+    With `at_write` it kills itself at its write of that number, `torn` in the middle. The `mishap`
+    "full" is a disk on which files cannot grow, "pipe" a standard output that nobody reads.
     """
     if child := os.fork():
         return child
+    if mishap == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (random.randint(1, 400) << 10, -1))
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+        if mishap == "pipe":
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, 1)
         count = 0
 
         def watch(event, details):
@@ -167,7 +137,13 @@ def ended(child: int, within: float | None = None) -> int | None:
 
 
 def killed_run(
-    arguments: list[str], run: Path, log: Path, seconds: float, rng: random.Random, done: Counter
+    arguments: list[str],
+    run: Path,
+    log: Path,
+    seconds: float,
+    rng: random.Random,
+    done: Counter,
+    mishaps: bool = False,
 ):
     """Train `run` to its end through `KILLS_A_RUN` kills; `seconds` is how long the whole takes."""
     kills = 0
@@ -176,14 +152,21 @@ def killed_run(
         if not valid:
             shutil.rmtree(run, ignore_errors=True)
         command = ["--resume", str(run)] if valid else [*arguments, "--name", run.name]
-        kind = rng.choice(KINDS) if kills < KILLS_A_RUN else None
+        kind = rng.choice(KILLS) if kills < KILLS_A_RUN else None
+        mishap = rng.choice(MISHAPS) if mishaps and kind and rng.random() < 0.5 else ""
+        if mishap == "link" and valid:
+            check_link(run, command, log, rng)
+            done["link"] += 1
         child = start(
             command,
             log,
             at_write=rng.randint(1, 60) if kind in ("write", "torn") else 0,
             torn=kind == "torn",
+            mishap=mishap,
         )
         status = ended(child, rng.uniform(0, seconds) if kind == "time" else None)
+        if mishap in ("full", "pipe"):
+            done[mishap] += 1
         if status is None:
             os.kill(child, signal.SIGKILL)
             status = ended(child)
@@ -197,15 +180,38 @@ def killed_run(
                 f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where "
                 f"{valid[-1:]} was"
             )
+        elif mishap == "full" and status == 2:
+            assert not (run.exists() and checkpoints(run)[1]), f"{run}: damaged by a full disk"
         else:
             assert status == 0, f"{run}: exit status {status}; see {log}"
             return
+
+
+def check_link(run: Path, command: list[str], log: Path, rng: random.Random):
+    """Put a part of the run elsewhere, and a link in its place: the run is refused, and no file
+    behind the link changes.
+    """
+    part = run / rng.choice(("rollouts", "checkpoints", "seen.jsonl", "metrics.jsonl", ".lock"))
+    outside = run.parent.parent / "outside"
+    part.rename(outside)
+    part.symlink_to(outside)
+    before = contents(outside)
+    status = ended(start(command, log))
+    assert status == 2, f"{part}: a link out of the run is taken (exit status {status})"
+    assert contents(outside) == before, f"{part}: something was written behind a link"
+    part.unlink()
+    outside.rename(part)
+
+
+def contents(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (path, *path.rglob("*")) if file.is_file()}
 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--cases", type=int, default=len(CASES), help="so many of the cases")
+    parser.add_argument("--mishaps", action="store_true", help="links, full disks, closed pipes")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(argv)
     cases = list(CASES)[: asked.cases]
@@ -222,10 +228,12 @@ def main(argv=None) -> int:
                 written(Path("runs") / f"whole-{i}"),
                 time.monotonic() - start_time,
             )
-        while sum(kills[kind] for kind in KINDS) < asked.kills:
+        while sum(kills[kind] for kind in KILLS) < asked.kills:
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
-                killed_run([*SMALL, *CASES[case]], run, log, seconds[case], rng, kills)
+                killed_run(
+                    [*SMALL, *CASES[case]], run, log, seconds[case], rng, kills, asked.mishaps
+                )
                 different = differing(whole[case], written(run))
                 assert not different, f"{case}: differs in {different}"
             except AssertionError as error:
@@ -239,7 +247,7 @@ def main(argv=None) -> int:
     print(
         json.dumps(
             {
-                "kills": sum(kills[kind] for kind in KINDS),
+                "kills": sum(kills[kind] for kind in KILLS),
                 **kills,
                 "runs": runs,
                 "cases": len(cases),

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import (
     budgets,
@@ -45,7 +46,7 @@ def load_run_policy(
     have.
     """
     for warning in check_base(checkpoint, config.model, accept):
-        print(f"eval.py: {warning}", file=sys.stderr)
+        print(f"eval.py: {escape_control(warning)}", file=sys.stderr)
     seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
     policy = load_policy(
         config.model,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from data.text import escape_control
 from grpo.config import Config, load_config, names_in
 from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
@@ -72,7 +73,7 @@ def trained_run(model: str) -> tuple[Path | None, Config]:
     if checkpoint is None:
         return None, Config()
     for warning in warnings:
-        print(f"eval.py: {warning}", file=sys.stderr)
+        print(f"eval.py: {escape_control(warning)}", file=sys.stderr)
     return checkpoint, load_config(checkpoint.parent.parent / "config.yaml")
 
 

@@ -23,7 +23,7 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     first = results[0]
     control = f"CONTROL {first['control']}: " if "control" in first else ""
-    title = f"{control}{first['model']}: {metric} on"
+    title = escape_control(f"{control}{first['model']}: {metric} on")
 
     own = [result for result in results if "foreign" not in result]
     foreign = [result for result in results if "foreign" in result]

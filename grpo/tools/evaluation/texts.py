@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from data.text import printable
 from grpo.config import Config
 from grpo.run.sources import read_sources
 from grpo.tools.evaluation.request import Request, trained_run
@@ -19,11 +20,11 @@ def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
         saved = read_sources(checkpoint) or {}
         known |= set((saved.get("corpus") or {}).values())
         if "corpus" not in saved or any(one["kind"] == "corpus" for one in saved["accepted"]):
-            print(
+            line = (
                 f"eval.py: {checkpoint}: not all texts that the run was trained on are known; some "
-                "may be evaluated on",
-                file=sys.stderr,
+                "may be evaluated on"
             )
+            print(printable(line), file=sys.stderr)
         checkpoint, config = trained_run(config.model)
 
     unseen = unseen_texts(task, known)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from data.text import escape_control
+from data.text import escape_control, printable
 from grpo.records import Group
 from grpo.run.reader import RunData, load_run
 from grpo.show.lines import clock_time, counted, interval
@@ -72,10 +72,11 @@ def report(argv: Sequence[str] | None) -> int:
     output = arguments.output or runs[0].path / "report.html"
     content = page(runs, budget=round(arguments.megabytes * 1e6 / len(runs))).encode()
     write_whole(output, content)
-    print(
+    line = (
         f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it "
         "in a browser"
     )
+    print(printable(line))
     return 0
 
 

@@ -1,0 +1,161 @@
+"""Mistakes that were once accepted, led in a circle, or ended in a traceback."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hostile import ESCAPE
+from small_runs import BY_PLACE, whole_run
+
+import eval as evaluation
+import train
+from grpo.tools import export, inspect
+from grpo.tools.report import page
+from tasks import audit
+
+TOP = Path(__file__).resolve().parents[1]
+SMALL = (
+    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off --no-ramp "
+    "--device cpu --warm-start off --max-new-tokens 8 --steps 2 --save-every 1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    flags = ["--model", str(tiny_model), *SMALL, *BY_PLACE, "--lora-rank", "2"]
+    return whole_run(flags, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def run(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, "runs/whole")
+    return Path("runs/whole")
+
+
+def refused(capsys, main, *argv):
+    capsys.readouterr()
+    assert main([str(word) for word in argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_fewer_steps_than_are_done(run, capsys):
+    line = refused(capsys, train.main, "--resume", run, "--steps", "1", *BY_PLACE)
+    assert line == (
+        "train.py: --steps 1: the run in runs/whole has made 2 steps; give more, or leave the "
+        "flag out"
+    )
+    assert train.main(["--resume", str(run), "--steps", "2", *BY_PLACE]) in (0, 3)
+
+
+def test_the_last_none(run, capsys):
+    assert "--last: give a whole number of 1" in refused(
+        capsys, inspect.main, run, "steps", "--last", 0
+    )
+    assert inspect.main([str(run), "steps", "--last", "1", "--json"]) == 0
+    assert [line["step"] for line in json.loads(capsys.readouterr().out)] == [2]
+
+
+def test_a_run_without_a_checkpoint_is_no_circle(run, tiny_model, capsys):
+    shutil.rmtree(run / "checkpoints")
+    remedy = "(rm -r runs/whole)"
+    assert remedy in refused(capsys, train.main, "--resume", run, *BY_PLACE)
+    flags = ["--model", tiny_model, *SMALL, *BY_PLACE, "--name", "whole"]
+    assert remedy in refused(capsys, train.main, *flags)
+    shutil.rmtree(run)
+    assert train.main([str(flag) for flag in flags]) in (0, 3)
+
+
+def test_a_resumed_run_keeps_when_and_from_what_it_was_started(run):
+    path = run / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["facts"] |= {"commit": "of that day", "started": "long ago"}
+    path.write_text(yaml.safe_dump(values))
+    for steps in ("3", "4"):
+        assert train.main(["--resume", str(run), "--steps", steps, *BY_PLACE]) in (0, 3)
+
+    facts = yaml.safe_load(path.read_text())["facts"]
+    assert (facts["commit"], facts["started"]) == ("of that day", "long ago")
+    assert [each["step"] for each in facts["resumed"]] == [2, 3]
+    assert all(each["commit"] != "of that day" for each in facts["resumed"])
+
+
+def test_an_adapter_is_described_alike_in_each_process(run, tiny_model):
+    written = set()
+    for seed in ("1", "2", "3"):
+        code = (
+            "from pathlib import Path; from grpo.model.load import load_policy\n"
+            f"policy = load_policy({str(tiny_model)!r}, device='cpu', lora_rank=2)\n"
+            f"policy.save(Path('adapter-{seed}'))"
+        )
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(TOP), "PATH": "/usr/bin"}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        written.add(Path(f"adapter-{seed}/adapter_config.json").read_text())
+    assert len(written) == 1
+
+
+def test_a_hostile_name_reaches_no_terminal(run, capsys):
+    name = Path("runs") / ESCAPE.replace("/", "")
+    run.rename(name)
+    last = ["--words", "2", "--problems", "2", "--device", "cpu"]
+    for main, argv in (
+        (inspect.main, ["steps"]),
+        (inspect.main, ["step", "2"]),
+        (inspect.main, ["step", "2", "--json"]),
+        (inspect.main, ["degenerate"]),
+        (page.main, ["-o", "report.html"]),
+        (audit.main, BY_PLACE),
+        (export.main, ["exported"]),
+        (train.main, ["--steps", "3", *BY_PLACE]),
+        (evaluation.main, [*BY_PLACE, *last]),
+    ):
+        flag = {train.main: ["--resume"], evaluation.main: ["--model"]}.get(main, [])
+        assert main([*flag, str(name), *argv]) != 2
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err and "\x9b" not in out + err and "\u202e" not in out + err
+
+
+def test_suggested_commands_can_be_pasted(run, capsys):
+    spaced = Path("runs/two words; rm x")
+    run.rename(spaced)
+    assert train.main(["--resume", str(spaced), "--steps", "3", *BY_PLACE]) in (0, 3)
+    said = capsys.readouterr().out
+    assert "python eval.py --model 'runs/two words; rm x' --task" in said
+    assert "python -m tasks.audit 'runs/two words; rm x'" in said
+
+
+def test_a_lack_of_memory_is_one_line(tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+
+    command = [sys.executable, str(TOP / "train.py"), "--words", "500", "--prompts", "2000"]
+    flags = ["--no-ramp", "--preflight", "off", "--device", "cpu", "--steps", "1"]
+    result = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, cwd=tmp_path, preexec_fn=limit
+    )
+    lines = [line for line in result.stderr.splitlines() if "warning" not in line]
+    assert result.returncode == 2 and len(lines) == 1 and "memory" in lines[0], result.stderr
+
+
+@pytest.mark.parametrize("program", ["train.py", "eval.py", "grpo/report.py"])
+def test_ctrl_c_while_loading_is_silent(program, tmp_path):
+    command = [sys.executable, "-X", "importtime", str(TOP / program), "--words", "2"]
+    environment = {"PYTHONPATH": str(TOP), "PATH": "/usr/bin"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for (
+            line
+        ) in process.stderr:  # torch, or what stands for it in a program without, is on its way
+            if "numpy" in line or "rich" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == -signal.SIGINT and "Traceback" not in rest
