@@ -3,6 +3,7 @@ and checkpoints of them.
 """
 
 import copy
+import json
 import re
 import socket
 import warnings
@@ -52,6 +53,9 @@ BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
 }
 # More than any model has; a wrong number would be built for hours.
 MOST_LAYERS = 2_000
+
+# Bytes of the largest file in which impossible characters are looked for.
+MOST_SETTINGS = 1 << 20
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
@@ -241,6 +245,18 @@ def _check_files(folder: Path) -> None:
                     f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
                     f"most {MOST_BYTES >> 20:,} MiB are read"
                 )
+            if path.suffix == ".json" and path.stat().st_size <= MOST_SETTINGS:
+                _check_characters(path)
+
+
+def _check_characters(path: Path) -> None:
+    """Raise UserError if a JSON file holds half of a surrogate pair, which cannot be saved again."""
+    try:
+        json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"--model {path.parent}: {path.name} holds a lone surrogate") from error
+    except ValueError:
+        return  # `transformers` says what is wrong with it
 
 
 @cache

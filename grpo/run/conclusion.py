@@ -84,7 +84,7 @@ def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     """Return how many different problems were drawn how often, and the share of a finite family."""
     before = trainer.stream.inherited
     seen = len(trainer.stream.seen) - before
-    drawn = sum(line["groups/count"] for line in read_metrics(folder / "metrics.jsonl"))
+    drawn = sum(line.get("groups/count", 0) for line in read_metrics(folder / "metrics.jsonl"))
     imitated = trainer.imitation.answers if trainer.imitation else 0
     size = trainer.stream.supply.family_size(level)
     share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""

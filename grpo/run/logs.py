@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
 from grpo.records import Group
@@ -47,7 +49,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, text in enumerate(_whole_lines(path), start=1):
         try:
-            line = json.loads(text)
+            # It refuses NaN, and half a surrogate pair, which no log can hold.
+            line = msgspec.json.decode(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: is not JSON ({error})") from error
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):

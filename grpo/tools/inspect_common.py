@@ -26,7 +26,7 @@ def chosen(
         line
         for line in lines
         if arguments.first <= line["step"] <= arguments.last_step
-        and arguments.level in (None, line["level"])
+        and arguments.level in (None, line.get("level"))
         and is_wanted(line)
     ]
     return kept[-arguments.last :] if arguments.last else kept

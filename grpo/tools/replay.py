@@ -123,4 +123,7 @@ def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
 
 def kept_groups(run: RunData, step: int) -> list[Group]:
     """Return the groups that a step was trained on."""
-    return [group for group in run.groups(step) if group.action == "keep"]
+    kept = [group for group in run.groups(step) if group.action == "keep"]
+    if not all(group.advantages for group in kept):
+        raise UserError(f"{run.path}: a group of step {step} was trained on without advantages")
+    return kept
