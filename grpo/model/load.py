@@ -3,7 +3,6 @@ and checkpoints of them.
 """
 
 import copy
-import json
 import re
 import socket
 import warnings
@@ -30,11 +29,11 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from data.files import MOST_BYTES
 from data.text import shortened
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
+from grpo.model.files import check_files
 from grpo.model.finite import check_loaded, check_names
 from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.interfaces import Model
@@ -53,9 +52,6 @@ BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
 }
 # More than any model has; a wrong number would be built for hours.
 MOST_LAYERS = 2_000
-
-# Bytes of the largest file in which impossible characters are looked for.
-MOST_SETTINGS = 1 << 20
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
@@ -149,7 +145,7 @@ def _find_files(spec: str, weights: Path | None, start: str | None, keep_referen
         return _Files(resolve(spec), f"--model {spec}", None, None)
     if (weights / "adapter_config.json").exists():
         return _Files(resolve(spec), f"--model {spec}", weights, start_adapter)
-    _check_files(weights)
+    check_files(weights)
     return _Files(str(weights), str(weights), None, start_adapter)
 
 
@@ -218,7 +214,7 @@ def resolve(spec: str) -> str:
     if exists and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
     if exists:
-        _check_files(Path(spec))
+        check_files(Path(spec))
     if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
     if exists or _hub_answers(ENDPOINT):
@@ -232,31 +228,6 @@ def resolve(spec: str) -> str:
             f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
             "in Hugging Face layout that holds the model, or builtin"
         ) from error
-
-
-def _check_files(folder: Path) -> None:
-    """Raise UserError if what `transformers` would read is no ordinary file, or much too large."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model"):
-            if not path.is_file():
-                raise UserError(f"--model {folder}: {path.name} is no ordinary file")
-            if path.suffix in (".json", ".jinja") and path.stat().st_size > MOST_BYTES:
-                raise UserError(
-                    f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
-                    f"most {MOST_BYTES >> 20:,} MiB are read"
-                )
-            if path.suffix == ".json" and path.stat().st_size <= MOST_SETTINGS:
-                _check_characters(path)
-
-
-def _check_characters(path: Path) -> None:
-    """Raise UserError if a JSON file holds half of a surrogate pair, which cannot be saved again."""
-    try:
-        json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"--model {path.parent}: {path.name} holds a lone surrogate") from error
-    except ValueError:
-        return  # `transformers` says what is wrong with it
 
 
 @cache

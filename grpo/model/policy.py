@@ -31,6 +31,7 @@ from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
 from grpo.model.runner import ForwardPath
+from grpo.model.save import save_model
 from tasks.base import Problem, UserError
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
@@ -364,18 +365,6 @@ class Policy:
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
-
-
-def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
-    # `peft` writes sets in an order that changes from process to process.
-    for config in getattr(model, "peft_config", {}).values():
-        if isinstance(config.target_modules, set):
-            config.target_modules = sorted(config.target_modules)
-
-    # Embeddings are never trained beside an adapter. Unless `peft` is told so, it asks the hub.
-    options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
-    model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, str]:

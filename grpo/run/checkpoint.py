@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import re
 import shutil
 import time
@@ -20,14 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
 from data.text import quoted
-from grpo.run.schemas import OptimizerFile, RngFile, read_checked
+from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
 SHARE = 0.05  # of a run's time, which saves for a new best may take together
@@ -361,37 +359,6 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
         for group in saved["param_groups"]
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def rng_state() -> dict[str, Any]:
-    """Return the state of the random generators of Python, NumPy and torch, as rng.json has it."""
-    kind, keys, *numbers = np.random.get_state(legacy=True)
-    assert isinstance(keys, np.ndarray)
-    cuda = (
-        [state.tolist() for state in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else []
-    )
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *numbers],
-        "torch": torch.get_rng_state().tolist(),
-        "cuda": cuda,
-    }
-
-
-def load_rng(folder: Path) -> None:
-    """Restore the `rng_state` that rng.json has."""
-    saved = read_checked(folder / "rng.json", RngFile)
-    version, state, gauss = saved["python"]
-    random.setstate((version, tuple(state), gauss))
-    kind, keys, *numbers = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
-    torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
-    if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(
-            [torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]]
-        )
 
 
 def step_of(path: Path) -> int:

@@ -23,11 +23,10 @@ from grpo.run.background import HostMemory, Save, Saved, Writer
 from grpo.run.checkpoint import (
     CheckpointRules,
     load_optimizer,
-    load_rng,
-    rng_state,
     save_optimizer,
 )
 from grpo.run.display import Display
+from grpo.run.random_state import load_rng, rng_state
 from grpo.run.sources import NAME
 from grpo.trainer import Trainer
 from tasks.base import blaming

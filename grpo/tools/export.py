@@ -18,7 +18,7 @@ import torch
 from data.text import printable
 from grpo.config import Config, load_config, names_in
 from grpo.model.load import load_policy
-from grpo.model.policy import save_model
+from grpo.model.save import save_model
 from grpo.run.checkpoint import find_resume, step_of
 from grpo.run.reader import RunData, load_run
 from grpo.run.sources import check_base

@@ -21,16 +21,15 @@ from grpo.run.checkpoint import (
     checkpoints,
     find_resume,
     load_optimizer,
-    load_rng,
     prune,
     remove_after,
     remove_partial,
-    rng_state,
     save_checkpoint,
     save_optimizer,
     spacing_for,
     verify,
 )
+from grpo.run.random_state import load_rng, rng_state
 from tasks.base import UserError
 
 

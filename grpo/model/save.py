@@ -1,0 +1,21 @@
+"""Writing a model, or an adapter alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from peft import PeftModel
+from torch import Tensor
+
+from grpo.model.interfaces import Model
+
+
+def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
+    # `peft` writes sets in an order that changes from process to process.
+    for config in getattr(model, "peft_config", {}).values():
+        if isinstance(config.target_modules, set):
+            config.target_modules = sorted(config.target_modules)
+
+    # Embeddings are never trained beside an adapter. Unless `peft` is told so, it asks the hub.
+    options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
