@@ -19,6 +19,13 @@ SETTINGS = {
 # The "facts" in config.yaml.
 FACTS = {"rungs": "training_levels"}
 
+# A line of metrics.jsonl. Its "reward_std" was the mean within the groups, as "group_std" still is.
+METRICS = {
+    "clip_ratio/low": "clip_ratio/low_mean",
+    "clip_ratio/high": "clip_ratio/high_mean",
+    "parity/max_abs_logprob_diff": "sampling/sampling_logp_difference/max",
+}
+
 # A group in rollouts/.
 GROUP = {"verdict": "class"}
 
@@ -38,6 +45,13 @@ def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     {'temperature_factor': 1.2, 'seed': 0}
     """
     return {names.get(name, name): value for name, value in values.items()}
+
+
+def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of metrics.jsonl under today's names."""
+    if not METRICS.keys() & line.keys():
+        return dict(line)
+    return {name: value for name, value in renamed(line, METRICS).items() if name != "reward_std"}
 
 
 def decision_of(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.oom_retry import OomRetry
 from grpo.learn.schedule import lr_factor
-from grpo.learn.update import update
+from grpo.learn.update import PARITY, update
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport
 from grpo.training.build import (
@@ -225,7 +225,7 @@ class Trainer:
         run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)
         history = [self.oom_retry.run(run, kept) for _ in range(self.config.epochs)]
 
-        parity = {name: value for name, value in history[0].items() if name.startswith("parity/")}
+        parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
         return history[-1] | parity
 
     def lr_factor(self, step: int) -> float:

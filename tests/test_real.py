@@ -117,7 +117,7 @@ def test_a_step_trains(whole):
     lines = read_metrics(whole / "runs/whole/metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert any(line.get("grad_norm", 0) > 0 for line in lines)
-    parity = [line["parity/max_abs_logprob_diff"] for line in lines if "loss" in line]
+    parity = [line["sampling/sampling_logp_difference/max"] for line in lines if "loss" in line]
     print(f"\nsampler against trainer within the run: {max(parity):.2e}")
     assert max(parity) < ROUNDING
 

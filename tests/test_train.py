@@ -100,7 +100,7 @@ def test_what_a_run_writes(tmp_path, capsys):
         "reward_std",
         "frac_reward_zero_std",
         "entropy",
-        "clip_ratio/low",
+        "clip_ratio/low_mean",
         "completions/mean_length",
         "completions/clipped_ratio",
         "grad_norm",
@@ -112,7 +112,7 @@ def test_what_a_run_writes(tmp_path, capsys):
         "groups/kept",
         "groups/class/varied",
         "wasted_tokens",
-        "parity/max_abs_logprob_diff",
+        "sampling/sampling_logp_difference/max",
         "parity/kl",
         "parity/worst",
         "draft/acceptance",
@@ -122,7 +122,7 @@ def test_what_a_run_writes(tmp_path, capsys):
         "time/score",
         "time/update",
     } <= set(metrics[0])
-    assert all(line["parity/max_abs_logprob_diff"] < 1e-4 for line in metrics)
+    assert all(line["sampling/sampling_logp_difference/max"] < 1e-4 for line in metrics)
     evals = read_metrics(folder / "eval.jsonl")
     assert [line["step"] for line in evals] == [0, 3, 4, 4]
     assert [line["purpose"] for line in evals] == ["report"] * 3 + ["verdict"]

@@ -26,6 +26,9 @@ from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.policy import Policy
 from grpo.records import Group
 
+# How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.
+PARITY = ("parity/", "sampling/")
+
 
 def completion_logprobs(
     policy: Policy,
@@ -118,11 +121,11 @@ def update(
     Returns these metrics, as means over the step's tokens unless stated otherwise:
 
     - "loss"; "grad_norm", before clipping;
-    - "entropy" (nats); "kl" to the reference, only with `beta`; "clip_ratio/low" and
-      "clip_ratio/high", the shares of clipped tokens;
-    - "parity/kl", "parity/max_abs_logprob_diff" and "parity/worst" (the three tokens that differ
-      most): the distance between policy and sampler. In the first pass over a rollout that is
-      rounding alone.
+    - "entropy" (nats); "kl" to the reference, only with `beta`; "clip_ratio/low_mean" and
+      "clip_ratio/high_mean", the shares of clipped tokens;
+    - "parity/kl", "sampling/sampling_logp_difference/max" and "parity/worst" (the three tokens that
+      differ most): the distance between policy and sampler. In the first pass over a rollout that
+      is rounding alone.
 
     Micro-batches of at most `micro_tokens` tokens save memory and do not change the gradient. Each
     of several ranks takes some of the completions; gradients and metrics are those of all.
@@ -168,8 +171,8 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
     """Return the figures of a step by the names of the metrics."""
     means = {
         "entropy": "entropy",
-        "clipped_low": "clip_ratio/low",
-        "clipped_high": "clip_ratio/high",
+        "clipped_low": "clip_ratio/low_mean",
+        "clipped_high": "clip_ratio/high_mean",
         "parity": "parity/kl",
     }
     if has_kl:
@@ -179,7 +182,7 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
     return {
         "loss": figures.loss,
         "grad_norm": grad_norm,
-        "parity/max_abs_logprob_diff": figures.parity,
+        "sampling/sampling_logp_difference/max": figures.parity,
         "parity/worst": figures.worst,
         **{metric: sums[name] / sums["tokens"] for name, metric in means.items()},
     }

@@ -13,6 +13,7 @@ import msgspec
 
 from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
+from grpo.older_runs import metrics_of
 from grpo.records import Group
 from grpo.run.schemas import check_line
 from tasks.base import UserError
@@ -58,7 +59,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 f'{path}, line {number}: has no whole number "step"; the file is not a log of a run'
             )
         check_line(f"{path}, line {number}", path.name, line)
-        lines.append(line)
+        lines.append(metrics_of(line) if path.name == "metrics.jsonl" else line)
     return lines
 
 

@@ -13,7 +13,7 @@ from grpo.records import StepReport
 FIGURES = {
     "level": "  level {:>3g}",
     "reward": "  reward {:.3f}",
-    "reward_std": " ± {:.3f}",
+    "group_std": " ± {:.3f}",
     "value": "  {name} {:.3f}",
     "groups/kept": "  trained on {:>2g}",
     "groups/count": " of {:g} groups",
@@ -29,14 +29,14 @@ FIGURES = {
     "kl": "  KL {:.4f}",
     "entropy": "  entropy {:.3f}",
     "grad_norm": "  gradient {:.3f}",
-    "clip_ratio/low": "  clipped {:.1%}",
-    "clip_ratio/high": " below, {:.1%} above",
-    "parity/max_abs_logprob_diff": "  parity {:.0e}",
+    "clip_ratio/low_mean": "  clipped {:.1%}",
+    "clip_ratio/high_mean": " below, {:.1%} above",
+    "sampling/sampling_logp_difference/max": "  parity {:.0e}",
 }
 
 GROUPS = ("groups/kept", "groups/count", "groups/resampled", "temperature")
 SPEED = ("completions/mean_length", "tokens_per_second", "step_time")
-LINE = ("level", "reward", "reward_std", "value", *GROUPS, *SPEED, "memory_gb")
+LINE = ("level", "reward", "group_std", "value", *GROUPS, *SPEED, "memory_gb")
 
 # A line of eval.jsonl.
 Evaluation = Mapping[str, Any]

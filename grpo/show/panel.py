@@ -33,7 +33,7 @@ ROWS = (
     ("level", "value", *GROUPS),
     (*SPEED, "time/rollout", "time/update", "memory_gb"),
     ("loss", "kl", "entropy", "grad_norm"),
-    ("clip_ratio/low", "clip_ratio/high", "parity/max_abs_logprob_diff"),
+    ("clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/sampling_logp_difference/max"),
 )
 
 # In columns; rich makes the panel narrower if the terminal is.
@@ -94,7 +94,7 @@ def _progress_row(report: StepReport, view: RunView) -> Table:
 
 
 def _reward_row(report: StepReport, view: RunView) -> Text:
-    text = figures(report.metrics, ("reward", "reward_std"))
+    text = figures(report.metrics, ("reward", "group_std"))
     if view.rewards and view.best is not None:
         text += f"  mean {fmean(view.rewards):.3f}  best {view.best:.3f}"
     return _dim(text).append("  " + sparkline(view.rewards, view.reward_range), "cyan")

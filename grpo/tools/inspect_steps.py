@@ -30,7 +30,7 @@ STEP_FIGURES = {
     "step": ("step", "d"),
     "level": ("level", "d"),
     "reward": ("reward", ".3f"),
-    "std": ("reward_std", ".3f"),
+    "std": ("group_std", ".3f"),
     "score": ("value", ".3f"),
     "exact": ("exact", ".2f"),
     "groups": ("groups/count", "d"),
@@ -182,7 +182,7 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
         "run": run.path.name,
         **{name: run.config.get(name) for name in COMPARED_SETTINGS},
         "steps": len(lines),
-        "million tokens": lines[-1]["num_tokens"] / 1e6,
+        "million tokens": lines[-1].get("num_tokens", 0) / 1e6,
         "minutes": sum(line["step_time"] for line in lines) / 60,
     }
 

@@ -26,7 +26,14 @@ from grpo.trainer import Trainer
 from tasks.base import UserError, load_task, trust
 
 # What is compared: metrics of the update, and the advantages.
-FIGURES = ("loss", "grad_norm", "entropy", "kl", "parity/max_abs_logprob_diff", "advantages")
+FIGURES = (
+    "loss",
+    "grad_norm",
+    "entropy",
+    "kl",
+    "sampling/sampling_logp_difference/max",
+    "advantages",
+)
 
 
 def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from grpo.group_metrics import first_tries
@@ -34,11 +34,11 @@ class StepTimer:
 
 
 def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return means over the completions of first tries, and the mean deviation within a group."""
+    """Return means over the completions of first tries, and the rewards' standard deviation."""
     scores = [score for group in first for score in group.scores]
     return {
         "reward": fmean(score.reward for score in scores),
-        "reward_std": fmean(group.reward_std for group in first),
+        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
         "value": fmean(score.value for score in scores),
         "exact": fmean(score.exact for score in scores),
     }

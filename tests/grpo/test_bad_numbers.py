@@ -459,7 +459,7 @@ def test_a_vocabulary_larger_than_the_tokenizers(tmp_path):
     assert (
         max(drawn) >= tokens
         and math.isfinite(report.metrics["loss"])
-        and report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+        and report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
     )
 
 

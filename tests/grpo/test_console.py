@@ -26,7 +26,7 @@ from tasks.base import Problem, Score
 METRICS = {
     "level": 25,
     "reward": 0.4123,
-    "reward_std": 0.083,
+    "group_std": 0.083,
     "value": 0.531,
     "groups/kept": 6,
     "groups/count": 8,
@@ -43,9 +43,9 @@ METRICS = {
     "kl": 0.0012,
     "entropy": 1.234,
     "grad_norm": 0.512,
-    "clip_ratio/low": 0.0123,
-    "clip_ratio/high": 0.2,
-    "parity/max_abs_logprob_diff": 3.4e-5,
+    "clip_ratio/low_mean": 0.0123,
+    "clip_ratio/high_mean": 0.2,
+    "sampling/sampling_logp_difference/max": 3.4e-5,
 }
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "

@@ -91,3 +91,20 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     after.restore(older_runs.trainer_state_of(state))
     assert after.state() == before.state()
     assert after.imitation == before.imitation
+
+
+def test_metrics_of_an_older_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("task: interleave\n")
+    old = {"step": 1, "reward_std": 0.1, "group_std": 0.1, "clip_ratio/low": 0.2}
+    new = {"step": 2, "reward_std": 0.3, "group_std": 0.1, "clip_ratio/low_mean": 0.2}
+    lines = [old | {"parity/max_abs_logprob_diff": 0.5}, new]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load_run(tmp_path).metrics == [
+        {
+            "step": 1,
+            "group_std": 0.1,
+            "clip_ratio/low_mean": 0.2,
+            "sampling/sampling_logp_difference/max": 0.5,
+        },
+        new,
+    ]

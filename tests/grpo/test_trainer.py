@@ -176,7 +176,7 @@ def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_los
     )
     assert report.metrics["groups/kept"] == 4
     # a try is scored at its own temperature, and figures of reward are those of first tries
-    assert report.metrics["parity/max_abs_logprob_diff"] < 1e-4
+    assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
 
 
@@ -267,10 +267,11 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     trainer = trainer_for(tiny_policy, epochs=2)
     metrics = trainer.step().metrics
     assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
-    on_policy, off_policy = (one["parity/max_abs_logprob_diff"] for one in passes)
+    on_policy, off_policy = (one["sampling/sampling_logp_difference/max"] for one in passes)
     assert on_policy < 1e-5 and off_policy > 1e-3  # the log of the ratio
     assert (
-        metrics["parity/max_abs_logprob_diff"] == on_policy and metrics["loss"] == passes[1]["loss"]
+        metrics["sampling/sampling_logp_difference/max"] == on_policy
+        and metrics["loss"] == passes[1]["loss"]
     )
 
 

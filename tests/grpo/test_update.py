@@ -373,7 +373,7 @@ def test_the_worst_tokens_are_told(tiny_policy, groups):
         completion.tokens[place],
     )
     assert worst["trainer"] - worst["sampler"] == pytest.approx(2.5, abs=1e-4)
-    assert metrics["parity/max_abs_logprob_diff"] == pytest.approx(2.5, abs=1e-4)
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(2.5, abs=1e-4)
     assert abs(second["trainer"] - second["sampler"]) < 1e-4
 
 
