@@ -96,6 +96,8 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
         print(f"{program}: {escape_control(line)}", file=sys.stderr)
 
     try:
+        if sys.platform == "win32":
+            raise UserError("Windows is not supported; use its Linux subsystem (WSL)")
         return action()
     except UserError as error:
         say(str(error))

@@ -159,3 +159,15 @@ def test_ctrl_c_while_loading_is_silent(program, tmp_path):
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == -signal.SIGINT and "Traceback" not in rest
+
+
+def test_windows_is_refused_in_one_line(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    line = refused(capsys, inspect.main, run, "steps")
+    assert line == "grpo.inspect: Windows is not supported; use its Linux subsystem (WSL)"
+
+
+def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
+    flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
+    line = refused(capsys, train.main, *flags)
+    assert line.startswith("train.py: --device") and "mps" in line

@@ -183,7 +183,7 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
         **{name: run.config.get(name) for name in COMPARED_SETTINGS},
         "steps": len(lines),
         "million tokens": lines[-1].get("num_tokens", 0) / 1e6,
-        "minutes": sum(line["step_time"] for line in lines) / 60,
+        "minutes": sum(line.get("step_time") or 0 for line in lines) / 60,
     }
 
     for name, key in COMPARED.items():
