@@ -1,31 +1,33 @@
-"""Global alignment of sequences (Needleman & Wunsch 1970; affine gaps: Gotoh 1982), a ragged batch
-of pairs at once.
+"""Global alignment of sequences: Needleman-Wunsch, for many pairs at once.
 
-A linear gap scores `gap` a symbol. An affine gap, a maximal run of k inserted or of k deleted
-symbols, scores gap_open + (k - 1) * gap: its first symbol gap_open, each further one gap. Scores
-are added as given, so costs are negative. All numbers may be of either sign; with integers the
-result is exact, with floats it is so up to rounding. Numbers that are not finite, and numbers so
-large that a score could overflow, are a ValueError.
+The algorithm is Needleman & Wunsch (1970), with affine gaps after Gotoh (1982). A linear gap scores
+`gap` per symbol. An affine gap, a maximal run of k deleted or k inserted symbols, scores gap_open +
+(k - 1) * gap. Scores are added as given, so costs are negative. Numbers may have either sign.
+Integer scores are exact, float scores are exact up to rounding. Numbers that are not finite, and
+numbers so large that a score could overflow, raise ValueError.
 
-Symbols are any hashables and are compared as dictionary keys, so 1 == 1.0 == True is one symbol; a
-str is the sequence of its characters. Of several best alignments the one returned is, read from
-its end, at each step a pair (match or substitute) if one can be had, else a delete, else an
-insert.
+Symbols are hashable values that are compared as dictionary keys, so 1, 1.0 and True are the same
+symbol. A str is the sequence of its characters.
 
-The standard scoring (match 1, mismatch -1, gap -1) is done by `align.bitparallel`, several times
-faster; all others here.
+Ties. Of several best alignments one is returned: read from its end, at each step a pair (match or
+substitution) is preferred to a deletion, and a deletion to an insertion.
 
-Cell (i, j) aligns the first i symbols of a with the first j of b. Two devices make the fill short
-and fast:
-- All cells of an anti-diagonal d = i + j are computed together, in arrays whose row i is cell (i,
-  d - i) and whose columns are the pairs. No cell depends on one below or right of it, so padding
-  cannot reach the cell of a result.
-- Cells hold score - gap * d. On this scale extending a gap costs nothing, opening one costs
-  gap_open - gap, and all border cells are alike but (0, 0), so that buffers used in turn keep
-  their borders: inner cells never touch row 0, and none has yet been written to row d when
-  diagonal d needs it for cell (d, 0).
+The standard scoring (match 1, mismatch -1, gap -1) is computed by `align.bitparallel`, which is
+several times as fast. All other scorings are computed here.
 
-Shapes: B pairs, N and M the greatest lengths of a and b. Time O(B N M) in N + M steps.
+How the table is filled. Cell (i, j) holds the best score of the first i symbols of a and the first
+j of b.
+
+- The cells of an anti-diagonal d = i + j do not depend on each other and are computed together. The
+  arrays have one row per i, where row i is cell (i, d - i), and one column per pair of sequences.
+  A cell depends only on cells above it and to its left, so padding at the ends of short sequences
+  cannot reach a result.
+- Cells hold score - gap * d. On this scale extending a gap adds 0 and opening one adds gap_open -
+  gap, so all border cells except (0, 0) are equal. That is why two buffers can alternate without
+  their borders being written again: inner cells never touch row 0, and row d is still untouched
+  when diagonal d needs it for the border cell (d, 0).
+
+Shapes: B pairs; N and M are the greatest lengths of a and of b. Time O(B N M), in N + M steps.
 """
 
 import math
@@ -36,19 +38,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from align.bitparallel import DELETE, INSERT, PAIR, Columns, chunks
+from align.bitparallel import DELETE, INSERT, PAIR, BitColumns, chunks
 
 Symbols = Sequence[Hashable]
 Number = int | float
 
-ANY = 3  # beside PAIR, DELETE, INSERT: the last operation of an alignment that ends in some cell
+# Stands for "whichever operation is best"; the other values are PAIR, DELETE and INSERT.
+ANY = 3
 
 
 class Op(NamedTuple):
     """One column of an alignment, e.g. ``Op("match", 0, 0)`` or ``Op("insert", None, 3)``.
 
-    `kind` is "match" or "substitute" (a[i] stands against b[j]), "delete" (a[i] is missing in b,
-    `j` is None) or "insert" (b[j] is missing in a, `i` is None).
+    `kind` is one of
+
+    - "match" or "substitute": a[i] is aligned with b[j], which is equal or different;
+    - "delete": a[i] is aligned with a gap, and `j` is None;
+    - "insert": b[j] is aligned with a gap, and `i` is None.
     """
 
     kind: str
@@ -57,7 +63,7 @@ class Op(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """A best alignment: its score, and its operations, which spell out both sequences in order."""
+    """A best alignment: its score, and its operations from the beginning of both sequences."""
 
     score: Number
     ops: list[Op]
@@ -72,15 +78,16 @@ def nw_score(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> Number:
-    """Return the score of a best global alignment of `a` and `b`: linear gaps, or affine ones if
-    `gap_open` is given.
+    """Return the score of the best global alignment of `a` and `b`.
 
-    >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insert
+    Gaps are affine if `gap_open` is given, otherwise linear. Raises ValueError for scores that are
+    not finite or too large.
+
+    >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insertion
     2
     """
-    return nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)[
-        0
-    ].item()
+    scores = nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)
+    return scores[0].item()
 
 
 def nw_score_batch(
@@ -91,13 +98,14 @@ def nw_score_batch(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> np.ndarray:
-    """Return the scores (B,) of the `pairs`, int64, or float64 if a parameter is a float. Memory
-    O(B (N + M)).
+    """Return the best score of each of the `pairs`, an array (B,).
+
+    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
+    Parameters and errors are those of `nw_score`.
     """
     if _is_standard(match, mismatch, gap, gap_open):
-        return np.array(
-            [columns.score(k) for columns, k in _columns(pairs, keep=False)], dtype=np.int64
-        )
+        scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
+        return np.array(scores, dtype=np.int64)
     return _Batch(pairs, match, mismatch, gap, gap_open).fill()
 
 
@@ -110,7 +118,9 @@ def nw_align(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> Alignment:
-    """Return a best global alignment of `a` and `b`, ties broken as the module says.
+    """Return a best global alignment of `a` and `b`.
+
+    The head of this module says how ties are broken. Parameters and errors are those of `nw_score`.
 
     >>> nw_align("ab", "b").ops
     [Op(kind='delete', i=0, j=None), Op(kind='match', i=1, j=0)]
@@ -126,16 +136,19 @@ def nw_align_batch(
     gap: Number = -1,
     gap_open: Number | None = None,
 ) -> list[Alignment]:
-    """Return a best alignment of each of the `pairs`. Memory: one byte a cell, B N M in all
-    (standard scoring: 2 bits).
+    """Return a best alignment of each of the `pairs`, in order.
+
+    Memory: one byte per cell, B N M in all; with the standard scoring two bits per cell. Parameters
+    and errors are those of `nw_score`.
     """
     if _is_standard(match, mismatch, gap, gap_open):
         return [
             Alignment(
                 columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second)
             )
-            for columns, k in _columns(pairs, keep=True)
+            for columns, k in _columns(pairs, keep_moves=True)
         ]
+
     batch = _Batch(pairs, match, mismatch, gap, gap_open)
     moves: list[np.ndarray] = []
     scores = batch.fill(moves).tolist()
@@ -143,14 +156,16 @@ def nw_align_batch(
 
 
 def similarity(a: Symbols, b: Symbols) -> float:
-    """Return (S + L) / 2L in [0, 1]: S = `nw_score(a, b)`, L the longer length; 1 exactly if a
-    equals b, even empty.
+    """Return the similarity of `a` and `b`, from 0 to 1: (S + L) / 2L.
+
+    S is `nw_score(a, b)` with the standard scoring, L the length of the longer sequence. The result
+    is 1 if and only if the sequences are equal; two empty ones are.
     """
     return similarity_batch([a], b)[0].item()
 
 
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
-    """Return the similarity (B,), float64, of each of the `completions` to `target`."""
+    """Return the similarity of each of the `completions` to `target`: (B,), float64."""
     scores = nw_score_batch([(completion, target) for completion in completions])
     longest = np.array(
         [max(len(completion), len(target)) for completion in completions], dtype=np.int64
@@ -159,9 +174,9 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
 
 
 def _finite(name: str, number: Number) -> Number:
-    """Return the parameter `name` as a Python number, so that no narrow NumPy integer wraps.
+    """Return the scoring parameter `name` as a Python number, which cannot wrap as NumPy's can.
 
-    Raises ValueError unless it is finite, and fits 64 bits if it is an integer.
+    Raises ValueError unless it is finite and, if it is an integer, fits in 64 bits.
     """
     if isinstance(number, Integral):
         number = int(number)
@@ -171,11 +186,12 @@ def _finite(name: str, number: Number) -> Number:
         is_good = math.isfinite(number)
 
     if not is_good:
-        raise ValueError(f"{name}={number}; give a finite number, of at most 64 bits")
+        raise ValueError(f"{name}={number}: must be a finite number of at most 64 bits")
     return number
 
 
 def _is_standard(match: float, mismatch: float, gap: float, gap_open: float | None) -> bool:
+    """Return whether this is the scoring of `align.bitparallel`, in integers."""
     scale = (match, mismatch, gap)
     return (
         gap_open is None
@@ -184,25 +200,28 @@ def _is_standard(match: float, mismatch: float, gap: float, gap_open: float | No
     )
 
 
-def _columns(pairs: Iterable[Any], keep: bool) -> Iterator[tuple[Columns, int]]:
-    """Yield for each pair the columns that it is in, and its place there: neighbours with one and
-    the same b share them.
+def _columns(pairs: Iterable[Any], keep_moves: bool) -> Iterator[tuple[BitColumns, int]]:
+    """Yield, for each pair, the `BitColumns` that hold it and its index in them.
+
+    Consecutive pairs whose b is the same object are computed together.
     """
     for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
         firsts, seconds = zip(*neighbours)
         for part in chunks([len(first) for first in firsts]):
-            columns = Columns(firsts[part.start : part.stop], seconds[0], keep)
+            columns = BitColumns(firsts[part.start : part.stop], seconds[0], keep_moves)
             yield from ((columns, k) for k in range(len(part)))
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
-    """Return the operations whose kinds are given from the end."""
-    ops, i, j, make = (
-        [],
-        0,
-        0,
-        tuple.__new__,
-    )  # Op(...) takes twice the time, which would be most of it
+    """Return the operations of an alignment of `a` and `b`, from its beginning.
+
+    `kinds` are PAIR, DELETE or INSERT, from its end.
+    """
+    # Op(...) takes twice the time of this call, and most of the time is spent here.
+    make = tuple.__new__
+
+    ops = []
+    i = j = 0
     for kind in reversed(kinds):
         if kind == PAIR:
             ops.append(make(Op, ("match" if a[i] is b[j] or a[i] == b[j] else "substitute", i, j)))
@@ -218,8 +237,10 @@ def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
 
 
 class _Batch:
-    """Pairs as integer ids in padded arrays, a (N, B) and b (M, B), and the scoring on the scale
-    of the cells.
+    """A batch of pairs with one scoring.
+
+    The symbols are integer ids in padded arrays, `a` (N, B) and `b` (M, B). The parameters of the
+    scoring are on the scale of the cells (see the head of this module).
     """
 
     def __init__(
@@ -235,10 +256,10 @@ class _Batch:
             [[ids.setdefault(symbol, len(ids)) for symbol in pair[side]] for pair in pairs]
             for side in (0, 1)
         ]
-        self.lengths = np.array(
-            [[len(row) for row in side] for side in rows], dtype=np.int64
-        )  # (2, B)
+        # (2, B): of a, of b
+        self.lengths = np.array([[len(row) for row in side] for side in rows], dtype=np.int64)
         self.a, self.b = (_pad(side, np.min_scalar_type(len(ids))) for side in rows)
+
         match, mismatch, gap = map(_finite, ("match", "mismatch", "gap"), (match, mismatch, gap))
         self.affine = gap_open is not None
         opening = 0 if gap_open is None else _finite("gap_open", gap_open) - gap
@@ -246,14 +267,14 @@ class _Batch:
         is_whole = all(isinstance(number, int) for number in scale)
         self.gap = gap if is_whole else float(gap)
 
-        # No path's score exceeds `bound` in size; `floor` stays worse than any of them whatever a
-        # path adds to it.
+        # No path's score exceeds `bound` in absolute value. `floor` marks impossible cells: it
+        # stays below every score, whatever a path adds to it.
         bound = (len(self.a) + len(self.b) + 1) * max(map(abs, (*scale, gap)))
         floor = -2 * bound - 1
         if not (3 * bound < 2**62 if is_whole else math.isfinite(3 * bound)):
             raise ValueError(
-                f"scores of up to {bound:.3g} in size overflow; give smaller match, mismatch, gap "
-                "or gap_open"
+                f"scores of up to ±{bound:.3g} overflow; give smaller match, mismatch, gap or "
+                "gap_open"
             )
 
         if is_whole:
@@ -263,40 +284,52 @@ class _Batch:
         self.match, self.mismatch, self.opening, self.floor = map(self.dtype.type, (*scale, floor))
 
     def fill(self, moves: list[np.ndarray] | None = None) -> np.ndarray:
-        """Return the scores (B,), and append to `moves`, if given, the moves into the inner cells
-        of each diagonal.
+        """Fill the tables and return the scores (B,).
+
+        If `moves` is given, the moves into the inner cells of each diagonal are appended to it.
         """
         lengths_a, total = self.lengths[0], self.lengths.sum(axis=0)
-        shifted = np.where(
-            total == 0, self.dtype.type(0), self.opening
-        )  # right for diagonals 0 and 1
+
+        # These are the results on diagonals 0 and 1, which have no inner cells.
+        shifted = np.where(total == 0, self.dtype.type(0), self.opening)
+
         diagonals = self._affine(moves) if self.affine else self._linear(moves)
         for d, best in enumerate(diagonals, start=2):
             done = np.flatnonzero(total == d)
             shifted[done] = best[lengths_a[done], done]
+
+        # Undo the shift of the cells, score - gap * d.
         return shifted.astype(np.result_type(self.dtype, np.int64)) + self.gap * total
 
     def trace(self, moves: list[np.ndarray], column: int) -> list[Op]:
-        """Return the operations of pair `column`, found from its last cell backwards."""
+        """Return the alignment of pair `column`, by following the moves back from its last cell."""
         a, b = self.a[:, column].tolist(), self.b[:, column].tolist()
         i, j = self.lengths[:, column].tolist()
-        kinds, last = [], ANY
+
+        kinds = []
+        last = ANY
         while i and j:
+            # Row 0 of a diagonal's moves is its first inner cell.
             move = moves[i + j - 2].item(i - max(1, i + j - len(b)), column)
             if last == ANY:
                 last = move >> 6
             kinds.append(last)
+
             i -= last != INSERT
             j -= last != DELETE
             last = move >> 2 * last & 3
         return _ops(kinds + [DELETE] * i + [INSERT] * j, a, b)
 
     def _diagonals(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Yield for d = 2, 3, ... the rows of the inner cells, the rows above them, the scores of
-        their pairs.
+        """Yield (inner, above, pair_scores) for the diagonals d = 2, 3, ...
+
+        `inner` are the rows of the inner cells, `above` the same rows less one, and `pair_scores`
+        (rows, B) what it scores to pair the two symbols of each cell.
         """
         n, m = len(self.a), len(self.b)
-        reversed_b = self.b[::-1].copy()  # row i + m - d is b[j - 1]
+
+        # Along a diagonal b is read backwards: row i + m - d of its reversal is b[j - 1].
+        reversed_b = self.b[::-1].copy()
         for d in range(2, n + m + 1) if n and m else ():
             first, end = max(1, d - m), min(n, d - 1) + 1
             equal = self.a[first - 1 : end - 1] == reversed_b[first + m - d : end + m - d]
@@ -307,15 +340,13 @@ class _Batch:
             )
 
     def _linear(self, moves: list[np.ndarray] | None) -> Iterator[np.ndarray]:
-        """Yield the best scores (N + 1, B) of the diagonals 2, 3, ... with linear gaps. For moves
-        see `_affine`.
+        """Yield the best scores (N + 1, B) on the diagonals 2, 3, ... with linear gaps.
+
+        Moves have the format of `_affine`.
         """
         last, best = np.zeros((2, len(self.a) + 1, self.a.shape[1]), self.dtype)
-        for (
-            inner,
-            above,
-            pair_scores,
-        ) in self._diagonals():  # `best` comes in as the diagonal before `last`
+        for inner, above, pair_scores in self._diagonals():
+            # Until it is overwritten, `best` holds the diagonal before `last`.
             best[inner], kind = _best(best[above] + pair_scores, last[above], last[inner], moves)
             if moves is not None:
                 assert kind is not None
@@ -324,36 +355,42 @@ class _Batch:
             last, best = best, last
 
     def _affine(self, moves: list[np.ndarray] | None) -> Iterator[np.ndarray]:
-        """Yield the same with affine gaps. `ending[k]` are the best scores of alignments whose
-        last operation is k.
+        """Yield the best scores (N + 1, B) of diagonals 2, 3, ... with affine gaps (Gotoh 1982).
 
-        A move holds four fields of two bits: the last operation of the best alignment that ends in
-        the cell (bits 6 and 7), and which one came before it if the last was PAIR (bits 0 and 1),
-        DELETE (2, 3) or INSERT (4, 5). ANY stands for the best of the cell before, as always
-        before a pair, and with linear gaps before a gap as well.
+        A move is a byte with four fields of two bits. Bits 6 and 7 hold the last operation of the
+        best alignment that ends in the cell. The others hold the operation before it: bits 0 and 1
+        if the last is PAIR, bits 2 and 3 if it is DELETE, bits 4 and 5 if it is INSERT. ANY in one
+        of these means the best operation of the previous cell. That holds before every pair and,
+        with linear gaps, before a gap as well.
         """
-        shape, opening = (len(self.a) + 1, self.a.shape[1]), self.opening
+        shape = (len(self.a) + 1, self.a.shape[1])
+        opening = self.opening
+
         last, best = np.full((2, *shape), opening)
         best[0] = 0  # cell (0, 0)
+
+        # ending[k] (N + 1, B): the best scores of alignments whose last operation is k.
         ending, new = endings = np.full((2, 3, *shape), self.floor)
         endings[:, DELETE, 1:] = endings[:, INSERT, 0] = opening
-        for (
-            inner,
-            above,
-            pair_scores,
-        ) in self._diagonals():  # `best` comes in as the diagonal before `last`
+
+        for inner, above, pair_scores in self._diagonals():
             pair, delete, insert = ending[:, above]
             new[DELETE, inner], before_delete = _best(
                 pair + opening, delete, insert + opening, moves
             )
+
             pair, delete, insert = ending[:, inner]
             new[INSERT, inner], before_insert = _best(
                 pair + opening, delete + opening, insert, moves
             )
+
+            # Until it is overwritten, `best` holds the diagonal before `last`.
             new[PAIR, inner] = best[above] + pair_scores
+
             pair, delete, insert = new[:, inner]
             best[inner], kind = _best(pair, delete, insert, moves)
-            best[0] = opening
+            best[0] = opening  # from diagonal 2 on no longer cell (0, 0)
+
             if moves is not None:
                 assert kind is not None and before_insert is not None and before_delete is not None
                 moves.append(kind << 6 | before_insert << 4 | before_delete << 2 | ANY)
@@ -362,7 +399,7 @@ class _Batch:
 
 
 def _pad(rows: list[list[int]], dtype: np.dtype) -> np.ndarray:
-    """Return the rows as the columns of an array, filled up with zeros."""
+    """Return the rows as the columns of an array, padded with zeros."""
     length = max(map(len, rows), default=0)
     return np.array(list(zip_longest(*rows, fillvalue=0)), dtype).reshape(length, len(rows))
 
@@ -373,8 +410,9 @@ def _best(
     insert: np.ndarray,
     moves: list[np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the greatest of three, and, if moves are wanted, which: the first of PAIR, DELETE,
-    INSERT that is it.
+    """Return the elementwise maximum, and the operation that attains it, if `moves` are recorded.
+
+    Of several operations the first of PAIR, DELETE, INSERT counts.
     """
     top = np.maximum(np.maximum(pair, delete), insert)
     if moves is None:

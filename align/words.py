@@ -1,23 +1,14 @@
-"""Text to words: the only definition of "word" in the project.
+"""The definition of "word" that the whole project uses.
 
-A word is a maximal run of non-whitespace characters of the text in Unicode normalisation form C,
-so that the same word written with composed or with combining characters is one word. Punctuation
-belongs to the word it touches.
+A word is a maximal run of non-whitespace characters, after the text was put into Unicode
+normalisation form C. So a word is the same whether its accents are composed or combining
+characters. Punctuation is part of the word that it touches.
 """
 
 import re
 import unicodedata
-from typing import NamedTuple
 
 _WORD = re.compile(r"\S+")
-
-
-class Word(NamedTuple):
-    """One word with its span: `normalise(text)[start:end] == text_of_word`."""
-
-    text: str
-    start: int
-    end: int
 
 
 def normalise(text: str) -> str:
@@ -35,15 +26,11 @@ def split_words(text: str) -> list[str]:
 
 
 def word_ends(text: str) -> list[int]:
-    """Return where each of the words `split_words(text)` ends in `text` itself, in characters:
-    normalisation joins and parts no words.
+    """Return the offset in `text` (in characters) at which each word of `split_words(text)` ends.
+
+    The offsets refer to the text before normalisation, which never joins or splits words.
 
     >>> word_ends(" The  owl,")
     [4, 10]
     """
     return [match.end() for match in _WORD.finditer(text)]
-
-
-def word_spans(text: str) -> list[Word]:
-    """Return the words of `text` with their spans in `normalise(text)`, in characters."""
-    return [Word(match.group(), *match.span()) for match in _WORD.finditer(normalise(text))]

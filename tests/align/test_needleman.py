@@ -105,25 +105,23 @@ def test_the_standard_scoring_is_that_of_the_definition(a, b):
 
 @settings(max_examples=300)
 @given(st.lists(words(25), max_size=5), words(25), st.integers(1, 200))
-def test_bits_and_arrays_agree(firsts, b, side_by_side):
-    """However many stand side by side in one integer; floats go by arrays, and their sums are
-    exact.
-    """
+def test_bits_and_arrays_agree(firsts, b, chunk_bits):
+    """However many sequences share an integer. Floats use the arrays, and these sums are exact."""
     pairs = [(a, b) for a in firsts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
+        patch.setattr(bitparallel, "CHUNK_BITS", chunk_bits)
         assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
         assert nw_score_batch(pairs).tolist() == nw_score_batch(pairs, match=1.0).tolist()
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 100))
-def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, side_by_side):
+def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, chunk_bits):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitparallel, "SIDE_BY_SIDE", side_by_side)
+        patch.setattr(bitparallel, "CHUNK_BITS", chunk_bits)
         parts = list(bitparallel.chunks(lengths))
     assert [k for part in parts for k in part] == list(range(len(lengths)))
     assert all(
-        len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= side_by_side for part in parts
+        len(part) == 1 or sum(3 * lengths[k] + 1 for k in part) <= chunk_bits for part in parts
     )
 
 
@@ -137,7 +135,7 @@ def test_chunks_hold_all_in_order_and_no_more_than_fit(lengths, side_by_side):
     ],
 )
 def test_chunks_by_hand(lengths, parts, monkeypatch):
-    monkeypatch.setattr(bitparallel, "SIDE_BY_SIDE", 60)  # a length of 9 takes 3 (9 + 1) = 30
+    monkeypatch.setattr(bitparallel, "CHUNK_BITS", 60)  # a length of 9 takes 3 (9 + 1) = 30
     assert list(bitparallel.chunks(lengths)) == parts
 
 
@@ -305,7 +303,7 @@ PARAMETERS = ("match", "mismatch", "gap", "gap_open")
 @pytest.mark.parametrize("number", [-np.inf, np.inf, np.nan, np.float32("inf")])
 @pytest.mark.parametrize("function", [nw_score, nw_align])
 def test_numbers_that_are_not_finite_are_refused_by_name(function, name, number):
-    with pytest.raises(ValueError, match=f"^{name}={float(number)}; give a finite number"):
+    with pytest.raises(ValueError, match=f"^{name}={float(number)}: must be a finite number"):
         function("abc", "bc", **{name: number})
 
 

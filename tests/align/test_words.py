@@ -1,11 +1,11 @@
-"""What a word is: whitespace, normalisation, spans."""
+"""What a word is: whitespace, normalisation, ends."""
 
 import unicodedata
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from align.words import Word, normalise, split_words, word_ends, word_spans
+from align.words import normalise, split_words, word_ends
 
 # Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank
 # that is none.
@@ -18,7 +18,7 @@ def test_punctuation_belongs_to_the_word_it_touches():
 
 
 def test_no_words():
-    assert split_words("") == split_words(" \t\n\u00a0\u3000") == word_spans("  ") == []
+    assert split_words("") == split_words(" \t\n\u00a0\u3000") == word_ends("  ") == []
 
 
 def test_composed_and_combining_characters_are_one_word():
@@ -29,22 +29,10 @@ def test_compatibility_characters_stay():
     assert split_words("ﬁn") == ["ﬁn"]  # form C, not KC, which would make it "fin"
 
 
-def test_spans_count_characters_of_the_normalised_text():
-    # "e" + acute is one character once composed, so "owl" starts at 3, not at 4
-    assert word_spans("e\u0301 \nowl") == [Word("\u00e9", 0, 1), Word("owl", 3, 6)]
-
-
 @given(TEXTS)
 @example("a\x1fb")
 def test_words_are_what_python_splits(text):
     assert split_words(text) == unicodedata.normalize("NFC", text).split()
-
-
-@given(TEXTS)
-def test_spans_cut_the_words_out_of_the_text(text):
-    spans = word_spans(text)
-    assert [word.text for word in spans] == split_words(text)
-    assert all(normalise(text)[word.start : word.end] == word.text for word in spans)
 
 
 @given(TEXTS)

@@ -994,7 +994,7 @@ TABLE = {
         ("numbers that are not finite", "_finite", "math.isfinite(number)", "True"),
     ],
     ("align/bitparallel.py", "align/test_needleman.py"): [
-        ("carries run into the neighbour", "Columns.__init__", "len(first) + 1", "len(first)"),
+        ("carries run into the neighbour", "BitColumns.__init__", "len(first) + 1", "len(first)"),
     ],
     ("align/prefixes.py", "align/test_prefixes.py"): [
         ("end of the target not open", "prefix_scores", "row_BM.max(axis=1)", "row_BM[:, -1]"),
