@@ -1,14 +1,16 @@
 """Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25
 --problems 200`.
 
-Problems come from the test split, of documents that nothing was trained or chosen on. They are
-distinct: if fewer exist than were asked for, all of them are evaluated and the output says so.
-Problems that the run was trained on are dropped and counted. A run is evaluated as it was trained:
-task, level, wording, system turn, examples, chat template's variables, temperature, top-k, top-p
-and completion budget are the run's own unless a flag says otherwise.
+Problems come from the test split, whose documents are used neither to train nor to choose
+anything. They are distinct: if fewer exist than were asked for, all of them are evaluated and the
+output says so. Problems that the run was trained on are dropped and counted.
 
---texts evaluates on every text of the folder except those that the run itself was trained on.
---foreign adds kinds of text that nothing is trained on (`data/foreign.py`), and reports each kind.
+A run is evaluated as it was trained: task, level, wording, system turn, examples, variables of the
+chat template, temperature, top-k, top-p and completion budget are the run's own unless a flag
+overrides them.
+
+--texts evaluates on every text of the folder except those that the run was trained on. --foreign
+adds kinds of text that no run is trained on (`data/foreign.py`), and reports each kind.
 """
 
 import json
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from data.streams import interrupts_end
 
-with interrupts_end():  # they load torch, which takes seconds
+with interrupts_end():  # these load torch, which takes seconds
     from data.files import check_output, write_whole
     from data.text import escape_control
     from grpo.config import Config
@@ -34,7 +36,7 @@ with interrupts_end():  # they load torch, which takes seconds
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate by these flags; return the exit status."""
+    """Evaluate with these flags; return the exit status."""
     return exit_status("eval.py", lambda: report(argv))
 
 
@@ -71,7 +73,7 @@ def report(argv: list[str]) -> int:
     for level, tasks in kinds.items():
         results += evaluator.foreign(tasks, level)
 
-    # The file first, because the reader of the table may leave before its end.
+    # The file is written first, because the table may go to a pipe that is closed early.
     if flags.json:
         lines = [
             {key: value for key, value in result.items() if key not in SHOWN} for result in results

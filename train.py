@@ -1,7 +1,7 @@
-"""Train a language model by GRPO: `python train.py --task interleave --words 25`. All flags:
-`python train.py --help`.
+"""Train a language model by GRPO: `python train.py --task interleave --words 25`.
 
-On several GPUs: `torchrun --nproc-per-node 4 train.py ...`, with the same flags.
+`python train.py --help` lists the flags. On several GPUs: `torchrun --nproc-per-node 4 train.py
+...`, with the same flags.
 """
 
 import gc
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from data.streams import interrupts_end, reason_of
 
-if __name__ == "__main__":  # before torch is loaded, which takes seconds
+if __name__ == "__main__":  # help is shown before torch is loaded, which takes seconds
     with interrupts_end():
         from grpo.flags import show_help
     show_help(sys.argv[1:])
 
-with interrupts_end():  # they load torch, which takes seconds
+with interrupts_end():  # these load torch, which takes seconds
     from data.text import quoted
     from grpo.config import Config
     from grpo.distributed import RANK, Ranks, process_group
@@ -43,22 +43,23 @@ with interrupts_end():  # they load torch, which takes seconds
 
 
 def main(argv: list[str]) -> int:
-    """Train by these flags; return the exit status."""
-    losses: list[str] = []  # of standard output and error: training continues without them
+    """Train with these flags; return the exit status."""
+    # Training continues if standard output or error is lost. Each loss adds a line here.
+    losses: list[str] = []
 
     def lose(name: str, error: Exception):
-        losses.append(f"{name} is lost ({reason_of(error)}); training goes on without it")
+        losses.append(f"{name} is lost ({reason_of(error)}); training continues without it")
 
     if RANK == 0:
         return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
 
-    # Rank 0 speaks for all.
+    # Only rank 0 prints.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
 
 
 def start(argv: list[str], losses: list[str]) -> int:
-    """Read the flags, and run on this rank."""
+    """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
     with process_group(config.device) as ranks:
         return start_run(config, given, ranks, losses)
@@ -95,7 +96,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> i
                 return train(run, trainer, console, interrupt)
     except KeyboardInterrupt:
         print(
-            "train.py: stopped at once; continue from the last checkpoint with --resume "
+            "train.py: stopped immediately; continue from the last checkpoint with --resume "
             f"{quoted(opened.folder)}",
             file=sys.stderr,
         )
@@ -130,8 +131,8 @@ def make_trainer(
 def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) -> int:
     """Run the loop to its last step, and evaluate on held-out problems before, during and after.
 
-    Returns the exit status: that of the verdict (0, or 3 if the run was stopped or has not
-    learned), or 128 and the signal's number.
+    Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has not
+    learned. After a signal it is 128 plus the signal's number.
     """
     config = trainer.config
     console.settings(settings(run.folder, config, trainer))
@@ -159,9 +160,9 @@ def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) ->
 
 @contextmanager
 def frozen_garbage():
-    """Freeze the garbage collector's view of what is loaded during training.
+    """Exempt all objects that exist now from garbage collection within this block.
 
-    Otherwise it searches all of it every few steps, which takes a quarter of a second.
+    Otherwise the collector searches them every few steps, which takes a quarter of a second.
     """
     gc.collect()
     gc.freeze()
@@ -172,7 +173,7 @@ def frozen_garbage():
 
 
 def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
-    """Make the steps that are left, and write down each."""
+    """Make the remaining steps, and store each."""
     while (
         trainer.done < trainer.config.steps
         and not trainer.ended

@@ -1,5 +1,6 @@
-"""Held-out evaluation: distinct problems of a split that training never draws from, scored and
-given an interval.
+"""Held-out evaluation: score distinct problems of a split that training never draws from.
+
+Each mean comes with its 95 % interval.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -16,19 +17,21 @@ from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
 from tasks.supply import HeldOut, family_size, held_out, patience
 
-TOO_MANY_TRUNCATED = 0.5  # share of the completions from which on a warning is said
+# A warning is shown if a larger share of the completions is truncated.
+TOO_MANY_TRUNCATED = 0.5
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled, under the names of the flags: a run and its evaluations must
-    agree on all four.
+    """How completions are sampled, under the names of the flags.
+
+    A run and its evaluations must agree on all four.
     """
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0  # 1: all tokens
-    max_new_tokens: int = 0  # 0: by the target and the task, see `budget_for`
+    max_new_tokens: int = 0  # 0: chosen by the target and the task, see `budget_for`
 
 
 def find_problems(
@@ -42,8 +45,9 @@ def find_problems(
     seen: Set[str],
     sampling: Sampling,
 ) -> HeldOut:
-    """Return `size` distinct problems of the task's stream that training has not `seen`, or as
-    many as there are.
+    """Return `size` distinct problems of the task's stream that training has not `seen`.
+
+    If there are fewer, all of them are returned.
     """
     family = family_size(task, level)
     stream = problem_stream(task, seed=seed, split=split, level=level)
@@ -60,8 +64,9 @@ def select(
     sampling: Sampling,
     **limits: int | None,
 ) -> HeldOut:
-    """Return `held_out` of those `problems` that fit the model's context and the budget; `limits`
-    are its own.
+    """Return `held_out` of the `problems` that fit the model's context and the budget.
+
+    `limits` are passed on to `held_out`.
     """
     too_long: list[Problem] = []
     fit = fitting(policy, problems, too_long, sampling.max_new_tokens)
@@ -79,10 +84,13 @@ def evaluate(
     samples: int = 1,
     batch: int = 64,
 ) -> list[Group]:
-    """Return one group of `samples` scored completions for each problem, each completion an
-    independent draw.
+    """Return one group of `samples` scored completions for each problem.
+
+    Each completion is an independent draw.
     """
-    groups, draft, drafting = [], draft_of(task), AcceptanceModel()
+    groups = []
+    draft = draft_of(task)
+    drafting = AcceptanceModel()
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         prompts = [policy.encode(problem) for problem in part]
@@ -112,8 +120,9 @@ def evaluate(
 
 
 def _keys(seed: int, problem: Problem, samples: int) -> list[int]:
-    """Return a sample key for each completion of `problem`; the first does not depend on how many
-    there are.
+    """Return a sample key for each completion of `problem`.
+
+    The first key does not depend on the number of samples.
     """
     first = sample_key("eval", seed, problem.key)
     return [first] + [sample_key("eval", seed, problem.key, i) for i in range(1, samples)]
@@ -141,16 +150,13 @@ def truncated_share(groups: Sequence[Group]) -> float:
 
 
 def truncation_warning(line: dict[str, Any]) -> str:
-    """Return what to say where more than half of an evaluation's completions were truncated, else
-    "".
-    """
+    """Return a warning if more than half of an evaluation's completions were truncated, else ""."""
     if line["truncated"] <= TOO_MANY_TRUNCATED:
         return ""
     return (
         f"level {line['level']}: {line['truncated']:.0%} of the completions were truncated at the "
-        "budget of "
-        f"{line['budget']} tokens; if they need more room than the target takes, give a larger "
-        "--max-new-tokens"
+        f"budget of {line['budget']} tokens; if answers need more tokens than the target, give a "
+        "larger --max-new-tokens"
     )
 
 

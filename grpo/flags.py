@@ -26,8 +26,12 @@ EXAMPLES = """examples:
   python train.py --curriculum 10,25,50 --name ladder
   python train.py --resume runs/ladder --steps 400
 """
-FILLED_IN = ("start", "mixed")  # by the run itself
-OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")  # not taken over by another
+
+# Settings that the run fills in itself.
+FILLED_IN = ("start", "mixed")
+
+# Keys of a run's config.yaml that another run does not take over.
+OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
@@ -54,7 +58,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     if options:
         given["task_options"] = given.get("task_options", {}) | options
 
-    if given.get("wording") and "resume" not in given:  # else the task is the run's, not read yet
+    # With --resume the task is the run's own, which has not been read yet.
+    if given.get("wording") and "resume" not in given:
         check_wording(given.get("task", Config.task), given["wording"], wording_file)
     return Config(**given), given
 
@@ -92,7 +97,7 @@ def make_parser(lists_all: bool = False) -> Parser:
         metavar="FILE",
         action="append",
         help="a YAML file of settings, a run's own config.yaml, or '{name: value, ...}'; may be "
-        "repeated, the last value counts; flags override it",
+        "repeated: a later one overrides an earlier one, and flags override both",
     )
     for spec in dataclasses.fields(Config):
         if not spec.metadata.get("is_flag"):
@@ -143,10 +148,11 @@ def _settings_text() -> str:
 
 
 def read_settings(source: str) -> dict[str, Any]:
-    """Return the settings of `--config`: a YAML file's, a run's, or those written in place.
+    """Return the settings of `--config`: of a YAML file, of a run, or written in place.
 
-    Of a run's config.yaml all but the run's name is taken, so that the same training starts again.
-    Raises UserError for a file that is none, unknown names, and values of another kind.
+    From a run's config.yaml everything except the run's name is taken, so the same training starts
+    again. Raises UserError if the file cannot be read, a name is unknown, or a value has the wrong
+    type.
     """
     where = f"--config {source}"
     if not source.lstrip().startswith("{"):
@@ -157,7 +163,7 @@ def read_settings(source: str) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UserError(f"{where}: not YAML; give '{{name: value, ...}}'") from error
         where = "--config"
-    if "facts" not in values:  # not a run's own
+    if "facts" not in values:  # not the config.yaml of a run
         for name in FILLED_IN:
             if name in values:
                 raise UserError(f"{where}: {name} is filled in by the run; leave it out")
@@ -170,8 +176,9 @@ def read_settings(source: str) -> dict[str, Any]:
 
 
 def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
-    """Return `given` with the texts of the files that it names, so that the run keeps them whatever
-    becomes of the files.
+    """Return `given` with the texts of the files that it names.
+
+    So the run keeps the texts, even if the files change later.
     """
     given = dict(given)
     if "system" in given:
@@ -182,7 +189,7 @@ def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_such_flag(given: str, parser: Parser) -> str:
-    """Return what to say of a flag that is unknown: the nearest one, or how to set it."""
+    """Return the message for an unknown flag: the nearest known flag, or how to set the name."""
     word = given.split("=")[0]
     name = word.lstrip("-").replace("-", "_")
     spec = Config.__dataclass_fields__.get(name)

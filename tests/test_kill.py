@@ -101,9 +101,9 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     monkeypatch.setattr(Trainer, "step", step)
     said = capfd.readouterr()
     name = signal.Signals(number).name
-    assert f"{name}: the step under way is finished and saved first" in said.err
+    assert f"{name}: finishing and saving the current step" in said.err
     assert (
-        f"{name}: stopped after step {at + 1}, which is saved; go on with --resume runs/cut"
+        f"{name}: stopped after step {at + 1}, which is saved; continue with --resume runs/cut"
         in said.out
     )
     assert [path.name for path in Path("runs/cut/checkpoints").iterdir()] == [f"step-{at + 1:06d}"]
@@ -137,7 +137,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
     assert train.main([*flags, "--name", "a"]) == 130
     assert (
         capsys.readouterr().err
-        == "train.py: stopped at once; continue from the last checkpoint with --resume runs/a\n"
+        == "train.py: stopped immediately; continue from the last checkpoint with --resume runs/a\n"
     )
     assert not Path("runs/a/checkpoints").exists()
 
@@ -151,8 +151,8 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
         capsys.readouterr()
         assert train.main(resume) == 2
         assert capsys.readouterr().err == (
-            f"train.py: runs/a: process {os.getpid()} is training this run; let it end, or start "
-            "another with --name\n"
+            f"train.py: runs/a: process {os.getpid()} is training this run; wait for its end, or "
+            "start another run with --name\n"
         )
         assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
             path: before[path] for path in before if path.name != ".lock"

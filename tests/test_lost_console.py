@@ -168,7 +168,9 @@ def test_a_lost_console_does_not_lose_the_run(here, case):
     lines = warnings_of(case)
     assert len(lines) == bool(why) and all(why in line for line in lines)
     told = (
-        [] if case in ("no-error", "nothing") else [f"train.py: {why}; training goes on without it"]
+        []
+        if case in ("no-error", "nothing")
+        else [f"train.py: {why}; training continues without it"]
     )
     assert done.stderr.splitlines() == told
 
@@ -203,8 +205,10 @@ def test_a_hangup_saves_the_step_and_the_run_goes_on(here, capfd):
     with hung_up_by_the_task(lambda *_: pytest.fail("nobody waited for it")):
         assert train.main([*FLAGS, "--name", "hung-up"]) == 128 + signal.SIGHUP
     text = "".join(capfd.readouterr())
-    assert "SIGHUP: the step under way is finished and saved first\n" in text
-    assert "SIGHUP: stopped after step 2, which is saved; go on with --resume runs/hung-up" in text
+    assert "SIGHUP: finishing and saving the current step\n" in text
+    assert (
+        "SIGHUP: stopped after step 2, which is saved; continue with --resume runs/hung-up" in text
+    )
     (saved,) = checkpoints(Path("runs/hung-up"))[0]
     assert saved.name == "step-000002"
     assert json.loads((saved / "manifest.json").read_text())["note"]["reasons"] == ["SIGHUP"]
@@ -370,7 +374,7 @@ def test_signals_after_a_hangup(capfd):
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, was)
-    assert capfd.readouterr().err.count("finished and saved first") == 2
+    assert capfd.readouterr().err.count("finishing and saving the current step") == 2
 
 
 def test_a_pipe_is_written_and_not_replaced(tmp_path):

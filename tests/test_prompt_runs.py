@@ -99,7 +99,7 @@ def test_a_run_is_taken_up_without_its_files_and_shows_its_first_prompt(here, ca
     assert kept.startswith(" <|system|>Be brief, \\<|end|>.<|end|><|user|> Mix them.\nOne: ")
     assert kept.endswith(f"Two: {' '.join(first.problem.data['b'])}<|end|><|assistant|>\n")
     said = capsys.readouterr().out
-    assert f"the first prompt as the model is sent it, {len(first.prompt)} tokens\n" in said
+    assert f"the first prompt as it is sent to the model, {len(first.prompt)} tokens\n" in said
     assert "".join(f"  {line}\n" for line in kept.splitlines()) in said
 
 

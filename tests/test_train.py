@@ -148,7 +148,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     said = capsys.readouterr().out
     assert (
         "held-out similarity at 6 words" in said
-        and "python eval.py --model runs/a --task interleave --words 6" in said
+        and "python eval.py --model runs/a --task interleave --levels 6" in said
     )
 
 
@@ -284,7 +284,7 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
         "step 1: level 4 → 6, held-out mean" in said
         and "step 2: level 6, the last level is climbed: held-out mean" in said
     )
-    assert "--words 6\n" in said and "step 3" not in said
+    assert "--levels 6\n" in said and "step 3" not in said
     lines = read_metrics(folder / "eval.jsonl")
     assert [(line["step"], line["level"], line["purpose"], line["n"]) for line in lines] == [
         (0, 4, "report", 4),
@@ -310,7 +310,7 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
     assert not keys[0] & keys[1]  # what is reported was not chosen by
     assert (folder / "checkpoints" / "step-000002").exists()
     assert train.main(["--resume", "runs/a"]) == 0  # there is nothing left to do
-    assert "which was its end: the last level is climbed" in capsys.readouterr().out
+    assert "where it had ended: the last level is climbed" in capsys.readouterr().out
     assert (
         read_metrics(folder / "eval.jsonl") == lines
         and len(read_metrics(folder / "metrics.jsonl")) == 2
@@ -345,7 +345,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     store._verified.clear()
     assert train.main(["--resume", *BY_PLACE]) == 0  # the latest run
-    assert "passed over" in capsys.readouterr().out
+    assert "skipped" in capsys.readouterr().out
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
 
 
@@ -626,7 +626,7 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
     ] == 1
     assert lines[-1]["problems/family_share"] == pytest.approx(3 / 720)  # 90 * 8
     said = capsys.readouterr().out
-    assert "trained on 3 different problems in 8 draws, 0.4% of the 720 that there are" in said
+    assert "trained on 3 unique problems in 8 draws, 0.4% of the 720 that exist" in said
     assert "--task arithmetic --family product --levels 21" in said
     assert "the run in" in fails(
         capsys, "--resume", str(folder), "--task", "arithmetic", "--family", "chain"
@@ -816,7 +816,7 @@ def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_f
     kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
     assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
-    assert "which was its end: every training group was solved" in capsys.readouterr().out
+    assert "where it had ended: every training group was solved" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 3
 
     assert train.main([*options, "--name", "b", "--patience", "0"]) == 0

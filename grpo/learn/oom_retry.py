@@ -1,4 +1,4 @@
-"""Updates that run out of GPU memory are repeated in less memory, with the same gradient."""
+"""Repeat updates that run out of GPU memory with less memory and the same gradient."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tasks.base import UserError
 
 
 class OomRetry:
-    """Runs updates, and remembers how much memory they may take.
+    """Runs updates, and remembers the settings that fit the GPU's memory.
 
     When an update runs out of memory, the micro-batches are halved until each holds a single
     completion. After that, gradient checkpointing is enabled. Later updates keep these settings.
@@ -41,28 +41,29 @@ class OomRetry:
                 if self.micro_tokens <= longest and self.policy.gradient_checkpointing:
                     raise UserError(
                         f"out of memory in the update of a single completion of {longest} tokens; "
-                        "give a smaller model, fewer --words, or --lora-rank 16"
+                        "give a smaller model, a lower level, or --lora-rank 16"
                     ) from error
 
-            # Outside of the handler, whose exception holds the tensors of the failed update.
+            # Not in the except block: there the exception keeps the tensors of the failed update.
             self.optimizer.clear()
             torch.cuda.empty_cache()
             self._save_memory(longest)
 
     def _save_memory(self, longest: int) -> None:
-        """Halve the micro-batches, or enable gradient checkpointing if each holds one completion of
-        up to `longest` tokens.
+        """Halve the micro-batches, or enable gradient checkpointing if they are minimal.
+
+        They are minimal if each holds one completion of up to `longest` tokens.
         """
         if self.micro_tokens > longest:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
             self.notes.append(
                 f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on "
-                "(the gradient is the same)"
+                "(the gradient stays the same)"
             )
         else:
             self.policy.enable_gradient_checkpointing()
             self.notes.append(
-                "out of memory: gradient checkpointing from now on (the gradient is the same)"
+                "out of memory: gradient checkpointing from now on (the gradient stays the same)"
             )
 
     def take_notes(self) -> list[str]:

@@ -1,9 +1,11 @@
-"""The rollout: many completions of each prompt. The prompt is read once, and a forward pass writes
-one token of each completion, or several with speculative decoding.
+"""The rollout: sample many completions of each prompt.
 
-What is sampled does not depend on the layout of the batch, on who shares it, or on drafts: see
-`grpo.rollout.sampling`. The forward passes are those of a decoder: `cuda_decoder` where device and
-model allow it, and `eager_decoder` elsewhere.
+Each prompt is processed once. Then every forward pass writes one token of each completion, or
+several with speculative decoding. The forward passes are made by a decoder: `cuda_decoder` if
+device and model allow it, otherwise `eager_decoder`.
+
+A sample depends neither on the layout of the batch, nor on the other prompts in it, nor on drafts:
+see `grpo.rollout.sampling`.
 
 Shapes: P prompts, G completions each, C = P * G completions, k drafted tokens, T = 1 + k.
 """
@@ -25,17 +27,18 @@ from grpo.rollout.request import DecodeRequest
 from grpo.rollout.speculative import LENGTHS, SHORT, AcceptanceModel, DraftPlans, Observation
 from tasks.base import Problem, UserError
 
-# A guess takes the text so far and returns the rest of it. Each completion has its own copy, so a
-# guess may remember what it has seen.
+# A guess takes the text so far and returns how it may continue. Each completion has its own copy,
+# so a guess may remember what it has seen.
 Guess = Callable[[str], str]
 
-MAX_PASSED = 16  # problems in a row that do not fit the context, before the run gives up
+# The rollout gives up after this many problems in a row that do not fit the context.
+MAX_TOO_LONG = 16
 
 
 class Decoder(Protocol):
-    """Runs the forward passes of one rollout: `EagerDecoder`, or on a GPU `CudaDecoder`.
+    """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU.
 
-    `flat` and `aim` describe the cost of a pass, see `AcceptanceModel.length`.
+    `flat` and `aim` describe the cost of a pass; see `AcceptanceModel.length`.
     """
 
     flat: int
@@ -43,28 +46,29 @@ class Decoder(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """The lengths of drafts that it can verify, in tokens."""
+        """The lengths of drafts, in tokens, that the decoder can verify."""
 
     @property
     def live(self) -> Tensor:
-        """Which completions (C,) a draft is wanted for: one of those that have read the same."""
+        """A mask (C,) of the completions that need a draft: one of each set of identical ones."""
 
     def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Verify the drafts and draw one token more: tokens and log-probabilities (C, T), and how
-        many of them count (C,).
+        """Verify the drafts and draw one more token.
+
+        Returns tokens (C, T), their log-probabilities (C, T), and how many of them count (C,).
         """
 
     def retire(self) -> Tensor:
-        """Drop finished completions; return which stay, in order."""
+        """Drop finished completions; return the indices of the others, in order."""
 
 
 def fitting(
-    policy: Policy, problems: Iterable[Problem], passed: list[Problem], asked: int | None = None
+    policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:
-    """Yield the problems whose prompt and target fit the context; append the others to `passed`.
+    """Yield the problems whose prompt and target fit the context; append the others to `too_long`.
 
-    With a budget (`asked`, from --max-new-tokens) the target must fit that as well. Raises
-    UserError after MAX_PASSED problems in a row that do not fit.
+    If --max-new-tokens gives a budget (`asked`), the target must fit the budget as well. Raises
+    UserError after MAX_TOO_LONG problems in a row that do not fit.
     """
     in_a_row = 0
     for problem in problems:
@@ -75,9 +79,10 @@ def fitting(
             yield problem
         else:
             in_a_row += 1
-            passed.append(problem)
-            if in_a_row == MAX_PASSED:
-                budget_for(policy, prompt, problem.target, asked)  # raises and says what is wrong
+            too_long.append(problem)
+            if in_a_row == MAX_TOO_LONG:
+                # It raises an error that says what does not fit.
+                budget_for(policy, prompt, problem.target, asked)
 
 
 def budget_for(
@@ -97,10 +102,12 @@ def budget(
 ) -> int:
     """Return the most new tokens a completion may take.
 
-    That is `asked` (--max-new-tokens), or else a quarter more than the right answer `needed`, and
-    no less than the task has `declared`; in any case at most what the prompt of `prompt` tokens
-    leaves of the `context`. All in tokens. Raises UserError where `asked` is too small for the
-    answer, or the context of the model called `name` for prompt and answer.
+    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
+    the right answer takes (`needed`), or what the task has `declared` if that is larger. It never
+    exceeds the room that the `prompt` leaves in the `context`. All numbers are tokens.
+
+    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
+    fit the context of the model called `name`.
     """
     if asked and asked < needed:
         raise UserError(
@@ -112,19 +119,20 @@ def budget(
     if room < needed:
         raise UserError(
             f"--model {name}: its context of {context} tokens is too short for this level: "
-            f"{prompt} tokens of prompt and {needed} of the right answer; give fewer --words or "
-            "--shots"
+            f"the prompt takes {prompt} tokens and the right answer {needed}; give a lower level "
+            "or fewer --shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """What a rollout samples with, apart from prompts and keys.
+    """How the completions of some prompts are sampled.
 
-    `temperatures` and `budgets` (most new tokens) hold for all completions of a prompt, (P,) each;
-    temperature 0 is greedy. `truncate` cuts the distribution (`sampling.truncation`). `guesses`,
-    one for each prompt, are what speculative decoding drafts from.
+    - `temperatures` (P,): one for all completions of a prompt; 0 is greedy;
+    - `budgets` (P,): the most new tokens of a completion;
+    - `truncate`: cuts the distribution, see `sampling.truncation`;
+    - `guesses` (P,): what speculative decoding drafts from; None for no drafts.
     """
 
     temperatures: Sequence[float]
@@ -133,7 +141,7 @@ class PromptSettings:
     guesses: Sequence[Guess] | None = None
 
     def of(self, prompts: slice) -> "PromptSettings":
-        """Return the part for some of the prompts."""
+        """Return the settings of some of the prompts."""
         guesses = self.guesses[prompts] if self.guesses else None
         return PromptSettings(
             self.temperatures[prompts], self.budgets[prompts], self.truncate, guesses
@@ -154,12 +162,12 @@ def generate(
     """Return `len(keys[p])` completions of each prompt p (the same number for all), in order.
 
     `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); see `PromptSettings` for the other
-    arguments. `drafting` decides how much is drafted and is updated. A completion's log-probs are
-    those of the distribution that it was sampled from.
+    arguments. `drafting` decides how much is drafted, and learns from what is accepted. The
+    log-probabilities of a completion are those of the distribution that it was sampled from.
 
-    Where a GPU has no memory for all prompts at once, they are answered in several batches. Raises
-    FloatingPointError where a token was drawn from a distribution that is not finite, and UserError
-    where memory runs out.
+    If a GPU has too little memory for all prompts at once, they are answered in several batches.
+    Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
+    UserError if memory runs out.
     """
     settings = PromptSettings(temperatures, budgets, truncate, guesses)
     group_size = len(keys[0])
@@ -174,7 +182,7 @@ def generate(
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory in the rollout of {len(keys[batch]) * group_size} completions of "
-                f"up to {max(budgets[batch])} tokens; give a smaller --group-size, fewer --words, "
+                f"up to {max(budgets[batch])} tokens; give a smaller --group-size, a lower level, "
                 "or a smaller model"
             ) from error
     return answers
@@ -189,10 +197,11 @@ def _generate(
     drafting: AcceptanceModel | None,
 ) -> list[list[Completion]]:
     """Answer prompts that fit in memory together; see `generate`."""
-    P, G, budget = len(prompts), len(keys[0]), max(settings.budgets)
+    P, G = len(prompts), len(keys[0])
+    budget = max(settings.budgets)
     is_drafted = settings.guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
-    width = budget + longest + 1  # drafts may reach beyond the budget; there they never count
+    width = budget + longest + 1  # drafts may reach beyond the budget, where they never count
 
     request = DecodeRequest(
         prompts,
@@ -213,7 +222,7 @@ def _generate(
     tokens = torch.zeros(P * G, width, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
     lengths = torch.zeros(P * G, dtype=torch.long)
-    rows = torch.arange(P * G)  # which completion each row of the decoder is writing
+    rows = torch.arange(P * G)  # the completion that each row of the decoder is writing
     drafts = torch.empty(P * G, 0, dtype=torch.long)
     while len(rows):
         # One forward pass: the drafts are verified, and one more token is drawn.
@@ -223,10 +232,10 @@ def _generate(
         if drafter is not None:
             drafter.observe(decoder, rows, written, drafts, chosen, count, start)
 
-        # What was drawn after a rejected draft is overwritten later, or cut off at the end.
-        places = written[:, None] + torch.arange(chosen.shape[1])
-        tokens[rows[:, None], places] = chosen
-        logprobs[rows[:, None], places] = chosen_logprobs
+        # Tokens after a rejected draft are overwritten later, or cut off at the end.
+        positions = written[:, None] + torch.arange(chosen.shape[1])
+        tokens[rows[:, None], positions] = chosen
+        logprobs[rows[:, None], positions] = chosen_logprobs
         lengths[rows] = written + count
 
         rows = rows[decoder.retire()]
@@ -247,8 +256,10 @@ class _Drafter:
     def __init__(
         self, plans: DraftPlans, drafting: AcceptanceModel, longest: int, *, distinct: int
     ):
-        self.plans, self.drafting, self.longest = plans, drafting, longest
-        self.distinct = distinct  # rows that differ, which is what a pass costs
+        self.plans = plans
+        self.drafting = drafting
+        self.longest = longest
+        self.distinct = distinct  # rows that differ: they decide what a pass costs
 
     def observe(
         self,
@@ -260,7 +271,7 @@ class _Drafter:
         count: Tensor,
         start: float,
     ) -> None:
-        """Learn from a pass that began at `start` which drafts were accepted, and what it cost."""
+        """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
         matched, slipped = self.plans.observe(rows, written, chosen, count)
         self.drafting.observe(
             Observation(
@@ -276,7 +287,7 @@ class _Drafter:
         )
 
     def propose(self, decoder: Decoder, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Return the next drafts (C, k), of the length that is expected to pay most."""
+        """Return the next drafts (C, k), of the length with the highest expected gain."""
         live = decoder.live
         self.distinct = int(live.sum())
         k = self.drafting.length(

@@ -1,10 +1,9 @@
-"""Saving without holding up training: the state is copied into the host's memory, and a thread
-writes the copy.
+"""Save checkpoints in the background: copy the state to host memory, and write it in a thread.
 
-What a save costs training is the copy, and a core's work where it has no other to spare; the write
-of gigabytes, its checksums and the reading back are the thread's. One job is under way at a time. A
-run that is killed in the middle of one leaves a folder that the next start removes, and the
-checkpoints before it.
+Training waits only for the copy. The thread writes the files, computes their checksums and reads
+them back; on a machine without a spare core this slows training down as well. One checkpoint is
+written at a time. A run that is killed meanwhile leaves a partial folder, which the next start
+removes, and all earlier checkpoints.
 """
 
 import os
@@ -23,16 +22,19 @@ from torch import Tensor
 from grpo.model.memory import free_host_memory
 from grpo.run.checkpoint import prune, save_checkpoint, spacing_for
 
-SHARE_OF_FREE = 0.5  # of the free memory that copies may take: training may still grow
+# Share of the free host memory that copies may take, because training may need more later.
+SHARE_OF_FREE = 0.5
+
+# Name of the thread that writes.
 NAME = "checkpoint writer"
 
 
 class HostMemory:
-    """Copies of tensors in the host's memory.
+    """Copies of tensors in host memory.
 
-    The copies of one call are overwritten by the next: memory that is used again has not to be
-    zeroed and mapped by the system first, which takes several times as long as the copy itself. For
-    tensors of a GPU it is page-locked.
+    Each call of `copy` overwrites the copies of the previous one. New memory would first have to be
+    zeroed and mapped by the system, which takes several times as long as the copy itself. Copies of
+    GPU tensors are in page-locked memory.
     """
 
     def __init__(self) -> None:
@@ -40,14 +42,14 @@ class HostMemory:
 
     @torch.no_grad()
     def copy(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested dictionaries with a copy of each tensor, and everything else as it is.
+        """Return nested dictionaries with a copy of each tensor, and everything else unchanged.
 
-        Tensors that are the same memory (tied weights) share one copy. Raises MemoryError where
-        there is no room.
+        Tensors that share memory (tied weights) share one copy. Raises MemoryError if there is not
+        enough memory.
         """
         tensors = dict(_tensors(tree))
         firsts: dict[Hashable, tuple[Any, ...]] = {}
-        first_of = {path: firsts.setdefault(_place(each), path) for path, each in tensors.items()}
+        first_of = {path: firsts.setdefault(_address(each), path) for path, each in tensors.items()}
 
         originals = {path: tensors[path] for path in firsts.values()}
         self._make_room(originals)
@@ -59,7 +61,7 @@ class HostMemory:
         return _replaced(tree, {path: self._copies[first] for path, first in first_of.items()})
 
     def _make_room(self, originals: Mapping[tuple[Any, ...], Tensor]) -> None:
-        """Allocate a copy for each tensor that has none of its shape yet."""
+        """Allocate a copy for each tensor that has none of the same shape and type."""
         new = {
             path: original
             for path, original in originals.items()
@@ -75,13 +77,13 @@ class HostMemory:
                 self._copies[path] = torch.empty(
                     original.shape, dtype=original.dtype, pin_memory=original.is_cuda
                 )
-        except RuntimeError as error:  # how torch says that memory could not be had
+        except RuntimeError as error:  # torch raises it if page-locked memory runs out
             self._copies.clear()
             raise MemoryError(f"{needed / 1e9:.1f} GB") from error
 
 
 def _tensors(tree: Mapping, path: tuple = ()) -> Iterator[tuple[tuple, Tensor]]:
-    """Yield (keys that lead there, tensor) for each tensor in nested dictionaries."""
+    """Yield (path of keys, tensor) for each tensor in nested dictionaries."""
     for key, value in tree.items():
         if isinstance(value, Tensor):
             yield (*path, key), value
@@ -90,20 +92,19 @@ def _tensors(tree: Mapping, path: tuple = ()) -> Iterator[tuple[tuple, Tensor]]:
 
 
 def _replaced(tree: Mapping, tensors: Mapping[tuple, Tensor], path: tuple = ()) -> dict:
-    """Return nested dictionaries with the `tensors` in the places of their own."""
+    """Return the nested dictionaries `tree` with its tensors replaced by `tensors`, by path."""
     found = {}
     for key, value in tree.items():
         here = (*path, key)
-        found[key] = (
-            _replaced(value, tensors, here)
-            if isinstance(value, Mapping)
-            else tensors.get(here, value)
-        )
+        if isinstance(value, Mapping):
+            found[key] = _replaced(value, tensors, here)
+        else:
+            found[key] = tensors.get(here, value)
     return found
 
 
-def _place(tensor: Tensor) -> Hashable:
-    """Return what two tensors have in common if and only if they are the same numbers in memory."""
+def _address(tensor: Tensor) -> Hashable:
+    """Return a key that is equal for two tensors exactly if they are the same numbers in memory."""
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -113,19 +114,26 @@ def _kind(tensor: Tensor) -> Hashable:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is whole: why it was saved, and what it cost in seconds."""
+    """A complete checkpoint: why it was saved, and how long that took.
+
+    - `waiting`: seconds that training waited for the copy and for an earlier checkpoint;
+    - `writing`: seconds until all files were read back;
+    - `spacing`: steps between saves for a new best, see `checkpoint.CheckpointRules`;
+    - `removed`: a line for each older checkpoint that was removed;
+    - `in_background`: False if training waited for `writing` as well.
+    """
 
     path: Path
     reasons: Sequence[str]
-    waiting: float  # training stood still, for the copy and for an earlier checkpoint
-    writing: float  # until all files were read back
-    spacing: int | None  # of saves for a new best (`checkpoint.CheckpointRules`)
-    removed: Sequence[str]  # a line for each older checkpoint that made way
-    in_background: bool  # or training stood still for `writing`, too
+    waiting: float
+    writing: float
+    spacing: int | None
+    removed: Sequence[str]
+    in_background: bool
 
     @property
     def line(self) -> str:
-        """What was saved, and what it cost, in one line."""
+        """One line for the console: what was saved, and how long training waited."""
         cost = f"training waited {self.waiting + self.writing:.1f} s"
         if self.in_background:
             cost = (
@@ -137,21 +145,28 @@ class Saved:
 
 @dataclass(frozen=True)
 class Save:
-    """A checkpoint to be written: all that the writer needs, nothing of which training changes."""
+    """A checkpoint to be written. Training changes nothing of what it holds.
+
+    - `write`: writes the files of the state into a folder;
+    - `waiting`, `spacing`, `in_background`: as in `Saved`;
+    - `step_times`: seconds of the steps so far; they decide the spacing if that is None;
+    - `keep`: the best checkpoint, if it must not be removed.
+    """
 
     run: Path
     step: int
-    write: Callable[[Path], None]  # the files of the state, into a folder
+    write: Callable[[Path], None]
     reasons: Sequence[str]
-    waiting: float  # as in `Saved`
+    waiting: float
     spacing: int | None
-    step_times: Sequence[float]  # in seconds, from which the spacing is chosen where it is None
-    keep: Path | None  # the best checkpoint, where it is to stay
+    step_times: Sequence[float]
+    keep: Path | None
     in_background: bool = True
 
     def __call__(self) -> Saved:
-        """Write the checkpoint, and only then remove those that need not stay. Raises UserError
-        where it cannot be written.
+        """Write the checkpoint, and only then remove those that are no longer needed.
+
+        Raises UserError if it cannot be written.
         """
         begun = time.thread_time()
         noted: dict[str, Any] = {}
@@ -175,17 +190,16 @@ class Writer:
         self._saved: Future[Saved] | None = None
 
     def start(self, save: Save) -> None:
-        """Begin to write; the checkpoint before must have been collected."""
+        """Begin to write. The previous checkpoint must have been collected."""
         assert self._saved is None
         self._saved = Future()
         threading.Thread(target=_do, args=(save, self._saved), name=NAME, daemon=True).start()
 
     def collect(self, *, wait: bool = False) -> Saved | None:
-        """Return the checkpoint that was started last, once it is whole, and once; or raise what
-        stopped it.
+        """Return the checkpoint that was started last if it is complete; raise the writer's error.
 
-        None where there is none, or it is still being written. With `wait` none is being written
-        afterwards.
+        Each checkpoint is returned once. Returns None if there is none, or if it is still being
+        written; with `wait` it is waited for.
         """
         if self._saved is None or not (wait or self._saved.done()):
             return None
@@ -201,11 +215,11 @@ def _do(save: Save, saved: Future[Saved]) -> None:
 
 
 def end_process(status: int) -> None:
-    """End the program with this exit status, at once where a checkpoint is being written (after a
-    second Ctrl-C).
+    """End the program with this exit status.
 
-    The interpreter would tear down a thread that is writing from within Rust, which aborts the
-    process (status 134).
+    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
+    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
+    the process (exit status 134).
     """
     if any(thread.name == NAME for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -1,9 +1,11 @@
-"""Checkpoints: written aside, read back and renamed, so each is whole or absent; a manifest has a
-checksum of every file.
+"""Checkpoints, e.g. checkpoints/step-000020/.
 
-checkpoints/step-000020/ holds the model (or adapter) and tokenizer in Hugging Face layout,
-optimizer.safetensors with optimizer.json, rng.json, trainer.json and manifest.json. No pickle
-anywhere: safetensors and JSON only.
+A checkpoint holds the model (or adapter) and tokenizer in Hugging Face layout,
+optimizer.safetensors with optimizer.json, rng.json, trainer.json and manifest.json. All files are
+safetensors or JSON; nothing is pickled.
+
+A checkpoint is written to a temporary folder, read back and then renamed, so it is complete or
+absent. Its manifest has a checksum of every file.
 """
 
 import errno
@@ -28,15 +30,17 @@ from data.text import quoted
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
-SHARE = 0.05  # of a run's time, which saves for a new best may take together
+# Largest share of a run's time that all saves for a new best may take together.
+SHARE = 0.05
+
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
-_SYSTEM_ERROR = re.compile(
-    r"\(os error \d+\)|Os \{ code"
-)  # how Rust's writers (safetensors, tokenizers) wrap it
-_verified: dict[
-    tuple[str, int], str | None
-] = {}  # (path, time of its manifest): what `verify` found
+
+# Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
+_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
+
+# The results of `verify`, by (path, time of the manifest).
+_verified: dict[tuple[str, int], str | None] = {}
 
 
 def save_checkpoint(
@@ -46,25 +50,30 @@ def save_checkpoint(
     *,
     note: Callable[[float], dict[str, Any]],
 ) -> Path:
-    """Write checkpoints/step-NNNNNN by `write(folder)`, whole or not at all, and return its path.
+    """Write checkpoints/step-NNNNNN by `write(folder)`, completely or not at all; return its path.
 
-    The manifest's "note" is what `note` returns of the seconds that all files took to be written
-    and read back. Raises UserError when the disk will not take it; what was there before stays.
+    `note` gets the seconds that it took to write all files and read them back, and returns the
+    "note" in the manifest. Raises UserError if the files cannot be written; an older checkpoint of
+    the same step is then kept.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
-    aside, old = final.with_name(f".tmp-{final.name}"), final.with_name(f".tmp-old-{final.name}")
+    aside = final.with_name(f".tmp-{final.name}")
+    old = final.with_name(f".tmp-old-{final.name}")
+
     begun = time.perf_counter()
     try:
         remove_partial(run)
         aside.mkdir(parents=True)
         write(aside)
         files = _on_disk(aside)
-        taken = note(time.perf_counter() - begun)
-        manifest = {"format": _FORMAT, "step": step, "note": taken, "files": files}
+
+        noted = note(time.perf_counter() - begun)
+        manifest = {"format": _FORMAT, "step": step, "note": noted, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         for path in (aside / "manifest.json", aside):
             sync(path)
-        if final.exists():  # a step that is made again after a resume
+
+        if final.exists():  # a resumed run has made the step again
             os.replace(final, old)
         os.replace(aside, final)
         sync(final.parent)
@@ -72,31 +81,34 @@ def save_checkpoint(
         if old.exists() and not final.exists():
             os.replace(old, final)
         shutil.rmtree(aside, ignore_errors=True)
+
         if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise UserError(
-                f"{final}: cannot be written ({reason}); earlier checkpoints are untouched: free "
-                "some "
-                f"space and go on with --resume {quoted(run)}"
+                f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
+                f"some space and continue with --resume {quoted(run)}"
             ) from error
         raise
+
     shutil.rmtree(old, ignore_errors=True)
     _verified[_key(final / "manifest.json")] = None
     return final
 
 
 def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:
-    """Bring all files below `folder` to the disk; return checksum and size of each, by its name.
+    """Flush all files below `folder` to the disk; return checksum and size of each, by name.
 
-    Raises OSError for a file that the disk does not give back as it was written.
+    Raises OSError if a file does not read back as it was written.
     """
     files = {path: _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     for path in folder.rglob("*"):
         sync(path)
+
     for path, checksum in files.items():
         forget_cached(path)
         if _sha256(path) != checksum:
             raise OSError(errno.EIO, f"{path.name} does not read back as it was written")
+
     return {
         str(path.relative_to(folder)): {"sha256": checksum, "bytes": path.stat().st_size}
         for path, checksum in files.items()
@@ -104,10 +116,10 @@ def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def verify(path: Path) -> str | None:
-    """Return None when the checkpoint is whole, else in one line what is wrong with it."""
+    """Return None if the checkpoint is intact, else one line that says what is wrong with it."""
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
-        return f"{path}: no checkpoint (it has no manifest.json)"
+        return f"{path}: not a checkpoint (it has no manifest.json)"
     key = _key(manifest)
     if key not in _verified:
         _verified[key] = _damage(Path(path), manifest)
@@ -123,7 +135,7 @@ def _damage(path: Path, manifest: Path) -> str | None:
         saved = read_json(manifest)
         if saved.get("format") != _FORMAT:
             return (
-                f"{path}: no checkpoint that this version reads (its manifest.json has no "
+                f"{path}: not a checkpoint that this version reads (its manifest.json has no "
                 f'"format": {_FORMAT})'
             )
         for name, fact in saved["files"].items():
@@ -133,10 +145,7 @@ def _damage(path: Path, manifest: Path) -> str | None:
             if not file.is_file():
                 return f"{path}: {name} is missing"
             if file.stat().st_size != fact["bytes"]:
-                return (
-                    f"{path}: {name} has {file.stat().st_size} bytes, and should have "
-                    f"{fact['bytes']}"
-                )
+                return f"{path}: {name} has {file.stat().st_size} bytes instead of {fact['bytes']}"
             if _sha256(file) != fact["sha256"]:
                 return f"{path}: {name} is damaged (its checksum is wrong)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -145,25 +154,22 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
-    """Return the valid checkpoints of a run in the order of their steps, and what is wrong with
-    each of the others.
-    """
+    """Return the valid checkpoints of a run by step, and a line for each damaged one."""
     found = sorted(
         (p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)),
         key=step_of,
     )
     damage = {path: verify(path) for path in found}
-    return [path for path in found if damage[path] is None], [
-        reason for reason in damage.values() if reason
-    ]
+    valid = [path for path in found if damage[path] is None]
+    return valid, [reason for reason in damage.values() if reason]
 
 
 def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
-    """Return the checkpoint to go on from: `path` itself, or the latest valid one of the run
-    `path`; and warnings.
+    """Return the checkpoint to continue from, and warnings.
 
-    Each warning names a damaged checkpoint that was passed over. Raises UserError, in the name of
-    the `flag`, where there is nothing to go on from.
+    It is `path` itself, or the latest valid checkpoint of the run `path`. Each warning names a
+    damaged checkpoint that was skipped. Raises UserError, which names the `flag`, if there is no
+    valid checkpoint.
     """
     path = Path(path)
     if not path.exists():
@@ -172,10 +178,12 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         )
     is_checkpoint = _NAME.fullmatch(path.name) is not None
     check_links(path.parent.parent if is_checkpoint else path)
+
     if is_checkpoint:
         if reason := verify(path):
             raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
         return path, []
+
     if not (path / "config.yaml").is_file():
         raise UserError(
             f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
@@ -188,18 +196,19 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
             f"{flag} {path}: it has no valid checkpoint{reasons}; "
             f"start a new run under another name, or remove it (rm -r {quoted(path)})"
         )
-    return valid[-1], [f"passed over {reason}" for reason in damaged]
+    return valid[-1], [f"skipped {reason}" for reason in damaged]
 
 
 def remove_partial(run: Path) -> None:
-    """Remove what a killed process left of a checkpoint half written."""
+    """Remove the partial checkpoints that a killed process has left."""
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
 
 
 def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
-    """Keep the first, the second to last and the most recent valid checkpoint (and `keep_best`);
-    return a line for each that was removed. Damaged ones are left for their owner to see.
+    """Remove all valid checkpoints but the first, the last two and `keep_best`.
+
+    Returns a line for each that was removed. Damaged ones are kept, so that the user can see them.
     """
     valid, _ = checkpoints(run)
     keep = {valid[0], *valid[-2:], keep_best} if valid else set()
@@ -207,30 +216,32 @@ def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
 
 
 def remove_after(run: Path, step: int) -> list[str]:
-    """Remove the valid checkpoints of later steps, for a run taken up at `step` makes them again,
-    and return a line for each. Left there they would pass for the most recent ones: `prune` would
-    keep them and remove the new.
+    """Remove the valid checkpoints of steps after `step`; return a line for each.
+
+    A run that is resumed after `step` makes them again. Until then `prune` would take the old ones
+    for the most recent, keep them, and remove the new ones.
     """
     return _remove([path for path in checkpoints(run)[0] if step_of(path) > step])
 
 
 def _remove(paths: list[Path]) -> list[str]:
     for path in paths:
-        grave = path.with_name(
-            f".tmp-{path.name}"
-        )  # renamed first: a kill in the middle leaves no half checkpoint
-        os.replace(path, grave)
-        shutil.rmtree(grave)
+        # It is renamed first, so that a kill cannot leave a partial checkpoint under its name.
+        condemned = path.with_name(f".tmp-{path.name}")
+        os.replace(path, condemned)
+        shutil.rmtree(condemned)
     return [f"removed checkpoint {path.name}" for path in paths]
 
 
 class CheckpointRules:
-    """When to save: every `every` steps; when the reward first passes `threshold`; when it beats
-    the best by `best_margin`.
+    """When to save a checkpoint.
 
-    The best is that of the saved steps. Saves for nothing but a new best keep `spacing` steps
-    between them; None: it is chosen from the cost of the first save (`spacing_for`), and until it
-    is known no such save follows that one.
+    A step is saved every `every` steps, when the reward first reaches `threshold`, and when it
+    exceeds the best reward of the saved steps by more than `best_margin`.
+
+    Saves that have a new best as their only reason are at least `spacing` steps apart. If `spacing`
+    is None it is chosen from the cost of the first save (`spacing_for`); until then no further save
+    of this kind is made.
     """
 
     def __init__(
@@ -247,19 +258,20 @@ class CheckpointRules:
         self.last: int | None = None  # the step from which the spacing counts
 
     def reasons(self, step: int, reward: float) -> list[str]:
-        """Return why a checkpoint is due after `step`, which earned a mean `reward`; empty where
-        none is.
-        """
+        """Return the reasons to save after `step`, whose mean reward is `reward`; [] if none."""
         reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
         is_regular = bool(reasons)
+
         if not self.passed and reward >= self.threshold:
             self.passed = True
             reasons.append(f"reward {reward:.3f} first passed {self.threshold:g}")
+
         if self.best is None:
             self.best = reward
         elif reward > self.best + self.margin and (reasons or self._is_spaced(step)):
             reasons.append(f"new best reward {reward:.3f} (was {self.best:.3f})")
             self.best = reward
+
         if reasons and (self.last is None or not is_regular):
             self.last = step
         return reasons
@@ -274,18 +286,20 @@ class CheckpointRules:
         return {"best": self.best, "passed": self.passed, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
 
 
 def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> int | None:
-    """Return how many steps apart saves for a new best must be to take `SHARE` of the time at
-    most, and never to meet.
+    """Return how many steps apart saves for a new best must be.
 
-    A save loses training so many seconds at most: those it stands still, and those of a core that
-    writes meanwhile; it is `under_way` for longer where the disk is slow. `step_times` (in
-    seconds) are those of this process, whose first step does not count, for it warms up. None
-    where that is all.
+    Together they then take at most `SHARE` of the time, and each ends before the next begins.
+
+    - `lost`: seconds that a save costs training: the wait, and the work of the core that writes;
+    - `under_way`: seconds that a save takes, which are more if the disk is slow;
+    - `step_times`: seconds of this process's steps. The first one, which warms up, does not count.
+
+    Returns None if there is no other step.
     """
     if len(step_times) < 2:
         return None
@@ -294,8 +308,10 @@ def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> i
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
-    """Write the tensors of an optimizer's `state_dict()` to optimizer.safetensors (and optimizer-1
-    and so on: a file passes through the host's memory whole), and all the rest to optimizer.json.
+    """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json.
+
+    The tensors are split over optimizer.safetensors, optimizer-1.safetensors and so on, because a
+    whole file must fit host memory.
     """
     tensors: dict[str, torch.Tensor] = {}
     rest: dict[str, Any] = {}
@@ -303,6 +319,7 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
         for name, value in entry.items():
             target = tensors if isinstance(value, torch.Tensor) else rest
             target[f"{index}/{name}"] = value
+
     for number, part in enumerate(_parts(_apart(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
     (folder / "optimizer.json").write_text(
@@ -311,7 +328,7 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors as safetensors takes them: contiguous, none in another's memory."""
+    """Return the tensors as safetensors requires: contiguous, and without shared memory."""
     seen: set[int] = set()
     apart = {}
     for name, value in tensors.items():
@@ -323,8 +340,9 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _parts(
     tensors: dict[str, torch.Tensor], most: int = 1 << 32
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors in dictionaries of up to `most` bytes, or of one tensor; one of none where
-    there are none.
+    """Yield the tensors in dictionaries of up to `most` bytes; a larger tensor has one of its own.
+
+    Without tensors, one empty dictionary is yielded.
     """
     part: dict[str, torch.Tensor] = {}
     size = 0
@@ -332,13 +350,15 @@ def _parts(
         if part and size + value.nbytes > most:
             yield part
             part, size = {}, 0
-        part[name], size = value, size + value.nbytes
+        part[name] = value
+        size += value.nbytes
     yield part
 
 
 def load_optimizer(folder: Path, optimizer: Any) -> None:
-    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit; of each
-    weight's state only the rows that it holds are read.
+    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit.
+
+    If ranks share the state of a weight, only the rows of this rank are read.
     """
     saved = read_checked(folder / "optimizer.json", OptimizerFile)
     state: dict[int, dict[str, Any]] = {}
@@ -346,14 +366,17 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
         with safe_open(path, "pt") as file:
             for key in file.keys():
                 index, name = key.split("/", 1)
-                value, rows = file.get_slice(key), optimizer.rows(int(index))
+                value = file.get_slice(key)
+                rows = optimizer.rows(int(index))
                 is_cut = list(optimizer.weights[int(index)].shape) == value.get_shape()
                 state.setdefault(int(index), {})[name] = (
                     value[rows] if is_cut else file.get_tensor(key)
                 )
+
     for key, value in saved["rest"].items():
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value
+
     groups = [
         {**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})}
         for group in saved["param_groups"]
@@ -364,7 +387,7 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint's folder."""
     match = _NAME.fullmatch(path.name)
-    assert match is not None, f"{path} is no checkpoint"
+    assert match is not None, f"{path} is not a checkpoint"
     return int(match[1])
 
 

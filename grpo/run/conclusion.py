@@ -1,4 +1,4 @@
-"""How a run ends: its verdict, and the summary on the console."""
+"""The end of a run: its verdict, and the summary on the console."""
 
 import shlex
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from tasks.base import REGISTRY
 
 
 def is_solved(line: Mapping[str, Any]) -> bool:
-    """Return whether a held-out evaluation passes the test that a ladder asks for."""
+    """Return whether a held-out evaluation passes the test that promotes on a ladder."""
     return reaches_mark(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
 
 
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
-    """Return the verdict on the run in `folder` at `level`, the one that was asked for.
+    """Return the verdict on the run in `folder` at the requested `level`.
 
-    If nothing was learned there, it is the verdict on the hardest level that was learned.
+    If the run learned nothing there, it is the verdict on the hardest level that it learned.
     """
     run = load_run(folder)
     first_step = min((line["step"] for line in run.reports), default=trainer.done)
@@ -65,14 +65,13 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def next_commands(folder: Path, config: Config, step: int) -> list[str]:
     """Return the commands to run after a run that ended at `step`."""
-    level_flag = "--words" if config.task == "interleave" else "--levels"
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
     )
     task = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
     run = quoted(folder)
     return [
-        f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} {level_flag} "
+        f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} --levels "
         f"{config.level}",
         f"python -m grpo.inspect {run} step {step}",
         f"python -m grpo.report {run}",
@@ -81,13 +80,16 @@ def next_commands(folder: Path, config: Config, step: int) -> list[str]:
 
 
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
-    """Return how many different problems were drawn how often, and the share of a finite family."""
+    """Return a line that says how many problems were drawn, and how many of them were unique.
+
+    For a finite family of problems it also gives the share that was seen.
+    """
     before = trainer.stream.inherited
     seen = len(trainer.stream.seen) - before
     drawn = sum(line.get("groups/count", 0) for line in read_metrics(folder / "metrics.jsonl"))
     imitated = trainer.imitation.answers if trainer.imitation else 0
     size = trainer.stream.supply.family_size(level)
-    share = f", {seen / size:.1%} of the {size:,} that there are" if size else ""
-    earlier = f", besides {before:,} in earlier runs" if before else ""
+    share = f", {seen / size:.1%} of the {size:,} that exist" if size else ""
+    earlier = f", after {before:,} in earlier runs" if before else ""
     more = f" and {imitated:,} imitated answers" if imitated else ""
-    return f"trained on {seen:,} different problems in {drawn:,} draws{more}{share}{earlier}"
+    return f"trained on {seen:,} unique problems in {drawn:,} draws{more}{share}{earlier}"

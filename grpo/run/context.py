@@ -28,6 +28,6 @@ class RunContext:
 
     @property
     def level(self) -> int:
-        """The level that was asked for."""
+        """The level that the run was asked to train."""
         assert self.config.level is not None, "the configuration is resolved"
         return self.config.level

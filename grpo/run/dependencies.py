@@ -35,13 +35,14 @@ class Dependencies:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the base model has a fingerprint. One of the hub has none before its download."""
+        """Whether the base model has a fingerprint. A hub model has none before its download."""
         return self.sources.get("base") is not None
 
     def read(self, config: Config, task: Task) -> None:
-        """Take the fingerprints. Raises UserError if a resumed run has others in its checkpoint.
+        """Take the fingerprints, and compare them with those in the checkpoint of a resumed run.
 
-        Called before anything is loaded or written, and again once a model of the hub is on disk.
+        This happens before anything is loaded or written, and again once a model of the hub has
+        been downloaded. Raises UserError if a fingerprint differs and the change is not accepted.
         """
         self.sources = self.ranks.on_rank0(
             lambda: sources_now(config.model, config.dataset, config.task, task, config.start)
@@ -60,7 +61,7 @@ class Dependencies:
         checkpoint, found = self.opened.checkpoint, self.opened.found
         assert checkpoint is not None
 
-        # A setting that an older version did not have has its default.
+        # Settings that an older version did not have get their defaults.
         then = dataclasses.asdict(Config()) | translated(saved.get("config") or {})
         settings_then = {name: then[name] for name in found if name not in ON_RESUME}
         settings_now = {name: value for name, value in found.items() if name not in ON_RESUME}
@@ -87,12 +88,12 @@ class Dependencies:
         ]
 
     def to_json(self, config: Config) -> dict[str, Any]:
-        """Return what each checkpoint keeps, with the run's `config`."""
+        """Return the contents of sources.json, with the run's `config`."""
         settings = dataclasses.asdict(config)
         return self.sources | {"config": settings, "accepted": self.accepted}
 
     def summary(self) -> dict[str, Any]:
-        """Return the fingerprints, and the accepted changes if any, for config.yaml."""
+        """Return the fingerprints and any accepted changes, for config.yaml."""
         fingerprints = {kind: summary_of(found) for kind, found in self.sources.items() if found}
         changes = {"accepted_changes": self.accepted} if self.accepted else {}
         return {"fingerprints": fingerprints, **changes}

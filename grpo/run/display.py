@@ -1,4 +1,4 @@
-"""The interface of what shows a run to its user."""
+"""The interface of everything that shows a run to its user."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,16 +7,16 @@ from grpo.records import StepReport
 
 
 class Display(Protocol):
-    """Where a run says what it does, e.g. `grpo.show.console.Console`."""
+    """Shows the messages of a run, e.g. `grpo.show.console.Console`."""
 
     def say(self, line: str, style: str = "") -> None:
-        """Say a line."""
+        """Show a line."""
 
     def warn(self, line: str) -> None:
-        """Say a warning."""
+        """Show a warning."""
 
     def prompt(self, title: str, lines: Sequence[str]) -> None:
-        """Show the prompt as the model is sent it."""
+        """Show a prompt as it is sent to the model."""
 
     def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show the table of the pre-flight."""

@@ -1,4 +1,4 @@
-"""When, where and with which versions a run is made."""
+"""The facts of a run: its time, device and versions."""
 
 import platform
 import subprocess
@@ -38,13 +38,15 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return the facts of a run that is begun `now`, or resumed after `step` if it has some before.
+    """Return the facts of a run that is started, or resumed after `step`.
 
-    Those of its beginning stay. Each resumption adds what is different to "resumed".
+    `before` are the facts in its config.yaml, empty for a new run; they stay as they are. Each
+    resumption adds an entry to "resumed" with the facts that differ `now`.
     """
     if not before:
         return dict(now)
-    # Why the run ended before is no longer true of it.
+
+    # "stopped" says why the run ended before. It no longer holds.
     before = {name: value for name, value in before.items() if name != "stopped"}
     changed = {name: value for name, value in now.items() if value != before.get(name)}
     return {**before, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}

@@ -1,4 +1,4 @@
-"""The files that a run appends to. Rank 0 has `RunFiles`; the other ranks have `NoFiles`."""
+"""The files that a run writes as it goes on. Rank 0 has `RunFiles`, other ranks have `NoFiles`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,12 +16,15 @@ from tasks.base import UserError
 
 
 class RunFiles:
-    """metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl, samples.log,
-    prompt.txt, warnings.log and rollouts/ of the run in `folder`, and its trackers.
+    """The log files and rollouts of the run in `folder`, and its trackers.
+
+    The files are metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl,
+    samples.log, prompt.txt, warnings.log and rollouts/.
 
     - `config`: the run's settings by name; "track" and "samples_every" are used here;
     - `mark`: the mark of a control experiment, added to each line of metrics and decisions;
-    - `done`: how many steps the run has made; `warn` shows a warning.
+    - `done`: how many steps the run has made;
+    - `warn`: shows a warning.
     """
 
     def __init__(
@@ -43,11 +46,11 @@ class RunFiles:
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
     def began(self, keys: Sequence[str]) -> None:
-        """Write the keys of problems that an earlier run was trained on, as those of step 0."""
+        """Write the keys of problems that an earlier run was trained on, under step 0."""
         self.seen.append({"step": 0, "keys": list(keys)})
 
     def step(self, report: StepReport) -> None:
-        """Write a step: rollouts, metrics, keys of its problems, groups, decisions, samples."""
+        """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         self.keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.log(report.metrics)
@@ -82,10 +85,10 @@ class RunFiles:
         try:
             write_rollouts(file_of(self.folder, name, step), groups, step=step)
         except UserError as error:
-            raise UserError(f"{error}; go on with --resume {quoted(self.folder)}") from error
+            raise UserError(f"{error}; continue with --resume {quoted(self.folder)}") from error
 
     def rewind(self, done: int) -> None:
-        """Remove everything about steps after `done`: they are made again."""
+        """Remove everything about steps after `done`, because they are made again."""
         checkpoints.remove_partial(self.folder)
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
@@ -93,13 +96,13 @@ class RunFiles:
         checkpoints.remove_after(self.folder, done)
 
     def prompted(self, lines: Sequence[str]) -> None:
-        """Write the first prompt as the model is sent it to prompt.txt, unless it exists."""
+        """Write the first prompt, as it is sent to the model, to prompt.txt unless that exists."""
         path = self.folder / "prompt.txt"
         if not path.exists():
             write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
     def warned(self, line: str) -> None:
-        """Keep a warning in warnings.log, because a console may be closed or lost."""
+        """Append a warning to warnings.log, because the console may be closed or lost."""
         append(
             self.folder / "warnings.log",
             f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n",

@@ -1,4 +1,4 @@
-"""Directories of runs: one for a new run, and the latest one."""
+"""Choose the directory of a new run, and find that of the latest one."""
 
 import os
 import re
@@ -25,10 +25,13 @@ def new_folder(home: Path, config: Config) -> Path:
 
 
 def latest_run(home: Path) -> Path:
-    """Return the run below `home` that was begun or resumed last."""
+    """Return the run below `home` that was started or resumed last.
+
+    Raises UserError if there is no run.
+    """
     runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
     if not runs:
         raise UserError(
-            f"--resume: no run in {home}{os.sep} to go on with; start one without --resume"
+            f"--resume: no run in {home}{os.sep} to continue; start one without --resume"
         )
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)

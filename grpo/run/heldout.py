@@ -1,4 +1,7 @@
-"""Evaluations of a run on held-out problems: each is a line of eval.jsonl and on the console."""
+"""Evaluate a run on held-out problems.
+
+Each evaluation is a line of eval.jsonl and a line on the console.
+"""
 
 from typing import Any
 
@@ -18,8 +21,9 @@ from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
 
-# Held-out problems are the same in every run and at every step, whatever the run's seed. Promotions
-# depend on other problems than reports, so that no reported score was selected for.
+# These seeds do not depend on the run's seed, so held-out problems are the same in every run and at
+# every step. Promotions use other problems than reports: otherwise reported scores would be biased
+# by selection.
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
@@ -36,9 +40,12 @@ class HeldOut:
         files: RunFiles | NoFiles,
         console: Display,
     ):
-        self.config, self.trainer, self.ranks = config, trainer, ranks
-        self.files, self.console = files, console
-        self.warned: set[str] = set()
+        self.config = config
+        self.trainer = trainer
+        self.ranks = ranks
+        self.files = files
+        self.console = console
+        self.warned: set[str] = set()  # keys of the warnings that have been shown
 
     @property
     def sampling(self) -> Sampling:
@@ -51,8 +58,8 @@ class HeldOut:
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Score the policy on held-out problems that training has not seen.
 
-        Writes and shows a line; returns it and the groups. Without such problems the evaluation is
-        skipped with a warning, and (None, []) is returned.
+        Writes and shows a line of eval.jsonl, and returns it with the groups. If there are no such
+        problems, shows a warning and returns (None, []).
         """
         trainer, task = self.trainer, self.trainer.task
         sampling = self.sampling
@@ -70,16 +77,16 @@ class HeldOut:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
-        # A report and a validation check may share a problem of a small family. They must not share
-        # its completion as well.
-        mine = evaluate(
+        # In a small family of problems a report and a validation check may share a problem. With
+        # different seeds they do not share its completion.
+        local = evaluate(
             trainer.policy,
             task,
             self.ranks.share(found.problems),
             sampling=sampling,
             seed=0 if seed == EVAL_SEED else seed,
         )
-        groups = self.ranks.gather(mine)
+        groups = self.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index
 
@@ -101,7 +108,7 @@ class HeldOut:
         return line, groups
 
     def _circumstances(self, level: int) -> dict[str, Any]:
-        """Return what is evaluated and how it is sampled, for a line of eval.jsonl."""
+        """Return the task, the level and the sampling settings, for a line of eval.jsonl."""
         config = self.config
         return {
             **config.mark,
@@ -122,7 +129,7 @@ class HeldOut:
             self.console.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
-        """Warn if most completions were truncated, once until that changes."""
+        """Warn if most completions were truncated; again only if it was better in between."""
         text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
         if text:
             self._warn_once(text, key)

@@ -1,10 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP end a run after its current step, which is saved.
 
-A second Ctrl-C or SIGTERM ends the program at once.
+A second Ctrl-C or SIGTERM ends the program immediately.
 
-A terminal that is closed sends SIGHUP, often twice (the shell to its jobs, then the system to the
-foreground), so that a further one changes nothing. Where it is ignored from the start, as under
-nohup, it stays ignored.
+A terminal that is closed often sends SIGHUP twice: once by the shell to its jobs, and once by the
+system to the foreground process. So a second SIGHUP changes nothing. If SIGHUP is ignored when the
+program starts, as under nohup, it stays ignored.
 """
 
 import os
@@ -14,17 +14,17 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-FIRST = "\n{}: the step under way is finished and saved first{}\n"
-AGAIN = "; once more stops at once, and loses it"
+FIRST = "\n{}: finishing and saving the current step{}\n"
+AGAIN = "; send it again to stop immediately and lose this step"
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 
 class Interrupt:
-    """Notes the first SIGINT, SIGTERM or SIGHUP that comes between `__enter__` and `__exit__`;
-    leaves a second SIGINT or SIGTERM to whoever had it before.
+    """Records the first SIGINT, SIGTERM or SIGHUP within a `with` block.
 
-    `wanted` is the signal that came, None before. Outside the main thread Python has no say in
-    signals, and nothing is noted.
+    A second SIGINT or SIGTERM goes to the handler that was there before. `wanted` is the signal
+    that was received, or None. Python can handle signals only in the main thread; in any other one
+    nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,10 @@ class Interrupt:
             self._give_back()
         line = FIRST.format(self.wanted.name, "" if number == HANGUP else AGAIN)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
-            os.write(
-                sys.stderr.fileno(), line.encode()
-            )  # a handler may run in the middle of a print
+            # Not print: a handler may run in the middle of one.
+            os.write(sys.stderr.fileno(), line.encode())
 
     def _give_back(self) -> None:
-        """Restore the earlier handlers of SIGINT and SIGTERM. A later SIGHUP remains harmless."""
+        """Restore the earlier handlers of SIGINT and SIGTERM. A later SIGHUP still does nothing."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.earlier.pop(number))

@@ -1,4 +1,4 @@
-"""Locks a run, so that only one process writes its directory."""
+"""The lock of a run, by which only one process writes its directory."""
 
 import os
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ def locked(folder: Path) -> Iterator[None]:
             except BlockingIOError as error:
                 file.seek(0)
                 raise UserError(
-                    f"{folder}: process {file.read().strip() or '?'} is training this run; let it "
-                    "end, or start another with --name"
+                    f"{folder}: process {file.read().strip() or '?'} is training this run; wait "
+                    "for its end, or start another run with --name"
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")

@@ -1,4 +1,4 @@
-"""Logs that each step appends to: JSON Lines such as metrics.jsonl, and samples.log for reading."""
+"""Logs to which each step appends: JSON Lines such as metrics.jsonl, and samples.log for people."""
 
 import json
 import math
@@ -30,7 +30,7 @@ class MetricsLog:
         append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines of later steps, and a half-written last line: they are made again."""
+        """Drop the lines of later steps, which are made again, and an incomplete last line."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
             write_whole(
@@ -40,9 +40,9 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log without a half-written last one.
+    """Return the lines of a log, without an incomplete last one.
 
-    Raises UserError, which names the line, for other damage.
+    Raises UserError, which names the line, if the log is damaged in any other way.
     """
     path = Path(path)
     if not path.exists():
@@ -50,7 +50,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, text in enumerate(_whole_lines(path), start=1):
         try:
-            # It refuses NaN, and half a surrogate pair, which no log can hold.
+            # msgspec also refuses NaN and lone surrogates, which no log contains.
             line = msgspec.json.decode(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: is not JSON ({error})") from error
@@ -95,7 +95,7 @@ class SamplesLog:
         append(self.path, "".join(parts))
 
     def truncate_after(self, step: int) -> None:
-        """Drop the entries of later steps and a half-written last line."""
+        """Drop the entries of later steps, and an incomplete last line."""
         if not self.path.exists():
             return
         kept, keep = [], True
@@ -108,9 +108,9 @@ class SamplesLog:
 
 
 def append(path: Path, text: str) -> None:
-    """Append `text` to a file. It is on the disk when this returns.
+    """Append `text` to a file. It is on the disk when this function returns.
 
-    Raises UserError if the disk refuses it.
+    Raises UserError if it cannot be written.
     """
     try:
         with open_own(path, "a") as file:
@@ -119,14 +119,15 @@ def append(path: Path, text: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written: {error.strerror}; free some space and go on with --resume"
+            f"{path}: cannot be written: {error.strerror}; free some space and continue with "
+            "--resume"
         ) from error
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a log without a half-written last one.
+    """Return the lines of a log as bytes, without an incomplete last one.
 
-    They are bytes, because the last one may end in the middle of a character.
+    The file is not decoded, because the last line may end in the middle of a character.
     """
     return read_bytes(path).split(b"\n")[:-1]
 

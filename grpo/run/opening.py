@@ -19,10 +19,10 @@ from tasks.base import UserError, trust
 class OpenedRun:
     """Where a run is written, and what it continues.
 
-    - `checkpoint`: the one that a resumed run continues from; None for a new run;
-    - `warnings`: what the user should know about it;
+    - `checkpoint`: where a resumed run continues; None for a new run;
+    - `warnings`: what the user should know about the checkpoint;
     - `found`: the settings in config.yaml of a resumed run;
-    - `accept`: the kinds of sources that may have changed since the checkpoint.
+    - `accept`: the kinds of sources that may have changed since the checkpoint was saved.
     """
 
     folder: Path
@@ -37,8 +37,8 @@ def open_run(
 ) -> tuple[OpenedRun, Config]:
     """Return the run and its configuration: a new one below `home`, or the one of --resume.
 
-    `given` are the settings that the command line gave by name. Raises UserError if the new run's
-    folder exists, or if the flags ask a resumed run for a setting that it cannot change.
+    `given` are the settings on the command line. Raises UserError if the new run's folder exists,
+    or if a flag differs from a setting that a resumed run cannot change.
     """
     if config.resume is None:
         return _open_new(config, given, home, ranks)
@@ -58,11 +58,11 @@ def _open_new(
 
 
 def _way_on(folder: Path) -> str:
-    """Return what to do about a folder that is there already."""
+    """Return advice on a folder that already exists."""
     shown = quoted(folder)
     if checkpoints(folder)[0]:
         return f"give another name, or --resume {shown}"
-    return f"it has no checkpoint to go on from: give another name, or remove it (rm -r {shown})"
+    return f"it has no valid checkpoint: give another name, or remove it (rm -r {shown})"
 
 
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:

@@ -1,6 +1,7 @@
-"""Before the first step: the pre-flight chooses the levels; right answers are imitated if needed.
+"""What happens before the first step: the pre-flight, and the imitation of right answers.
 
-See `grpo.curriculum.preflight` for the choice, and `grpo.curriculum.warm_start` for the imitation.
+The pre-flight chooses the levels (`grpo.curriculum.preflight`). Right answers are imitated if the
+policy earns no reward at any of them (`grpo.curriculum.warm_start`).
 """
 
 import dataclasses
@@ -32,13 +33,13 @@ WARM_START_PROBLEMS = 32
 
 
 def make_preflight(run: RunContext) -> Start:
-    """Sample a few problems of each level, and let the run start where it can learn."""
+    """Sample a few problems of each level, and choose the level where the run starts."""
     config, trainer = run.config, run.trainer
     levels = list(trainer.curriculum.levels)
     rows, groups, perplexity = _survey_levels(run, levels)
 
-    # Without the ramp no easier level may be the start; nor may it for a dataset of which one
-    # level was asked for.
+    # The run may start at an easier level than the requested one, unless --no-ramp forbids it or a
+    # dataset was asked for at one level.
     may_ease = config.ramp and (config.curriculum or not config.dataset)
     eligible = [row for row in rows if may_ease or row.level in levels]
     start = (choose_mixed_start if config.mixed else choose_start)(eligible, levels)
@@ -57,11 +58,11 @@ def make_preflight(run: RunContext) -> Start:
 def _survey_levels(
     run: RunContext, levels: Sequence[int]
 ) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
-    """Return a row for each level up to the last of `levels`, the groups, and the perplexity."""
+    """Return a row for each level up to the last of `levels`, its groups, and the perplexity."""
     config, trainer = run.config, run.trainer
     mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
     run.console.say(
-        f"{mark}pre-flight: {PROBLEMS} problems a level, {config.group_size} completions each"
+        f"{mark}pre-flight: {PROBLEMS} problems per level, {config.group_size} completions each"
     )
 
     rows, groups = survey(
@@ -106,9 +107,9 @@ def _show_preflight(
 def wants_imitation(run: RunContext, start: Start | None) -> bool:
     """Return whether right answers are imitated before the first step of a new run.
 
-    They are if --warm-start asks for it, or if no level is within reach. `start` is the choice of
-    the pre-flight; None without one. Raises UserError if imitation is asked for and the task's
-    targets are not right answers.
+    They are if --warm-start asks for it, or if the policy can learn at no level. `start` is the
+    choice of the pre-flight; None without one. Raises UserError if imitation is asked for and the
+    task's targets are not right answers.
     """
     way = run.config.warm_start
     if way not in ("auto", "imitation"):
@@ -124,7 +125,7 @@ def wants_imitation(run: RunContext, start: Start | None) -> bool:
 
 
 def imitate_answers(run: RunContext) -> None:
-    """Imitate right answers until the policy earns something, and report the result."""
+    """Imitate right answers until the policy earns a reward, and report the result."""
     trainer = run.trainer
     level = trainer.curriculum.level
 

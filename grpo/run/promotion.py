@@ -1,4 +1,4 @@
-"""Validation checks during training: they promote the curriculum, and end a run that is solved."""
+"""Validation checks during training: they promote the curriculum, or end a run that is solved."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from grpo.run.heldout import PROMOTION_SEED
 
 
 def promote_if_due(run: RunContext) -> None:
-    """Make a validation check of the current level if the curriculum wants one; let it decide."""
+    """If the curriculum wants a validation check, make it, and pass the result on."""
     curriculum, step = run.trainer.curriculum, run.trainer.done
     if not curriculum.wants_validation(step):
         return

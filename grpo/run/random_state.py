@@ -11,7 +11,7 @@ from grpo.run.schemas import RngFile, read_checked
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of the random generators of Python, NumPy and torch, as rng.json has it."""
+    """Return the state of the random generators of Python, NumPy and torch, for rng.json."""
     kind, keys, *numbers = np.random.get_state(legacy=True)
     assert isinstance(keys, np.ndarray)
     cuda = (
@@ -28,7 +28,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def load_rng(folder: Path) -> None:
-    """Restore the `rng_state` that rng.json has."""
+    """Restore the `rng_state` in rng.json of a checkpoint."""
     saved = read_checked(folder / "rng.json", RngFile)
     version, state, gauss = saved["python"]
     random.setstate((version, tuple(state), gauss))

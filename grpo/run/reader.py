@@ -1,14 +1,13 @@
 """A run read back from its directory: `run = load_run("runs/NAME")`.
 
-    run.metrics                        a record (dict) a step: the lines of metrics.jsonl
-    run.evals, run.decisions           likewise, of eval.jsonl and curriculum.jsonl
-    run.group_index                    a record a group of all steps: class, action, reward_std ...
-    run.rollouts(step=12, group=3)     a record a completion: text, tokens, reward, advantage ...
+    run.metrics                        a record (dict) per step: the lines of metrics.jsonl
+    run.evals, run.decisions           the lines of eval.jsonl and curriculum.jsonl
+    run.group_index                    a record per group: class, action, reward_std ...
+    run.rollouts(step=12, group=3)     a record per completion: text, tokens, reward, advantage ...
     run.groups(12)                     the groups of a step (`grpo.records.Group`)
 
-Nothing is read before it is asked for, and of the rollouts only the steps that are asked for, one
-after the other. Records are plain dicts in a list; `to_pandas()` makes a data frame of them.
-Neither torch nor transformers is imported.
+Files are read when they are needed, and rollouts one step at a time. Records are plain dicts in a
+list; `to_pandas()` makes a data frame of them. Neither torch nor transformers is imported.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +36,7 @@ class Records(list):
 
 
 class RunData:
-    """What a run has stored.
+    """The stored data of a run.
 
     Raises UserError if a file is damaged, or if there is no such step or group.
     """
@@ -48,13 +47,13 @@ class RunData:
             check_links(self.path)
         if not (self.path / "config.yaml").is_file():
             raise UserError(
-                f"{self.path}: is no run (it has no config.yaml); give the directory that train.py "
+                f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
                 "named, such as runs/NAME"
             )
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, with the "facts" of the run."""
+        """The resolved configuration, and the "facts" of the run."""
         path = self.path / "config.yaml"
         values = translated(read_config(path))
         check(str(path), values, ConfigFile)
@@ -69,18 +68,18 @@ class RunData:
 
     @cached_property
     def evals(self) -> Records:
-        """The evaluations: the lines of eval.jsonl without verdicts."""
+        """The evaluations: the lines of eval.jsonl except verdicts."""
         return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """The last verdict on the run (see `grpo.verdict`); None before it has one."""
+        """The last verdict on the run (see `grpo.verdict`); None if there is none yet."""
         lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
         return lines[-1] if lines else None
 
     @property
     def reports(self) -> Records:
-        """The reported evaluations before, during and after training: no validation checks."""
+        """The reported evaluations before, during and after training, without validation checks."""
         return Records(line for line in self.evals if line["purpose"] == "report")
 
     @cached_property
@@ -90,9 +89,9 @@ class RunData:
 
     @cached_property
     def group_index(self) -> Records:
-        """The `grpo.run.rollouts.summaries` of all steps.
+        """A record for each group of all steps, see `grpo.run.rollouts.summaries`.
 
-        They are made from the rollouts if an older run has no groups.jsonl.
+        If an older run has no groups.jsonl, the records are made from its rollouts.
         """
         lines: Any = self._log("groups.jsonl") or [
             {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
@@ -118,7 +117,7 @@ class RunData:
         return groups_of(path)
 
     def group(self, step: int, number: int, kind: str = "step") -> Group:
-        """Return the group `number`, from 0, of a step."""
+        """Return group `number` of a step, counted from 0."""
         groups = self.groups(step, kind)
         if not 0 <= number < len(groups):
             raise UserError(
@@ -139,7 +138,8 @@ class RunData:
 
         Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
         key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
-        parts, and advantage: a number, a list of one a token, or None where nothing was learned.
+        parts, and advantage. The advantage is a number, a list with one per token, or None if the
+        group was not trained on.
         """
         steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
         for number in steps:
@@ -188,7 +188,7 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
 
 
 def load_run(path: str | Path) -> RunData:
-    """Return what the run in directory `path` has stored. Files are read when they are needed.
+    """Return the stored data of the run in directory `path`. Files are read when they are needed.
 
     Raises UserError if there is no run.
     """

@@ -1,11 +1,13 @@
-"""Every prompt and completion of every step: rollouts/step-000001.jsonl.zst, eval-000020.jsonl.zst
-for evaluations, promotion-000020.jsonl.zst for validation checks,
-preflight-000000.jsonl.zst for the pre-flight.
+"""The files in rollouts/, which hold every prompt and completion of a run.
 
-One JSON line for each group, with all that is needed to replay the update: token ids, the
-sampler's log-probabilities (written so that they read back exactly), the keys of the examples that
-the prompt shows, rewards and their parts, advantages (a number a completion, or a list with one
-for each token, and then the credits that they come from), temperature, class, action and trap.
+Each step has a file such as step-000001.jsonl.zst. Evaluations are in eval-000020.jsonl.zst,
+validation checks in promotion-000020.jsonl.zst, the pre-flight in preflight-000000.jsonl.zst.
+
+A file has one JSON line for each group, with everything that is needed to replay the update: token
+ids; the sampler's log-probabilities, which read back exactly; the keys of the examples in the
+prompt; rewards and their parts; advantages; temperature, class, action and trap. An advantage is a
+number for each completion, or a list with one for each token; then the credits that it comes from
+are there as well.
 """
 
 import re
@@ -33,21 +35,21 @@ def file_of(run: Path, kind: str, step: int) -> Path:
 
 
 def steps_of(run: Path, kind: str = "step") -> list[int]:
-    """Return the steps whose rollouts of a `kind` are stored, rising."""
+    """Return the steps whose rollouts of a `kind` are stored, in rising order."""
     names = (_NAME.fullmatch(path.name) for path in (Path(run) / "rollouts").glob(f"{kind}-*"))
     return sorted(int(name[2]) for name in names if name)
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
-    """Write the groups of one step, whole or not at all, with a checksum.
+    """Write the groups of one step with a checksum, completely or not at all.
 
-    Raises UserError if the disk refuses them.
+    Raises UserError if they cannot be written.
     """
     write_jsonl_zst(path, (_to_json(number, group, step) for number, group in enumerate(groups)))
 
 
 def groups_of(path: Path) -> list[Group]:
-    """Return the groups of a file as they were written. Raises UserError if it is damaged."""
+    """Return the groups that a file holds. Raises UserError if it is damaged."""
     lines = [renamed(line, GROUP) for line in read_jsonl_zst(path)]
     if not lines:
         raise UserError(f"{path}: holds no groups")
@@ -57,7 +59,7 @@ def groups_of(path: Path) -> list[Group]:
 
 
 def remove_after(run: Path, step: int) -> None:
-    """Remove the files of later steps: they are made again."""
+    """Remove the files of steps after `step`, because they are made again."""
     for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
         name = _NAME.fullmatch(path.name)
         if name and int(name[2]) > step:

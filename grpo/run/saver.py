@@ -1,7 +1,7 @@
-"""Saving a run: when a checkpoint is due, the copy of the state, and the write in the background.
+"""Save a run: decide when a checkpoint is due, copy the state, and write it in the background.
 
-The state is copied to host memory, and the copy is written while training goes on. Where there is
-no host memory for a copy, training waits.
+The state is copied to host memory, and the copy is written while training continues. If host memory
+has no room for the copy, training waits until the checkpoint is written.
 """
 
 import json
@@ -37,10 +37,10 @@ class Saver:
 
     - `saved`: the last step that is saved, or being saved;
     - `best`: the name of the checkpoint with the highest reward;
-    - `step_times`: in seconds, until the spacing of saves is chosen;
-    - `chosen_spacing`: the spacing that the last save chose, on the first rank.
+    - `step_times`: seconds of each step, until the spacing of saves is chosen;
+    - `chosen_spacing`: the spacing that the last save chose; known on rank 0 only.
 
-    `dependencies` returns what the run depends on, for `sources.json`.
+    `dependencies` returns the contents of sources.json.
     """
 
     def __init__(
@@ -52,14 +52,19 @@ class Saver:
         console: Display,
         dependencies: Callable[[], dict[str, Any]],
     ):
-        self.folder, self.config, self.trainer = folder, config, trainer
-        self.ranks, self.console, self.dependencies = ranks, console, dependencies
+        self.folder = folder
+        self.config = config
+        self.trainer = trainer
+        self.ranks = ranks
+        self.console = console
+        self.dependencies = dependencies
         self.rules = CheckpointRules(
             config.save_every, config.save_threshold, config.best_margin, config.best_spacing
         )
         self.best: str | None = None
         self.saved: int | None = None
-        self.memory, self.writer = HostMemory(), Writer()
+        self.memory = HostMemory()
+        self.writer = Writer()
         self.step_times: list[float] = []
         self.chosen_spacing: int | None = None
         self.has_warned_of_memory = False
@@ -74,7 +79,8 @@ class Saver:
             with blaming(f"{checkpoint}: manifest.json is not what a run writes"):
                 note = read_json(checkpoint / "manifest.json")["note"]
                 self.rules.spacing = note.get("spacing")
-        self.best, self.saved = state["best"], checkpoints.step_of(checkpoint)
+        self.best = state["best"]
+        self.saved = checkpoints.step_of(checkpoint)
 
         optimizer = self.trainer.optimizer
         with blaming(f"{checkpoint}: the optimizer's state does not fit this run"):
@@ -86,11 +92,12 @@ class Saver:
     def save_if_due(self, step: int, earned: float, step_time: float, *, is_last: bool) -> None:
         """Save the state after `step` if the rules ask for it or it is the last one.
 
-        `earned` is the step's mean reward on a scale from 0 to 1, `step_time` in seconds. Also says
-        what became of the save before.
+        `earned` is the step's mean reward on a scale from 0 to 1, `step_time` is in seconds. Also
+        reports the previous save if it is complete.
         """
         self.collect()
         self._settle_spacing(step_time)
+
         reasons = self.rules.reasons(step, earned)
         if not reasons and is_last:
             reasons = ["the last step"]
@@ -98,9 +105,9 @@ class Saver:
             self.save(reasons)
 
     def _settle_spacing(self, step_time: float) -> None:
-        """Until the rules know how far apart saves for a new best are, ask the last save.
+        """Adopt the spacing that the last save chose, unless the rules have one already.
 
-        All ranks get the same answer.
+        All ranks adopt the same spacing.
         """
         if self.rules.spacing is not None:
             return
@@ -109,13 +116,14 @@ class Saver:
             self.rules.spacing = self.ranks.on_rank0(lambda: self.chosen_spacing)
 
     def save(self, reasons: list[str]) -> None:
-        """Copy the state after this step, and write the copy while training goes on."""
+        """Copy the state after this step, and write the copy while training continues."""
         begun = time.perf_counter()
         self.collect(wait=True)
         self.saved = self.trainer.done
         if any("best" in reason for reason in reasons):
             self.best = f"step-{self.saved:06d}"
-        optimizer = self.trainer.optimizer.state_dict()  # of all ranks
+
+        optimizer = self.trainer.optimizer.state_dict()  # all ranks take part
         if not self.ranks.is_rank0:
             return
 
@@ -140,26 +148,28 @@ class Saver:
     def _copied(
         self, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
     ) -> tuple[dict[str, Any], bool]:
-        """Return "weights" and "optimizer" in host memory, or, where there is no room for them, as
-        they are and False.
+        """Return "weights" and "optimizer" as copies in host memory, and True.
+
+        If host memory has no room for them, returns the originals and False.
         """
         live = {"weights": weights, "optimizer": optimizer}
         if self.trainer.optimizer.is_sharded:
-            del live["optimizer"]  # has been gathered into host memory
+            del live["optimizer"]  # already in host memory, where it was gathered
         try:
             return {"optimizer": optimizer, **self.memory.copy(live)}, True
         except MemoryError as error:
             if not self.has_warned_of_memory:
                 self.has_warned_of_memory = True
                 self.console.warn(
-                    f"no host memory for a copy of what is saved ({error}): training waits while "
-                    "checkpoints are written"
+                    f"not enough host memory for a copy of the state ({error}): training waits "
+                    "while checkpoints are written"
                 )
             return {"optimizer": optimizer, "weights": weights}, False
 
     def collect(self, *, wait: bool = False) -> None:
-        """Say that the checkpoint under way is written, if it is; raise the writer's error. With
-        `wait` none is under way after it.
+        """Report the checkpoint that was being written if it is complete; raise the writer's error.
+
+        With `wait` it is waited for.
         """
         if saved := self.writer.collect(wait=wait):
             self._say_saved(saved)
@@ -170,13 +180,13 @@ class Saver:
         if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
             self.chosen_spacing = saved.spacing
             self.console.say(
-                f"checkpoints for nothing but a new best are from now on {saved.spacing} steps "
-                "apart or more, "
-                f"to take {checkpoints.SHARE:.0%} of the time at most"
+                f"from now on, checkpoints that are saved only for a new best are at least "
+                f"{saved.spacing} steps apart, so that they take at most {checkpoints.SHARE:.0%} "
+                "of the time"
             )
 
     def _state_texts(self) -> dict[str, str]:
-        """Return the JSON files of a checkpoint as they are now."""
+        """Return the text of each JSON file of a checkpoint, by name."""
         state = {
             "trainer": self.trainer.state(),
             "rules": self.rules.state_dict(),

@@ -1,8 +1,8 @@
-"""What the files of a run hold, key by key. Every reader of such a file checks it against these
-types, so that a damaged or foreign file is one line for the user.
+"""The types of the files of a run, key by key.
 
-Keys that are not named here may be there, too. They are checked by `METRICS` alone: its other keys
-are numbers.
+Every reader checks a file against its type, so that the user gets a one-line message for a damaged
+or foreign file. A file may also have keys that are not named here. They are not checked, except in
+metrics.jsonl, where every key that is not in `METRICS` must be a number.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ def check(where: str, value: Any, kind: Any) -> None:
     """Raise UserError, which begins with `where`, unless `value` (of JSON) has the type `kind`."""
     try:
         msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # it may hold half a surrogate
+    except (
+        msgspec.ValidationError,
+        UnicodeEncodeError,
+    ) as error:  # a lone surrogate cannot be encoded
         reason = str(error).replace("`", "").replace(" - at $", " at ")
         raise UserError(
             f"{where}: is not what a run writes ({reason[0].lower()}{reason[1:]})"
@@ -56,7 +59,7 @@ class Facts(TypedDict, total=False):
 
 
 class ConfigFile(TypedDict, total=False):
-    """The parts of config.yaml that are read without `grpo.config.load_config`."""
+    """The keys of config.yaml that are read without `grpo.config.load_config`."""
 
     task: str
     model: str
@@ -92,7 +95,7 @@ class WorstToken(TypedDict):
     trainer: Number
 
 
-# The metrics of metrics.jsonl that are no numbers.
+# The metrics in metrics.jsonl that are not numbers.
 METRICS: dict[str, Any] = {
     "time": str,
     "levels": dict[str, LevelMetrics],
@@ -105,7 +108,7 @@ METRICS: dict[str, Any] = {
 
 
 class Evaluation(TypedDict):
-    """A line of eval.jsonl, evaluation or verdict."""
+    """A line of eval.jsonl: an evaluation or a verdict."""
 
     step: Count
     purpose: str
@@ -136,7 +139,7 @@ class Evaluation(TypedDict):
     control: NotRequired[str]
 
 
-# A line of curriculum.jsonl.
+# A line of curriculum.jsonl. It is not written as a class because "from" is a keyword.
 DecisionLine = TypedDict(
     "DecisionLine",
     {
@@ -206,7 +209,7 @@ def check_line(where: str, name: str, line: Mapping[str, Any]) -> None:
 
 
 class CompletionLine(TypedDict):
-    """A completion in a line of rollouts/."""
+    """A completion in a line of a file in rollouts/."""
 
     tokens: list[Count]
     logprobs: list[Number]
@@ -222,7 +225,7 @@ class CompletionLine(TypedDict):
 
 
 class ProblemLine(TypedDict):
-    """The "problem" of a line of rollouts/."""
+    """The "problem" in a line of a file in rollouts/."""
 
     task: str
     level: Index
@@ -232,7 +235,7 @@ class ProblemLine(TypedDict):
     data: dict[str, Any]
 
 
-# A line of rollouts/: a group.
+# A group: a line of a file in rollouts/. It is not written as a class because "class" is a keyword.
 GroupLine = TypedDict(
     "GroupLine",
     {
@@ -254,7 +257,7 @@ GroupLine = TypedDict(
 
 
 class CurriculumState(TypedDict):
-    """Part "curriculum" of a trainer's state."""
+    """The "curriculum" in a trainer's state."""
 
     levels: Annotated[list[Index], msgspec.Meta(min_length=1)]
     position: Count
@@ -268,7 +271,7 @@ class CurriculumState(TypedDict):
 
 
 class MonitorState(TypedDict):
-    """Part "monitor" of a trainer's state."""
+    """The "monitor" in a trainer's state."""
 
     temperature: Positive
     wasted: Count
@@ -280,7 +283,7 @@ class MonitorState(TypedDict):
 
 
 class ProgressState(TypedDict):
-    """Part "progress" of a trainer's state."""
+    """The "progress" in a trainer's state."""
 
     untrained: Count
     solved: Count
@@ -289,14 +292,14 @@ class ProgressState(TypedDict):
 
 
 class DraftingState(TypedDict):
-    """Part "drafting" of a trainer's state."""
+    """The "drafting" in a trainer's state."""
 
     matched: Number
     slipped: Number
 
 
 class TrainerState(TypedDict):
-    """Part "trainer" of trainer.json, under today's names."""
+    """The "trainer" in trainer.json, under today's names."""
 
     done: Count
     drawn: Count
@@ -312,7 +315,7 @@ class TrainerState(TypedDict):
 
 
 class SeenState(TypedDict):
-    """The part of a trainer's state that evaluations and later runs read."""
+    """The keys of a trainer's state that evaluations and later runs read."""
 
     seen: list[str]
     drawn: Count
@@ -320,7 +323,7 @@ class SeenState(TypedDict):
 
 
 class RulesState(TypedDict):
-    """Part "rules" of trainer.json."""
+    """The "rules" in trainer.json."""
 
     best: Number | None
     passed: bool
@@ -342,7 +345,7 @@ class StartFile(TypedDict):
 
 
 class ParamGroup(TypedDict):
-    """A group of parameters in optimizer.json, as `torch.optim` has it."""
+    """A group of parameters in optimizer.json, with the keys of `torch.optim`."""
 
     params: list[Count]
     lr: Number

@@ -1,8 +1,8 @@
-"""A run: its directory, what is written there and when, and how it ends.
+"""A run: its directory, when each file is written there, and how the run ends.
 
 The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/,
 samples.log and checkpoints/ (see docs/run-files.md). Rank 0 writes it; the other ranks do the same
-work and write nothing.
+work but write nothing.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Run:
     ):
         """Make the directory of a new run, and lock it until `locks` is closed.
 
-        `lost_streams` grows by a line when standard output or error is lost.
+        `lost_streams` gets a line whenever standard output or standard error is lost.
         """
         self.opened = opened
         self.folder = opened.folder
@@ -63,7 +63,6 @@ class Run:
         self.config = trainer.config
         self.ranks = trainer.ranks
         self.console = console
-
         self.lost_streams = lost_streams
 
         if not dependencies.is_complete:
@@ -112,7 +111,7 @@ class Run:
     def begin(self) -> Start | None:
         """Show the prompt, restore the checkpoint if there is one, and make the pre-flight.
 
-        Returns what the pre-flight chose; None without one. A resumed run has made it already.
+        Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
         self._show_prompt()
 
@@ -132,17 +131,17 @@ class Run:
         return start
 
     def _show_prompt(self) -> None:
-        """Show what the model is sent for the run's first problem, and keep it in prompt.txt."""
+        """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
         _, problem = self.trainer.problems(1)[0]
         lines = sent_lines(self.trainer.policy, problem)
         self.files.prompted(lines)
 
         number = len(self.trainer.policy.encode(problem))
-        title = f"the first prompt as the model is sent it, {number:,} tokens"
+        title = f"the first prompt as it is sent to the model, {number:,} tokens"
         self.console.prompt(title, middle_left_out(lines))
 
     def _restore(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint. What later steps wrote is removed: they are made again."""
+        """Continue from a checkpoint. Files of later steps are removed; they are made again."""
         path = checkpoint / "trainer.json"
         state = read_checked(path, StateFile)
         with blaming(f"{path}: is not the state of this run"):
@@ -154,36 +153,36 @@ class Run:
 
         done = self.trainer.done
         self.files.rewind(done)
-        ended = f", which was its end: {self.trainer.ended}" if self.trainer.ended else ""
+        ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 
     def _begin_after(self, start: Path) -> None:
-        """Keep the problems that the policy of checkpoint `start` saw out of evaluations."""
+        """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
         state = read_checked(start / "trainer.json", StartFile)["trainer"]
         self.trainer.stream.begin_after(state)
         self.files.began(state["seen"])
         self.console.say(
-            f"started from {start}: {len(state['seen']):,} problems that it was trained on stay "
-            "out of evaluations"
+            f"started from {start}: the {len(state['seen']):,} problems that it was trained on are "
+            "excluded from evaluations"
         )
 
     def _record_levels(self) -> None:
-        """Keep in config.yaml the levels that the run climbs, as the pre-flight chose them."""
+        """Write to config.yaml the levels of the run, which the pre-flight has chosen."""
         if self.ranks.is_rank0:
             self.about["training_levels"] = list(self.trainer.curriculum.levels)
             self._save_config()
 
     def leave_untrained(self) -> None:
-        """End a run under --preflight only; say where it is and what comes next."""
+        """End a run with --preflight only; say where its result is and what to do next."""
         self.console.say(
             "--preflight only: nothing was trained; the pre-flight is in "
-            f"{self.folder / 'curriculum.jsonl'}. To train, give "
-            "the same command without --preflight only (and another --name, if any)"
+            f"{self.folder / 'curriculum.jsonl'}. To train, repeat the command without --preflight "
+            "only (and with another --name, if it has one)"
         )
         self.files.finish()
 
     def warm_start_if_needed(self, start: Start | None) -> None:
-        """Imitate right answers before the first step, as asked or needed, and save the result."""
+        """Imitate right answers before the first step if asked or needed, and save the result."""
         if self.opened.checkpoint is None and preparation.wants_imitation(self.context, start):
             preparation.imitate_answers(self.context)
             self.saver.save(["after imitation"])
@@ -191,7 +190,7 @@ class Run:
     # --- during training ----------------------------------------------------------------------
 
     def after_step(self, report: StepReport) -> None:
-        """Write down a step and show it; evaluate, promote and save if that is due."""
+        """Store a step and show it; promote, evaluate and save if that is due."""
         self.files.step(report)
         self.console.step(report)
         self.note_lost_streams()
@@ -201,7 +200,7 @@ class Run:
         if self._evaluation_is_due(report.step):
             self.evaluate()
 
-        # Last, so that a run resumed here has lost nothing of the step.
+        # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
 
     def _evaluation_is_due(self, step: int) -> bool:
@@ -213,8 +212,9 @@ class Run:
     def evaluate(self, is_final: bool = False) -> None:
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
-        The level is the one asked for. On a ladder that is climbed by held-out problems it is also
-        the current one, and at the end the first one, which was evaluated before training.
+        The requested level is always evaluated. On a ladder that promotes by held-out problems the
+        current level is as well, and at the end also the first one, which was evaluated before
+        training.
         """
         config, curriculum = self.config, self.trainer.curriculum
         levels = {self.context.level}
@@ -231,7 +231,7 @@ class Run:
             self.files.keep("eval", self.trainer.done, groups)
 
     def save_if_due(self, report: StepReport) -> None:
-        """Save the state of this step if the rules ask for it; report on the save before."""
+        """Save the state of this step if the rules ask for it; report the previous save."""
         reward_range = self.trainer.reward_range
         if reward_range:
             earned = rescaled(report.metrics["reward"], reward_range)
@@ -245,8 +245,8 @@ class Run:
     def saving(self) -> Iterator[None]:
         """Within this block checkpoints are written in the background.
 
-        If the block fails, the one under way is finished first. A second Ctrl-C waits for nothing:
-        the next start removes the folder that is half written.
+        If the block fails, a checkpoint that is being written is finished first. After a second
+        Ctrl-C it is not; the next start removes the partial folder.
         """
         try:
             yield
@@ -255,12 +255,12 @@ class Run:
         except BaseException:
             try:
                 self.saver.collect(wait=True)
-            except UserError as error:  # the first error is the one to be raised
+            except UserError as error:  # only a warning, because the first error is raised
                 self._warn(str(error))
             raise
 
     def save_failed(self) -> str:
-        """Write the batch of a step that failed, for inspection; return where it is, in words."""
+        """Write the batch of a failed step, for inspection; return a phrase that says where."""
         step = self.trainer.done + 1
         self.files.keep("failed", step, self.trainer.current)
         if not self.ranks.is_rank0:
@@ -268,7 +268,7 @@ class Run:
         return f"; its batch is saved in {file_of(self.folder, 'failed', step)}"
 
     def note_lost_streams(self) -> None:
-        """Report that standard output or error was lost: in warnings.log, and on the other one."""
+        """Report each lost stream in warnings.log, and on standard error unless that is lost."""
         while self.lost_streams and self.ranks.is_rank0:
             line = self.lost_streams.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
@@ -277,12 +277,12 @@ class Run:
     # --- the end ------------------------------------------------------------------------------
 
     def save_and_exit(self, signal: str) -> None:
-        """Save the last step, if it is not saved yet, because a signal ends the run here."""
+        """Save the last step, unless it is saved already, because a signal ends the run."""
         if self.saver.saved != self.trainer.done:
             self.saver.save([signal])
         self.saver.collect(wait=True)
         self.console.say(
-            f"{signal}: stopped after step {self.trainer.done}, which is saved; go on with "
+            f"{signal}: stopped after step {self.trainer.done}, which is saved; continue with "
             f"--resume {quoted(self.folder)}"
         )
 
@@ -297,7 +297,7 @@ class Run:
         return max((line["step"] for line in self.reports), default=-1)
 
     def _conclude(self) -> int:
-        """Write and show the verdict; return the exit status. Rank 0 alone."""
+        """Write and show the verdict; return the exit status. Called on rank 0 only."""
         trainer = self.trainer
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")

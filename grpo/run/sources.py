@@ -1,17 +1,18 @@
-"""What a run depends on beside its own directory, as fingerprints: base model, adapter that it
-started from, dataset, corpus, configuration, task file.
+"""Fingerprints of the sources of a run: everything outside its directory that it depends on.
 
-Every checkpoint holds them in sources.json. `--resume` (and, for the base under an adapter,
-eval.py and grpo.export) takes them anew and refuses each difference, unless `--accept-changes`
-names its kind.
+The sources are the base model, the adapter that the run started from, the dataset, the corpus, the
+configuration and the task file. Every checkpoint holds their fingerprints in sources.json.
+`--resume` compares them with those of today and refuses each difference, unless `--accept-changes`
+names its kind. eval.py and grpo.export do the same for the base model under an adapter.
 
 A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
-hashed whole. Of weights the header is hashed whole (names, shapes, types), and of each tensor
-PAGES pages of PAGE bytes, evenly spaced, the first and the last among them, or all of it where it
-is no larger: 6 GB take well under a second. A model that was fine-tuned differs in every page of
-the matrices it trained; what can be missed is a change that is confined to bytes between the
-pages, such as a few rows of the embedding. Of a task of the user's own its file counts, not what
-that imports.
+hashed whole. Of weights, the header (names, shapes, types) is hashed whole, and of each tensor only
+PAGES evenly spaced pages of PAGE bytes, the first and the last page among them; smaller tensors are
+hashed whole. So 6 GB take well under a second.
+
+Fine-tuning changes every page of the matrices that it trains. A change can be missed if it is
+confined to bytes between the pages, such as a few rows of the embedding. For a user's own task, the
+fingerprint covers its file but not what that imports.
 """
 
 import hashlib
@@ -34,7 +35,11 @@ NAME = "sources.json"
 DIGITS = 16
 PAGE = 4096
 PAGES = 8
-SHOWN = 3  # differences of a kind that a line names; the others are counted
+
+# A message names this many differences of a kind, and counts the others.
+SHOWN = 3
+
+# The files of a model that transformers reads. Others, such as a README or a license, may change.
 BASE_FILES = (
     "config.json",
     "generation_config.json",
@@ -47,17 +52,18 @@ BASE_FILES = (
     "merges.txt",
     "*.model",
     "chat_template*",
-)  # what transformers reads of a model: a README or a license beside them may change
+)
 
-Fingerprints = Mapping[str, str]  # name of a file, a document, or a setting -> fingerprint
+# Fingerprints by the name of a file, a document or a setting.
+Fingerprints = Mapping[str, str]
 
 
 def sources_now(
     model: str, dataset: str | None, spec: str, task: Task, start: str | None = None
 ) -> dict[str, Any]:
-    """Return the fingerprints of all kinds but the configuration, as things are now.
+    """Return today's fingerprints of all kinds except the configuration.
 
-    `start` is the checkpoint of an earlier run that this one began with.
+    `start` is the checkpoint of an earlier run that this one started from.
     """
     return {
         "base": base_sources(model),
@@ -69,8 +75,9 @@ def sources_now(
 
 
 def base_sources(model: str) -> Fingerprints | None:
-    """Return the fingerprints of a model's files; None for a model of the hub that is not on disk
-    yet.
+    """Return the fingerprints of a model's files.
+
+    Returns None for a model of the hub that has not been downloaded yet.
     """
     if is_gguf(model):
         return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
@@ -83,15 +90,15 @@ def base_sources(model: str) -> Fingerprints | None:
     return {
         path.name: weights_digest(path) if path.suffix == ".safetensors" else file_digest(path)
         for path in sorted(files)
-        if not path.name.startswith("optimizer")  # of a checkpoint that is the base; not read
+        # A checkpoint may be the base. Its optimizer state is not read.
+        if not path.name.startswith("optimizer")
     }
 
 
 def start_sources(model: str, start: str | None) -> Fingerprints | None:
-    """Return the fingerprints of the adapter that a run began with; none where it began with
-    `model` itself.
+    """Return the fingerprints of the adapter that a run started from; {} if it has none.
 
-    None for one that is not there any more: only the reference of --beta still depends on it.
+    Returns None if the adapter no longer exists. Only the reference of --beta still depends on it.
     """
     if start is None or start == model:
         return {}
@@ -101,8 +108,10 @@ def start_sources(model: str, start: str | None) -> Fingerprints | None:
 
 
 def read_sources(checkpoint: Path) -> dict[str, Any] | None:
-    """Return what a checkpoint says of the run's sources; None where it was made before they were
-    kept.
+    """Return the sources that a checkpoint holds.
+
+    Returns None if it was made by a version that kept no sources. Raises UserError if they are
+    damaged.
     """
     path = checkpoint / NAME
     if not path.is_file():
@@ -118,10 +127,10 @@ def read_sources(checkpoint: Path) -> dict[str, Any] | None:
 def check(
     checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], accept: Sequence[str]
 ) -> dict[str, str]:
-    """Return what has changed since `checkpoint` was saved, by kind; all of it is accepted.
+    """Return the accepted changes since `checkpoint` was saved, by kind.
 
-    `saved` is what `read_sources` returned, `now` the same of today. Kinds that one of them lacks
-    are not compared. Raises UserError, naming all that has changed, where a kind that has is not
+    `saved` are the sources from `read_sources`, `now` those of today. Kinds that one of them lacks
+    are not compared. Raises UserError, which names all changes, if a kind that has changed is not
     in `accept`.
     """
     found = {
@@ -130,18 +139,19 @@ def check(
         if (lines := differences(saved.get(kind), now.get(kind), is_config=kind == "config"))
     }
     if not set(found) <= set(accept):
-        said = "; ".join(f"{kind}: {change}" for kind, change in found.items())
+        changes = "; ".join(f"{kind}: {change}" for kind, change in found.items())
         raise UserError(
-            f"{checkpoint}: changed since it was saved: {said}; undo that, or if it is intended "
+            f"{checkpoint}: changed since it was saved: {changes}; undo that, or if it is intended "
             f"give --accept-changes {','.join(found)}"
         )
     return found
 
 
 def check_base(checkpoint: Path, model: str, accept: Sequence[str]) -> list[str]:
-    """Check the base model under the adapter of `checkpoint`; return what is to be said of it.
+    """Check the base model under the adapter of `checkpoint`; return notes for the user.
 
-    A checkpoint that is a whole model does not depend on its base.
+    A checkpoint that is a whole model does not depend on its base. Raises UserError if the base has
+    changed and that is not accepted.
     """
     if not (checkpoint / "adapter_config.json").exists():
         return []
@@ -162,16 +172,16 @@ def unknown(checkpoint: Path) -> str:
     """Return the note that a checkpoint has no fingerprints."""
     return (
         f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, "
-        "dataset, corpus, "
-        "task or configuration have changed since cannot be checked"
+        "dataset, corpus, task or configuration have changed since cannot be checked"
     )
 
 
 def differences(
     saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, *, is_config: bool = False
 ) -> list[str]:
-    """Return each name whose value differs, with both values; none where one side is not known
-    (None).
+    """Return a line for each name whose value differs, with both values.
+
+    Returns [] if one side is unknown (None).
     """
     if saved is None or now is None:
         return []
@@ -193,8 +203,9 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(path: Path) -> str:
-    """Return the fingerprint of a safetensors file: its size, its header, and some pages of each
-    tensor.
+    """Return the fingerprint of a safetensors file.
+
+    It covers the size, the header, and some pages of each tensor.
     """
     digest = hashlib.sha256()
     try:
@@ -210,8 +221,9 @@ def weights_digest(path: Path) -> str:
 
 
 def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where the header lies, in pieces that are hashed whole, and where each tensor does;
-    all as one where there is no header.
+    """Yield the (start, stop) of each tensor, after those of the header in pieces of a page.
+
+    A piece of a page is hashed whole. Yields the whole file if it has no valid header.
     """
     begin = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
@@ -220,7 +232,7 @@ def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         spans = sorted((begin + start, begin + stop) for start, stop in places)
     except (ValueError, KeyError, TypeError, AttributeError):
         spans = []
-    if not spans:  # damaged: loading it will say so
+    if not spans:  # the file is damaged, and loading it will raise an error
         yield 0, size
         return
 
@@ -230,9 +242,7 @@ def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _places(start: int, stop: int) -> range | list[int]:
-    """Return where the pages of a span begin: all of them, or PAGES evenly spaced from its first
-    to its last.
-    """
+    """Return the offsets of the pages to hash: all pages of the span, or PAGES of them."""
     if stop - start <= PAGE * PAGES:
         return range(start, stop, PAGE)
     last = stop - PAGE
@@ -240,7 +250,7 @@ def _places(start: int, stop: int) -> range | list[int]:
 
 
 def _folder_of(model: str) -> Path | None:
-    """Return the directory that holds a model; None for one of the hub that is not on disk yet."""
+    """Return the directory of a model; None for a hub model that is not downloaded yet."""
     if model == "builtin":
         return load.BUILTIN
     if Path(model).exists():

@@ -1,9 +1,8 @@
-"""The policy that a new run starts from, where --model names an earlier run or one of its
-checkpoints.
+"""Start a new run from an earlier run or one of its checkpoints, which --model names.
 
-A checkpoint of full fine-tuning is a model: it is the new run's base. A checkpoint of LoRA is an
-adapter: it goes on being trained over its own base, so that the new run's checkpoints depend on
-that base alone.
+A checkpoint of full fine-tuning is a model, and becomes the base of the new run. A checkpoint of
+LoRA is an adapter: the new run trains it further on its own base, so the new run's checkpoints
+depend on that base alone.
 """
 
 import dataclasses
@@ -15,16 +14,19 @@ from grpo.config import Config, load_config, spelled
 from grpo.run.checkpoint import find_resume
 from tasks.base import UserError
 
-ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")  # what an adapter's shape and scale hang on
+# The settings that decide the shape and the scale of an adapter.
+ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")
+
 PROMPT = ("system", "shots", "chat_template_kwargs")
-TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)  # by the new run, unless a flag differs
+
+# The settings that the new run takes over, unless a flag overrides them.
+TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)
 
 
 def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     """Return the checkpoint `model`, or the newest valid one of the run `model`; and warnings.
 
-    Returns (None, []) if `model` is not one of our runs. Raises UserError where a run has no valid
-    checkpoint.
+    Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
     """
     path = Path(model)
     if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
@@ -35,9 +37,9 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
-    The new run is loaded, prompted and trained as the earlier one was, unless a flag (`given`) says
-    otherwise; the wording is kept if the task is the same. Raises UserError if the flags ask for a
-    different adapter.
+    The new run takes over how the earlier one was loaded, prompted and trained, unless a flag
+    (`given`) overrides it, and its wording if the task is the same. Raises UserError if the flags
+    ask for a different adapter.
     """
     checkpoint, warnings = checkpoint_of(config.model)
     if checkpoint is None:
@@ -60,7 +62,7 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 
 
 def _check_adapter(checkpoint: Path, earlier: Config, given: Mapping[str, Any]) -> None:
-    """Raise UserError where the flags ask for another adapter than that of the checkpoint."""
+    """Raise UserError if the flags ask for an adapter that differs from the checkpoint's."""
     for name in ADAPTER:
         own = getattr(earlier, name)
         if name in given and given[name] != own:

@@ -1,10 +1,10 @@
-"""A run's figures sent to TensorBoard, Weights & Biases or trackio as well, by the names that
-metrics.jsonl has.
+"""Send a run's metrics to TensorBoard, Weights & Biases or trackio, under their names in
+metrics.jsonl.
 
-The files of the run stay what counts: a tracker that fails is named once and left out from then
-on, and training goes on. Weights & Biases follows its own WANDB_MODE (offline, online, disabled)
-and WANDB_PROJECT. trackio asks for a newer huggingface_hub than constraints.txt has, so it is an
-extra of its own (tried with trackio 0.43).
+The files of the run do not depend on a tracker: one that fails is reported once and not used again,
+and training continues. Weights & Biases follows WANDB_MODE (offline, online, disabled) and
+WANDB_PROJECT. trackio needs a newer huggingface_hub than constraints.txt has, so it is an extra of
+its own (tested with trackio 0.43).
 """
 
 import importlib
@@ -36,7 +36,7 @@ class _TensorBoard:
 
 
 class _Run:
-    """What has runs with `log` and `finish`: Weights & Biases, and trackio, which is like it."""
+    """A tracker with the interface of Weights & Biases, which trackio has as well."""
 
     run: Any
 
@@ -78,7 +78,7 @@ CLASSES = {
 
 
 def check_installed(text: str | None) -> None:
-    """Raise UserError where a tracker of the list is not installed."""
+    """Raise UserError if a tracker in the comma-separated list `text` is not installed."""
     for name in names_in(text):
         try:
             importlib.import_module(CLASSES[name][0])
@@ -89,8 +89,9 @@ def check_installed(text: str | None) -> None:
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl, or those of an evaluation, named after its
-    purpose and level.
+    """Return the numbers in a line of metrics.jsonl or eval.jsonl.
+
+    Those of an evaluation get its purpose and level as a prefix, e.g. "report/25/mean".
     """
     where = f"{line['purpose']}/{line['level']}/" if "purpose" in line else ""
     return {
@@ -104,8 +105,10 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Trackers:
-    """Those of `text`, each begun for the run in `folder` after `done` steps; `say` gets a line
-    for each one that fails.
+    """The trackers of one run.
+
+    `text` names them, separated by commas. Each is started for the run in `folder`, which has made
+    `done` steps. `say` gets a line for each one that fails.
     """
 
     def __init__(
@@ -137,9 +140,9 @@ class Trackers:
     def _try(self, name: str, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # whatever it is, the run is worth more
+        except Exception as error:  # no failure of a tracker may end the run
             self.live.pop(name, None)
             self.say(
-                f"--track {name} failed and is left out from now on: {type(error).__name__}: "
+                f"--track {name} failed and is no longer used: {type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else ''}"
             )

@@ -1,9 +1,8 @@
-"""A completion held against what was wanted, word by word, as text in colour: what it wrote, what
-it left out, what it added.
+"""Compare a completion with its target, word by word, as coloured text.
 
-The marks are those of wdiff, so that nothing depends on colour: `[-missing-]`, `{+added+}`, and
-both for a word in the place of another. The alignment is Needleman and Wunsch's with the scoring
-of the score (match 1, mismatch -1, gap -1).
+Nothing depends on colour alone, because the text has the marks of wdiff: `[-missing-]`,
+`{+added+}`, and both for a word that replaces another. The alignment is that of Needleman and
+Wunsch, scored as the reward is (match 1, mismatch -1, gap -1).
 """
 
 from collections.abc import Sequence
@@ -22,12 +21,15 @@ STYLES = {
     "delete": "bold red",
     "insert": "bold blue",
 }
-CONTEXT = 6  # right words shown at each end of a run of them
+
+# In a long run of right words, this many are shown at each end.
+CONTEXT = 6
 
 
 class Column(NamedTuple):
-    """One word of an alignment: `kind` is "match", "substitute", "delete" (`written` is None) or
-    "insert" (`wanted` is None).
+    """One word of an alignment.
+
+    `kind` is "match", "substitute", "delete" (`written` is None) or "insert" (`wanted` is None).
     """
 
     kind: str
@@ -51,12 +53,12 @@ def aligned(target: str, text: str) -> list[Column]:
 
 
 def counts(columns: Sequence[Column]) -> str:
-    """Return how many words are of which kind, as a sentence."""
+    """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
     names = {
         "match": "right",
-        "substitute": "in the place of another",
+        "substitute": "substituted",
         "delete": "missing",
-        "insert": "too many",
+        "insert": "added",
     }
     numbers = {kind: sum(column.kind == kind for column in columns) for kind in names}
     return ", ".join(
@@ -65,8 +67,9 @@ def counts(columns: Sequence[Column]) -> str:
 
 
 def first_divergence(target: str, text: str) -> str:
-    """Return the first word that is not the wanted one, with what was wanted: "word 3: wrote 'saw'
-    for 'owl'"; "" where there is none.
+    """Return where the text first differs from its target; "" if it does not.
+
+    An example is "word 3: wrote 'saw' for 'owl'".
     """
     wanted, written = split_words(target), split_words(text)
     at = next(
@@ -75,23 +78,23 @@ def first_divergence(target: str, text: str) -> str:
     )
     if at == len(wanted) == len(written):
         return ""
+
     if at == len(written):
         return f"word {at + 1}: ended before '{escape_control(wanted[at])}'"
     wrote = f"word {at + 1}: wrote '{escape_control(written[at])}'"
-    return (
-        f"{wrote} for '{escape_control(wanted[at])}'"
-        if at < len(wanted)
-        else f"{wrote} after the end"
-    )
+    if at == len(wanted):
+        return f"{wrote} after the end"
+    return f"{wrote} for '{escape_control(wanted[at])}'"
 
 
 def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
-    """Return the alignment as text; the middle of a long run of right words is counted instead,
-    unless `whole`.
+    """Return the alignment as text.
+
+    Unless `whole`, the middle of a long run of right words is replaced by their number.
     """
     pieces: list[Text] = []
     for right, same in groupby(columns, lambda column: column.kind == "match"):
-        run = list(same)
+        run = list(same)  # neighbouring words that are all right, or all wrong
         hidden = len(run) - 2 * CONTEXT
         if right and not whole and hidden > CONTEXT:
             pieces += [_word(column) for column in run[:CONTEXT]]

@@ -1,8 +1,8 @@
 """The console of a run: a live panel on a terminal, plain lines of unlimited width elsewhere.
 
-The texts are made in `lines` and `panel`. Text of a model or a file passes `escape_control` and is
-handed to rich as `Text`, which rich never parses for markup: no text can move the cursor or colour
-the screen. All clock times are UTC.
+The modules `lines` and `panel` make the texts. Text from a model or a file passes `escape_control`
+and goes to rich as `Text`, which is never parsed for markup. So no such text can move the cursor or
+colour the screen. All clock times are UTC.
 """
 
 import os
@@ -23,7 +23,7 @@ from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, su
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
 
-# Steps of the sparkline, and of the mean beside it.
+# Number of steps in the sparkline, and in the mean beside it.
 HISTORY = 30
 
 
@@ -31,9 +31,9 @@ class Console:
     """The screen of a run: ``with Console(total_steps=300) as console: console.step(report)``.
 
     A terminal gets a live panel below the lines. Any other `file` (default: standard output) gets
-    lines without escape codes. `force_terminal` overrides the choice. Of the plain step lines only
-    every `log_every`-th is printed. `metric` is the name of the score, `reward_range` the task's.
-    Leaving the ``with`` block restores the terminal, also after an exception.
+    lines without escape codes; `force_terminal` overrides the choice. Of the plain step lines only
+    every `log_every`-th is printed. `metric` is the name of the score, `reward_range` the range of
+    the task's rewards. Leaving the ``with`` block restores the terminal, even after an exception.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Console:
         self.file = file or sys.stdout
         self.encoding = self.file.encoding or "utf-8"
 
-        # Decided here, because rich takes FORCE_COLOR, which many CI systems set, for a terminal.
+        # Not left to rich, which assumes a terminal if FORCE_COLOR is set, as many CI systems do.
         usable = (
             self.file.isatty()
             and os.environ.get("TERM") != "dumb"
@@ -65,7 +65,7 @@ class Console:
         )
         self._live = Live(console=self._rich)
 
-        # What the panel shows: seconds per step, rewards, the best of them, and evaluations.
+        # State for the panel: seconds per step, recent rewards, the best reward, and evaluations.
         self._pace: float | None = None
         self._rewards: deque[float] = deque(maxlen=HISTORY)
         self._best: float | None = None
@@ -78,7 +78,7 @@ class Console:
         self._live.stop()
 
     def say(self, line: str, style: str = "") -> None:
-        """Print a line after the time of day."""
+        """Print a line, preceded by the time of day."""
         self._row(time.strftime("%H:%M:%S", time.gmtime()), line, style)
 
     def warn(self, line: str) -> None:
@@ -95,7 +95,7 @@ class Console:
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
 
     def settings(self, settings: Mapping[str, str]) -> None:
-        """Print the settings of the run as an aligned table, and the clock of all later lines."""
+        """Print the settings of the run as an aligned table, and the time zone of later lines."""
         settings = {**settings, "clock": "UTC"}
         width = max(map(len, settings))
         for name, value in settings.items():
@@ -131,7 +131,7 @@ class Console:
                 reward_range=self.reward_range,
             )
             self._live.update(panel(report, view))
-            # For the first panel. From then on it redraws itself four times a second.
+            # Needed for the first panel only. rich then redraws it four times a second.
             self._live.start(refresh=True)
         elif report.step % self.log_every == 0 or report.step == self.total_steps:
             self.say(step_line(report, self.total_steps, seconds_left, self.metric))
@@ -181,7 +181,5 @@ class Console:
         if self.terminal:
             self._rich.print(Text(escape_control(line), style), soft_wrap=True)
         else:
-            line = (
-                escape_control(line).encode(self.encoding, "backslashreplace").decode(self.encoding)
-            )
-            print(line, file=self.file, flush=True)
+            encoded = escape_control(line).encode(self.encoding, "backslashreplace")
+            print(encoded.decode(self.encoding), file=self.file, flush=True)

@@ -1,6 +1,6 @@
-"""A run in lines of text: steps, evaluations, and what came before and after training.
+"""Lines of text about a run: its steps, its evaluations, and a table of before and after.
 
-All functions here are pure. Text of a model or a file is escaped where it is printed.
+All functions here are pure. Text from a model or a file is escaped when it is printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.records import StepReport
 
-# How each metric is printed. Widths are fixed, so that the lines of a run form columns; "{name}" is
+# The format of each metric. Widths are fixed, so that the lines of a run form columns. "{name}" is
 # the name of the score.
 FIGURES = {
     "level": "  level {:>3g}",
@@ -55,10 +55,10 @@ def smoothed(mean: float | None, value: float, weight: float = 0.2) -> float:
 
 
 def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0, 1.0)) -> str:
-    """Return a bar of eight possible heights for each value.
+    """Return a bar of one of eight heights for each value.
 
-    `limits` are the values of the lowest and the highest bar; None takes those of the values.
-    Values outside get the lowest or the highest bar.
+    `limits` are the values of the lowest and the highest bar; None means the range of `values`.
+    Values outside the limits get the lowest or the highest bar.
     """
     low, high = limits or (min(values, default=0.0), max(values, default=1.0))
     width = (high - low) or 1.0
@@ -67,7 +67,7 @@ def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0
 
 
 def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
-    """Return the metrics `names` as text, in that order, except those that the step lacks."""
+    """Return the metrics `names` as text, in that order, without those that the step lacks."""
     present = [name for name in names if metrics.get(name) is not None]
     return "".join(FIGURES[name].format(metrics[name], name=metric) for name in present).lstrip()
 
@@ -89,7 +89,7 @@ def interval(line: Evaluation) -> str:
 
 
 def counted(line: Evaluation) -> str:
-    """Return how many problems an evaluation had, and how many were asked for if that is more."""
+    """Return the number of problems of an evaluation, and the number asked for if higher."""
     if line["n"] < line.get("asked", 0):
         return f"n = {line['n']} distinct problems, {line['asked']} asked for"
     return f"n = {line['n']}"
@@ -118,9 +118,9 @@ def evaluation_line(line: Evaluation) -> str:
     if line.get("truncated"):
         details += f", truncated {line['truncated']:.3g}"
     if line.get("dropped"):
-        details += f"; {line['dropped']} trained on, dropped"
+        details += f"; {line['dropped']} dropped: trained on"
     if line.get("too_long"):
-        details += f"; {line['too_long']} too long for the context or the budget, left out"
+        details += f"; {line['too_long']} dropped: too long for the context or the budget"
 
     metric = line.get("metric", "score")
     return f"{control_mark(line)}{split} {metric} at {level}: {interval(line)} ({details})"

@@ -36,14 +36,14 @@ ROWS = (
     ("clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/sampling_logp_difference/max"),
 )
 
-# In columns; rich makes the panel narrower if the terminal is.
+# Width in characters; rich makes the panel narrower if the terminal is.
 WIDTH = 80
 
-# Lines of the completion that is shown.
+# At most this many lines of a completion are shown.
 SAMPLE_LINES = 3
 
-# From one step to the next the shown completion moves on by this many, so that it is soon one of
-# another group.
+# From step to step the index of the shown completion grows by this much, so that other groups are
+# soon shown as well.
 ROTATE = 7
 
 
@@ -68,8 +68,8 @@ class RunView:
 def panel(report: StepReport, view: RunView) -> Panel:
     """Return the live panel after a step.
 
-    From top to bottom: progress, reward with a sparkline, held-out scores, metrics, the classes of
-    the groups, and one completion compared with its target, another one in each step.
+    From top to bottom it shows progress, reward with a sparkline, held-out scores, metrics, the
+    classes of the groups, and a completion compared with its target, a different one each step.
     """
     rows: list[RenderableType] = [_progress_row(report, view), _reward_row(report, view)]
     if line := held_out_line(view.evaluations):
@@ -101,7 +101,7 @@ def _reward_row(report: StepReport, view: RunView) -> Text:
 
 
 def _sample_row(report: StepReport) -> Table | None:
-    """Return a completion beside its reward, compared with its target; None without completions."""
+    """Return a completion with its reward, compared with its target; None without completions."""
     scored = [
         (group.problem.target, text, score)
         for group in report.groups
@@ -125,7 +125,7 @@ def _cut(text: Text, width: int) -> Text:
 
 
 def _dim(text: str) -> Text:
-    """Return `text` with its words dim, so that the figures stand out."""
+    """Return `text` with its words dimmed, so that the numbers stand out."""
     line = Text.assemble((text, "dim"))
     line.highlight_regex(r"-?\d[\d.,]*(e-?\d+)?%?", "not dim")
     return line

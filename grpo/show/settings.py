@@ -1,4 +1,4 @@
-"""What a run does, defaults included, in words: for the head of the console."""
+"""The settings of a run in words, including defaults, for the start of the console output."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,13 @@ from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
 from tasks.base import Task, declared_budget, sources_of
 
-ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}  # as they are written
-MOMENTS = {"adamw": "AdamW", "adamw8bit": "AdamW with moments of 8 bits"}
+# Names as people write them.
+ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}
+OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "AdamW with 8-bit moments"}
 
 
 def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
-    """Return a line for each subject of the run in `folder`."""
+    """Return a line for each aspect of the run in `folder`."""
     return {
         "run": str(folder),
         **{
@@ -41,12 +42,12 @@ def _problems(config: Config, task: Task) -> str:
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")
-    return f"{config.dataset}, {'all levels as they come' if config.mixed else 'of these levels'}"
+    return f"{config.dataset}, {'all levels in its order' if config.mixed else 'only these levels'}"
 
 
 def _prompt(config: Config) -> str:
-    """Return how a problem is put to the model."""
-    said = [
+    """Return how a problem is presented to the model."""
+    parts = [
         "the user's own wording" if config.wording else "the task's own wording",
         f"a system turn of {len(config.system):,} characters" if config.system else "",
         f"{config.shots} examples" if config.shots else "",
@@ -55,7 +56,7 @@ def _prompt(config: Config) -> str:
             for name, value in template_arguments(config.chat_template_kwargs).items()
         ),
     ]
-    return ", ".join(part for part in said if part)
+    return ", ".join(part for part in parts if part)
 
 
 def _climb(config: Config, trainer: Trainer) -> str:
@@ -94,14 +95,14 @@ def _tuning(config: Config, trainer: Trainer) -> str:
 def _update(config: Config, trainer: Trainer) -> str:
     optimizer, on_gpu = trainer.optimizer, trainer.policy.device.type == "cuda"
     masters = ", float32 masters" if optimizer.masters[0] is not optimizer.weights[0] else ""
-    shared = ", shared out over the ranks" if optimizer.is_sharded else ""
+    shared = ", sharded over the ranks" if optimizer.is_sharded else ""
     why = (
         "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
     )
     return (
-        f"{MOMENTS[config.optimizer]}{masters}{shared}, micro-batches of "
+        f"{OPTIMIZERS[config.optimizer]}{masters}{shared}, micro-batches of "
         f"{trainer.oom_retry.micro_tokens:,} tokens ({why})"
-        + (", activations computed twice" if trainer.policy.gradient_checkpointing else "")
+        + (", gradient checkpointing" if trainer.policy.gradient_checkpointing else "")
     )
 
 
@@ -112,7 +113,7 @@ def _sampling(config: Config) -> str:
 
 
 def _budget(config: Config, trainer: Trainer) -> str:
-    """Return how many tokens a completion may take, in training and in evaluations alike."""
+    """Return how many tokens a completion may take, both in training and in evaluations."""
     if config.max_new_tokens:
         return f"up to {config.max_new_tokens} new tokens (--max-new-tokens)"
     quarter = "a quarter more new tokens than the target takes"
@@ -123,20 +124,16 @@ def _budget(config: Config, trainer: Trainer) -> str:
 
 def _drafts(config: Config, trainer: Trainer) -> str:
     if trainer.sampler.draft is None:
-        return "no drafts (the task has none)"
-    return (
-        "no drafts"
-        if config.draft == "off"
-        else f"drafts verified where that is faster ({config.draft})"
-    )
+        return "speculative decoding: off (the task has no drafts)"
+    return f"speculative decoding: {config.draft}"
 
 
 def _batch(config: Config) -> str:
     limits = {
         f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
-        f"{config.level_minutes:g} minutes a level": config.level_minutes,
-        f"{config.level_tokens:,} tokens a level": config.level_tokens,
-        f"at most {config.step_tokens:,} tokens a step": config.step_tokens,
+        f"{config.level_minutes:g} minutes per level": config.level_minutes,
+        f"{config.level_tokens:,} tokens per level": config.level_tokens,
+        f"at most {config.step_tokens:,} tokens per step": config.step_tokens,
     }
     return ", ".join(
         [
@@ -147,7 +144,7 @@ def _batch(config: Config) -> str:
 
 
 def _loss(config: Config) -> str:
-    credit = ", a token's own by alignment" if config.credit == "alignment" else ""
+    credit = ", separate for each token by alignment" if config.credit == "alignment" else ""
     return (
         f"{config.loss}, advantages by {config.scale}{credit}, "
         f"{f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "

@@ -1,4 +1,4 @@
-"""Tables of records for a terminal or a pipe, and the words that stand in them."""
+"""Tables of records for a terminal or a pipe, and the texts of their cells."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -12,6 +12,8 @@ from data.text import escape_control
 from grpo.records import Group
 
 Record = Mapping[str, Any]
+
+# The classes of groups, and the colour of each.
 CLASS_STYLES = {
     "varied": "",
     "solved": "green",
@@ -19,7 +21,9 @@ CLASS_STYLES = {
     "identical": "bold red",
     "tied": "yellow",
 }
-SURVEY = {  # of a pre-flight: what a column is called, its figure, and how that reads
+
+# The columns of the table of a pre-flight: heading, (key of the number, format).
+SURVEY = {
     "level": ("level", "g"),
     "score": ("value", ".3f"),
     "exact": ("exact", ".3f"),
@@ -29,10 +33,12 @@ SURVEY = {  # of a pre-flight: what a column is called, its figure, and how that
     "truncated": ("truncated", ".0%"),
     "distinct\ntexts": ("distinct", ".1f"),
 }
+
+# What each class without variance means.
 WHY = {
-    "identical": "every completion the same",
+    "identical": "all completions identical",
     "solved": "all right",
-    "failed": "all worth the least",
+    "failed": "all with the lowest reward",
     "tied": "different texts, equal rewards",
 }
 
@@ -43,14 +49,17 @@ def show_table(
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable],
 ) -> None:
-    """Print a line each: `figures` are numbers (key, format) and stand to the right, `words` are
-    made by a function of the line.
+    """Print a table with a row for each line.
+
+    `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
+    after them: heading to a function of the line.
     """
     table = Table(box=None)
     for head in figures:
         table.add_column(head, justify="right", no_wrap=True)
     for head in words:
         table.add_column(head, overflow="ellipsis", no_wrap=True)
+
     for line in lines:
         numbers = [
             "-" if line.get(key) is None else format(line[key], style)
@@ -67,7 +76,7 @@ def show_table(
 
 
 def classes_of(line: Record) -> Text:
-    """Return how many groups of a step are of which class, the degenerate ones in colour."""
+    """Return the number of groups of each class in a step, the degenerate ones in colour."""
     numbers = {name: line.get(f"groups/class/{name}") for name in CLASS_STYLES}
     return Text(", ").join(
         Text(f"{number:g} {name}", CLASS_STYLES[name]) for name, number in numbers.items() if number
@@ -82,7 +91,7 @@ def class_of(line: Record) -> Text:
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    names = {"keep": "kept", "skip": "skipped", "resample": "drawn again"}
+    names = {"keep": "kept", "skip": "skipped", "resample": "resampled"}
     return names.get(line["action"], str(line["action"])) + tries
 
 
@@ -92,9 +101,7 @@ def trap_of(line: Record) -> str:
 
 
 def advantage_range(group: Group) -> str:
-    """Return the least and the greatest advantage of a group, "" where nothing was learned from
-    it.
-    """
+    """Return the range of a group's advantages; "" if the group was not trained on."""
     numbers = list(
         chain.from_iterable(row if isinstance(row, list) else [row] for row in group.advantages)
     )
@@ -124,15 +131,8 @@ def said_of(parts: Record) -> str:
 
 
 def tint(logprob: float) -> str:
-    """Return the colour of a token by its probability: above 0.9 plain, above 0.5, above 0.1,
-    below.
-    """
-    return (
-        ""
-        if logprob > -0.105
-        else "green"
-        if logprob > -0.693
-        else "yellow"
-        if logprob > -2.303
-        else "bold red"
-    )
+    """Return the colour of a token by its probability: none above 0.9, then by 0.5 and 0.1."""
+    for least, colour in ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow")):
+        if logprob > least:
+            return colour
+    return "bold red"

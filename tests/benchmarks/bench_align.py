@@ -2,11 +2,11 @@
 
     python tests/benchmarks/bench_align.py
 
-A group is 16 completions against one target, as lists of words. Every library gets its preferred
-input: ours the words, Biopython strings with one character for each word, rapidfuzz integers. Their
-conversion is timed, too, because a user would have to do it. Everything runs in turns in one
+A group is 16 completions and one target, as lists of words. Every library gets its preferred input:
+ours the words, Biopython strings with one character for each word, rapidfuzz integers. The
+conversion is timed as well, because a user would have to do it. All libraries take turns in one
 process on one core, and the shortest of several times counts. Scores are compared first; a library
-that is not exact is named and left out.
+that is not exact is named and not timed.
 """
 
 import argparse
@@ -17,11 +17,13 @@ import time
 from align.needleman import nw_align_batch, nw_score_batch
 
 GROUP = 16
+
+# The share of words that are dropped, doubled or replaced.
 SLIPS = {
     "nearly right": 0.02,
     "half wrong": 0.3,
     "all wrong": 1.0,
-}  # share of words that are dropped, doubled or replaced
+}
 
 
 def group_of(words: int, slips: float, rng: random.Random) -> tuple[list[list[str]], list[str]]:
@@ -46,8 +48,9 @@ def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
 
 
 def contestants() -> dict[str, dict]:
-    """Return name -> {"score": ..., "path": ...}, functions of (completions, target); "score"
-    returns the scores.
+    """Return the functions "score" and "path" of each library, by name.
+
+    Both take (completions, target). "score" returns the scores.
     """
     ours = {
         "score": lambda completions, target: nw_score_batch(
@@ -83,9 +86,8 @@ def contestants() -> dict[str, dict]:
     try:
         from rapidfuzz.distance import Levenshtein
 
-        def rapidfuzz(
-            completions, target
-        ):  # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
+        def rapidfuzz(completions, target):
+            # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
             ids: dict[str, int] = {}
             second = ids_of(target, ids)
             return [

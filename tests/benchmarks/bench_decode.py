@@ -49,19 +49,23 @@ SHAPES = {
         max_position_embeddings=131072,
     ),
 }
+
+# P prompts, G completions each, new tokens, tokens of a prompt.
 ROLLOUTS = (
     (4, 16, 128, 150),
     (1, 16, 1024, 600),
     (8, 16, 700, 700),
     (16, 16, 128, 150),
     (1, 16, 1300, 1300),
-)  # P, G, new, prompt
+)
+
+# By new tokens: the words of a problem whose answer takes about as many tokens.
 WORDS = {
     128: 25,
     1024: 200,
     700: 140,
     1300: 250,
-}  # of a problem whose answer has about so many tokens
+}
 
 
 def make_policy(size: str, lora: int) -> Policy:
@@ -109,10 +113,12 @@ def time_of(work, repeats: int = 20) -> float:
 
 @torch.no_grad()
 def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[float, int, int]:
-    """Return seconds of one step, and the bytes that it must read, prompts once a group and once a
-    row.
+    """Return the seconds of one step, and the bytes that it must read.
+
+    There are two numbers of bytes: with each prompt read once per group, and once per row.
     """
-    model, prompt = cuda_step(policy), context // 2
+    model = cuda_step(policy)
+    prompt = context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
     ones = torch.ones(rows, dtype=torch.int64)
@@ -158,10 +164,13 @@ def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int 
 
 
 def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float):
-    """Return the first and the best time of the rollout with drafts of which the share `right` is
-    right, and drafting's figures.
+    """Return the first and the best time of the rollout with drafts, and the drafting metrics.
+
+    A share `right` of the drafted tokens is right.
     """
-    task, rng, model = Interleave(), random.Random(1), cuda_step(policy)
+    task = Interleave()
+    rng = random.Random(1)
+    model = cuda_step(policy)
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     vocabulary = len(policy.head.weight)
@@ -225,7 +234,7 @@ def main():
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("no GPU is seen here, and the fused decoder needs one")
+        parser.error("no GPU was found, and the CUDA decoder needs one")
     policy = make_policy(arguments.size, arguments.lora)
     bandwidth = copy_speed()
     rows = []

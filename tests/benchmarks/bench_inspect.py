@@ -2,10 +2,10 @@
 
     python tests/benchmarks/bench_inspect.py --steps 500 --completions 64
 
-The run is synthetic: groups of 16, completions of 60 random words, the metrics of a real step. Each
-command is a process of its own, as a user starts it; the time is that of the whole process in
-seconds. `replay` and `tokens --policy` are left out: they need a real run, and take as long as the
-update of its model.
+The run is synthetic: groups of 16, completions of 60 random words, and the metrics of a real step.
+Each command is a process of its own, as a user starts it; the time is that of the whole process in
+seconds. `replay` and `tokens --policy` are not measured: they need a real run, and take as long as
+an update of its model.
 """
 
 import argparse
@@ -113,7 +113,9 @@ def write_run(folder: Path, steps: int, completions: int):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--completions", type=int, default=64, help="of a step, in groups of 16")
+    parser.add_argument(
+        "--completions", type=int, default=64, help="completions of a step, in groups of 16"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "run"

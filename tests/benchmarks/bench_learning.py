@@ -86,14 +86,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", required=True, help="the start: a directory in Hugging Face layout, or builtin")
+    add(
+        "--model",
+        required=True,
+        help="the policy to start from: a directory in Hugging Face layout, or builtin",
+    )
     add("--words", type=int, default=10)
     add("--reward", default="prefix")
-    add("--minutes", type=float, default=8.0, help="of training in each run")
+    add("--minutes", type=float, default=8.0, help="minutes of training in each run")
     add("--steps", type=int, default=5000, help="most steps of each run")
-    add("--enough", type=float, default=0.995, help="two scores of this end a run")
+    add("--enough", type=float, default=0.995, help="two such scores in a row end a run")
     add("--rates", type=numbers, default="3e-4,1e-3,3e-3", help="learning rates")
-    add("--trl-rates", type=numbers, help="TRL's, if others")
+    add("--trl-rates", type=numbers, help="learning rates of TRL (default: --rates)")
     add("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default="0")
     add("--prompts", type=int, default=16)
     add("--group-size", type=int, default=16)
@@ -102,7 +106,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--warmup", type=int, default=5, help="steps until the full learning rate")
     add("--eval-every", type=int, default=10, help="steps between evaluations")
     add("--eval-problems", type=int, default=64)
-    add("--trainers", default=",".join(TRAINERS), help="those to run now")
+    add("--trainers", default=",".join(TRAINERS), help="the trainers to run now")
     add("--trl-micro", type=int, default=0, help="completions of TRL's micro-batch (0: all)")
     add("--trl-vllm", action="store_true", help="TRL generates by vLLM")
     add("--jobs", type=int, default=1, help="runs at once")
@@ -126,7 +130,7 @@ def numbers(text: str) -> list[float]:
 
 
 def jobs_of(arguments: argparse.Namespace) -> list[Job]:
-    """Return the runs asked for; the two sides take turns, as a machine's speed may change."""
+    """Return the runs asked for. The sides take turns, because a machine's speed may change."""
     rates = {"ours": arguments.rates, "trl": arguments.trl_rates}
     most = max(map(len, rates.values()))
     return [
@@ -180,7 +184,7 @@ def make(job: Job, folder: Path) -> Record | None:
 
 
 def halved(job: Job) -> Job | None:
-    """Return `job` with micro-batches of half the size, None where that cannot be."""
+    """Return `job` with micro-batches of half the size; None if they cannot be halved."""
     micro = job.micro or job.batch
     return None if job.trainer != "trl" or micro % 2 else replace(job, micro=micro // 2)
 
@@ -190,7 +194,7 @@ def spawn(job: Job, path: Path) -> int:
     print(f"{job.name} ...", file=sys.stderr, flush=True)
     paths = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
     with open(path.with_suffix(".log"), "w") as log, tempfile.TemporaryDirectory() as cache:
-        # Compiled anew in each run, so that no run finds what another one has compiled.
+        # Each run has an empty cache, so that none profits from what another one has compiled.
         caches = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
         return subprocess.run(
             [sys.executable, __file__, "--child", json.dumps(asdict(job)), str(path)],
@@ -339,9 +343,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     jobs = [replace(job, budget=start.head["budget"]) for job in jobs_of(arguments)]
     for job in jobs:
-        read_record(
-            folder / f"{job.name}.jsonl", job
-        )  # other settings are said before anything is run
+        # Raises an error if a file holds a run with other settings, before anything is run.
+        read_record(folder / f"{job.name}.jsonl", job)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(pool.map(lambda job: make(job, folder), jobs))
     records = [record for record in found if record]

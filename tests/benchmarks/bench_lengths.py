@@ -24,17 +24,15 @@ from tasks.drafts import Guess
 def time_of(
     policy, words: int, completions: int, mode: str, repeats: int
 ) -> tuple[float, float, dict]:
-    """Return seconds, the share of completions that are exact copies, and drafting's figures."""
+    """Return seconds, the share of completions that are exact copies, and the drafting metrics."""
     document = random.Random(words).choice(
         [d for d in documents_of("validation", load_corpus()) if len(d.words) >= words]
     )
     text = " ".join(document.words[:words])
     prompt = policy.encode(f"Copy text A.\nA: {text}")
-    keys, drafting, times = (
-        [[sample_key("bench", words, k) for k in range(completions)]],
-        AcceptanceModel(mode),
-        [],
-    )
+    keys = [[sample_key("bench", words, k) for k in range(completions)]]
+    drafting = AcceptanceModel(mode)
+    times = []
     for _ in range(repeats):
         drafting.begin()
         start = time.perf_counter()
@@ -48,11 +46,9 @@ def time_of(
             drafting=drafting,
         )
         times.append(time.perf_counter() - start)
-    return (
-        min(times),
-        sum(answer.text.split() == text.split() for answer in answers) / completions,
-        drafting.metrics(),
-    )
+
+    exact = sum(answer.text.split() == text.split() for answer in answers) / completions
+    return min(times), exact, drafting.metrics()
 
 
 def main():

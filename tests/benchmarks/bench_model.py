@@ -1,6 +1,4 @@
-"""What the benchmarks train: a Llama with random weights in one of `SHAPES`, and a task with
-random rewards.
-"""
+"""The model and the task of the benchmarks: a Llama with random weights, and random rewards."""
 
 import random
 from pathlib import Path
@@ -30,9 +28,7 @@ SHAPES = {
 
 
 class RandomRewards:
-    """A task whose score means nothing: two texts of random words as prompt, a random reward for
-    each completion.
-    """
+    """A task without meaning: prompts of two texts of random words, and random rewards."""
 
     name, rewards, default_level = "bench", (), 25
 
@@ -60,7 +56,7 @@ class RandomRewards:
 
 
 def prompts_of(arguments) -> list[str]:
-    """Return the prompts of all steps in order: those that our trainer draws from its supply."""
+    """Return the prompts of all steps, in the order in which our trainer draws them."""
     from tasks.base import problem_at
 
     return [
@@ -72,7 +68,7 @@ def prompts_of(arguments) -> list[str]:
 
 
 def precision(arguments) -> tuple[str, str]:
-    """Return (device, name of the dtype), the same for everyone."""
+    """Return (device, name of the dtype), which both sides use."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,8 +76,9 @@ def precision(arguments) -> tuple[str, str]:
 
 
 def make_model(arguments, folder: Path) -> dict:
-    """Write the model and its tokenizer, if they are not there; return what is to be known of
-    them, and the prompts' tokens.
+    """Write the model and its tokenizer unless they exist.
+
+    Returns facts about the model, and the tokens of the prompts.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

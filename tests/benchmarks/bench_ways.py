@@ -1,11 +1,12 @@
-"""Compare the ways to begin with a model that cannot do the task.
+"""Compare ways to start from a model that cannot do the task.
 
     python tests/benchmarks/bench_ways.py --model DIR --words 10 --steps 300 --seeds 0,1,2 --jobs 5
 
-Model, level, batch and number of steps are the same. The arms are: a ladder that begins at one
-word; imitation and then GRPO; and, as the control, imitation alone on as many answers as the others
-sample completions. Every arm is an ordinary run in runs/, so its texts can be read. Arguments after
-`--` go to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`. Runs that exist are not repeated.
+All arms have the same model, level, batch and number of steps. The arms are: a ladder that starts
+at one word; imitation, then GRPO; and, as the control, imitation alone on as many answers as the
+others sample completions. Every arm is an ordinary run in runs/, so its texts can be read.
+Arguments after `--` go to every run, e.g. `-- --learning-rate 3e-4 --beta 0.02`. Existing runs are
+not repeated.
 
 Prints a Markdown table: held-out score before, after imitation and at each quarter of the steps,
 exact answers, tokens, minutes.
@@ -39,7 +40,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--name", default="ways", help="first part of the runs' names")
+    parser.add_argument("--name", default="ways", help="prefix of the names of the runs")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     own, passed_on = parser.parse_known_args()
     own.flags = [word for word in passed_on if word != "--"]
@@ -69,8 +70,9 @@ def name_of(own: argparse.Namespace, arm: str, seed: str) -> str:
 
 
 def imitate_alone(arguments: list[str]) -> int:
-    """Run train.py with imitation alone: no validation ends it, its share is all of the steps, and
-    GRPO makes none.
+    """Run train.py with imitation alone.
+
+    No validation ends the imitation, it takes all of the steps, and GRPO makes none.
     """
     sys.path.insert(0, str(TOP))
     import train

@@ -12,12 +12,14 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its trainer, and all that both sides share.
+    """One run: its trainer, and the settings that both sides share.
 
-    `trainer` is "ours", "trl", or "start": only the score before training. `budget` is the
-    completion budget in tokens; `micro` the number of completions in TRL's micro-batch (0: the
-    whole step); `at_once` how many runs share the device. A run ends after so many `minutes` or
-    `steps`, or once two evaluations in a row are at least `enough`.
+    - `trainer`: "ours", "trl", or "start" for the score before training alone;
+    - `budget`: the completion budget in tokens;
+    - `micro`: the number of completions in TRL's micro-batch (0: the whole step);
+    - `at_once`: how many runs share the device.
+
+    A run ends after `minutes` or `steps`, or once two evaluations in a row are at least `enough`.
     """
 
     trainer: str
@@ -55,7 +57,7 @@ class Job:
 
     @property
     def config(self) -> Config:
-        """Our configuration. `trl_config` says the same of all that TRL has as well."""
+        """Our configuration. `trl_config` is the same for all settings that TRL has as well."""
         config = Config(
             task="interleave",
             level=self.words,

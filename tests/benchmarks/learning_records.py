@@ -1,4 +1,4 @@
-"""What the runs of `bench_learning.py` wrote, and how they compare: scores, and what they cost."""
+"""The records of the runs of `bench_learning.py`, and the cost of the scores that they reached."""
 
 import json
 import math
@@ -18,17 +18,17 @@ NAMES = {"ours": "ours", "trl": "TRL"}
 
 TRAINERS = tuple(NAMES)
 
-
 # Seconds, tokens, score.
 Point = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run wrote.
+    """The file that a run wrote.
 
-    `head` has the job, the number of trained parameters and the start-up time; `steps` a line a
-    step; `end` why the run ended, the seconds of its first step, and its memory.
+    - `head`: the job, the number of trained parameters and the start-up time;
+    - `steps`: a line per step;
+    - `end`: why the run ended, the seconds of its first step, and its memory.
     """
 
     head: dict[str, Any]
@@ -50,15 +50,15 @@ class Record:
 
     @property
     def seconds_a_step(self) -> float:
-        """Mean without the first step, which compiles; the first one where there is no other."""
+        """The mean without the first step, which compiles, unless that is the only step."""
         last, first = self.steps[-1], self.end["first"]
         return (last["seconds"] - first) / (last["step"] - 1) if last["step"] > 1 else first
 
 
 def read_record(path: Path, job: Job) -> Record | None:
-    """Return the record of `job` in `path`, None where the run was killed or not made yet.
+    """Return the record of `job` in `path`; None if the run was killed or not made yet.
 
-    Raises UserError where the file holds a run of other settings.
+    Raises UserError if the file holds a run with other settings.
     """
     lines = []
     for text in path.read_text().splitlines() if path.exists() else []:
@@ -100,7 +100,7 @@ def reached(points: Sequence[Point], score: float) -> tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Arm:
-    """A trainer at one learning rate: its runs, one a seed, as points."""
+    """A trainer at one learning rate: its runs, one per seed, as points."""
 
     trainer: str
     rate: float
@@ -131,7 +131,7 @@ def common_score(arms: Sequence[Arm]) -> float:
 
 
 def best_arms(arms: Sequence[Arm], score: float) -> dict[str, Arm]:
-    """Return each trainer's arm that is first at `score`."""
+    """Return the arm of each trainer that reaches `score` first."""
     costs = {id(arm): (arm.cost(score) or (math.inf, math.inf))[0] for arm in arms}
     return {
         name: min((arm for arm in arms if arm.trainer == name), key=lambda arm: costs[id(arm)])

@@ -1,7 +1,7 @@
 """The two sides of `bench_learning.py`: our trainer and TRL's `GRPOTrainer`.
 
 Both share the clock, the evaluation and the record. Each run is a process of its own (`run_job`),
-which writes JSON lines: first what it is, then a line a step, at last why it ended.
+which writes JSON lines: first the job, then a line per step, and finally why it ended.
 """
 
 import gc
@@ -56,7 +56,7 @@ def run_job(job: Job, path: Path):
 
 
 class Course:
-    """What both sides do alike: count tokens and seconds, evaluate, write a line a step.
+    """The common part of both sides: count tokens and seconds, evaluate, write a line per step.
 
     The clock runs from the beginning of the first step, its compilation included, and stops during
     evaluations. `policy` is evaluated: on our side the policy that learns, on TRL's a copy of it,
@@ -83,7 +83,7 @@ class Course:
         self.take_over: Callable[[], None] = lambda: None
 
     def begin(self, trained: int):
-        """Write what the run is, and start the clock; `trained` counts the trained parameters."""
+        """Write the first line, and start the clock; `trained` is a number of parameters."""
         self.write(
             job=asdict(self.job),
             trained=trained,
@@ -122,7 +122,9 @@ class Course:
 
         if not why and len(self.scores) > 1 and min(self.scores[-2:]) >= job.enough:
             why = "solved"
-        if why:  # no later evaluation can confirm this one, so other random numbers do
+        if (
+            why
+        ):  # there is no later evaluation to confirm this one, so it is repeated with new samples
             measured["again"] = self.evaluate(seed=1)["score"]
         self.write(
             step=self.step_number,
@@ -172,10 +174,10 @@ def train_ours(course: Course):
     config = course.job.config
     trainer = Trainer(config, course.task, course.policy)
     course.begin(trained_by(course.policy.model))
-    goes_on = True
-    while goes_on:
+    continues = True
+    while continues:
         report = trainer.step()
-        goes_on = course.step(
+        continues = course.step(
             [group.prompt for group in report.groups],
             [len(completion.tokens) for group in report.groups for completion in group.completions],
             report.metrics["reward"],
@@ -211,7 +213,7 @@ def train_trl(course: Course):
 
 
 def trl_trainer(course: Course, stream: Stream):
-    """Return TRL's trainer, which reports each step to `course` and stops when it is told to."""
+    """Return TRL's trainer, which reports each step to `course` and stops when that says so."""
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import TrainerCallback

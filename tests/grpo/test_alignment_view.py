@@ -39,7 +39,7 @@ def test_what_is_said_of_a_divergence():
 def test_marks_do_not_hang_on_colour():
     columns = aligned("the old owl saw", "the owl ran saw fast")
     assert rendered(columns).plain == "the [-old-] owl {+ran+} saw {+fast+}"
-    assert counts(columns) == "3 right, 1 missing, 2 too many"
+    assert counts(columns) == "3 right, 1 missing, 2 added"
     assert rendered(aligned("a b c", "a x c")).plain == "a [-b-]{+x+} c"
     assert counts([]) == "0 right"
 

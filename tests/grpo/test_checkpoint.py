@@ -183,14 +183,14 @@ DAMAGE = [
         lambda path: (path / "weights.bin").write_bytes(b"Weights" + b"weights" * 99),
     ),
     ("sub/state.json is missing", lambda path: (path / "sub" / "state.json").unlink()),
-    ("no checkpoint", lambda path: (path / "manifest.json").unlink()),
+    ("not a checkpoint", lambda path: (path / "manifest.json").unlink()),
     ("manifest.json is damaged", lambda path: (path / "manifest.json").write_text('{"files"')),
     (
         "manifest.json is damaged",
         lambda path: (path / "manifest.json").write_text("[" * 100_000),
     ),  # too deep to parse
     (
-        "no checkpoint that this version",
+        "not a checkpoint that this version",
         lambda path: (path / "manifest.json").write_text('{"name": "of a web page"}'),
     ),
     (

@@ -342,7 +342,7 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
 
 def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
     for argv, words in [
-        ((tmp_path / "none", "steps"), "is no run"),
+        ((tmp_path / "none", "steps"), "not a run"),
         ((run, "step", 99), "no rollouts of step 99 are stored; it has 1 to 5"),
         ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 2"),
         ((run, "group", 1, -1), "has no group -1"),

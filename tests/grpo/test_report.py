@@ -415,7 +415,7 @@ def test_evenly_spaced():
 
 def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
     for argv, words in [
-        ((tmp_path / "none",), "is no run"),
+        ((tmp_path / "none",), "not a run"),
         ((), "the following arguments are required"),
         ((made, "--megabytes", "0"), "give a number above 0"),
         ((made, "--megabytes", "nan"), "give a number above 0"),

@@ -35,8 +35,8 @@ def test_what_is_trained_and_how(tiny_model):
     rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, gradient_checkpointing=True)
     assert (
         rough["update"]
-        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), activations computed "
-        "twice"
+        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), gradient "
+        "checkpointing"
     )
     adapter = said(tiny_model, lora_rank=4, lora_variant="rslora", dtype="bfloat16")
     assert (
@@ -46,16 +46,14 @@ def test_what_is_trained_and_how(tiny_model):
 
 
 def test_sampling_and_the_step(tiny_model):
-    assert (
-        said(tiny_model)["sampling"] == "temperature 1, drafts verified where that is faster (auto)"
-    )
+    assert said(tiny_model)["sampling"] == "temperature 1, speculative decoding: auto"
     around = dict(system="Be brief.", shots=2, wording="{b} {a}")
     other = said(tiny_model, draft="off", temperature=0.7, **around)
-    assert other["sampling"] == "temperature 0.7, no drafts"
+    assert other["sampling"] == "temperature 0.7, speculative decoding: off"
     assert other["prompt"] == "the user's own wording, a system turn of 9 characters, 2 examples"
     assert (
         said(tiny_model, prompts=3, step_tokens=5000)["batch"]
-        == "3 prompts × 16 completions, at most 5,000 tokens a step"
+        == "3 prompts × 16 completions, at most 5,000 tokens per step"
     )
     assert said(tiny_model, beta=0.04)["loss"].startswith(
         "dapo, advantages by group, KL weight 0.04"

@@ -106,7 +106,7 @@ def test_a_failing_tracker_is_named_once_and_stops_nothing(
     assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy"]) == 0
     said = capsys.readouterr()
     assert (said.out + said.err).count(
-        "--track spy failed and is left out from now on: RuntimeError: no"
+        "--track spy failed and is no longer used: RuntimeError: no"
     ) == 1 and "\x1b" not in said.out + said.err
     assert len(read_metrics(tmp_path / "runs/r/metrics.jsonl")) == 2 and not Spy.made[0].finished
 

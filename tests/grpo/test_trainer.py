@@ -520,11 +520,11 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
     ] == sizes[-2]
     assert (
         report.events[0]
-        == "out of memory: micro-batches of 500 tokens from now on (the gradient is the same)"
+        == "out of memory: micro-batches of 500 tokens from now on (the gradient stays the same)"
     )
     assert (
         report.events[len(tried) - 2]
-        == "out of memory: gradient checkpointing from now on (the gradient is the same)"
+        == "out of memory: gradient checkpointing from now on (the gradient stays the same)"
     )
     with pytest.raises(
         UserError, match="out of memory in the update of a single completion of .* tokens"

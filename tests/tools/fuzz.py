@@ -1,9 +1,9 @@
 """Fuzz the readers of files, guided by coverage: `python tests/tools/fuzz.py --seconds 180`.
 
-Every input must be read, or refused by a UserError, as in `tests/test_fuzz.py`. There the input is
-random; here it is mutated until it reaches further into the code. The program ends with exit status
-0 after the given time, or with the input and a traceback at the first other outcome. It needs the
-extra `fuzz` (atheris).
+Every input must be read, or refused with a UserError, as in `tests/test_fuzz.py`. There the input
+is random; here it is mutated so that it covers more and more code. At the first other outcome the
+program ends with the input and a traceback; otherwise it ends after the given time with exit status
+0. It needs the extra `fuzz` (atheris).
 """
 
 import argparse
@@ -32,7 +32,8 @@ with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     from tasks.answers import extract
     from tasks.dataset import read_problems
 
-READERS = [  # file, how the bytes get into it, reader, a whole one
+# For each reader: the name of the file, how bytes are packed into it, the reader, a valid content.
+READERS = [
     ("config.yaml", bytes, load_config, yaml.safe_dump(vars(Config())).encode()),
     ("a.jsonl", bytes, read_problems, json.dumps(PROBLEM).encode()),
     ("metrics.jsonl", bytes, read_metrics, b'{"step": 1}\n{"step": 2, "a": null}\n'),

@@ -7,8 +7,8 @@ still be there and intact, except for those that the run itself removed. "half a
 the kills that left an incomplete one, which the next start removes. In the end, the run must equal
 one that was not killed: weights, moments, logs, rollouts, seen problems, curriculum.
 
-With --mishaps, half of the starts meet one as well: a part of the run lies behind a link that leads
-out of it (the start is refused, and nothing behind the link changes), the disk is full, or nobody
+With --mishaps, half of the starts also meet a mishap: a part of the run is replaced by a link to a
+place outside (the start must be refused, and nothing there may change), the disk is full, or nobody
 reads standard output.
 
 Prints the counts as JSON. The exit status is 1 if anything differs.
@@ -65,16 +65,19 @@ WRITES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 
 KILLS = ("time", "write", "torn")
 MISHAPS = ("link", "full", "pipe")
-KILLS_A_RUN = 5  # then it may end
+
+# After this many kills a run may end.
+KILLS_PER_RUN = 5
 
 
 def start(
     arguments: list[str], log: Path, at_write: int = 0, torn: bool = False, mishap: str = ""
 ) -> int:
-    """Fork a process that trains, and return its number.
+    """Fork a process that trains, and return its process id.
 
-    With `at_write` it kills itself at its write of that number, `torn` in the middle. The `mishap`
-    "full" is a disk on which files cannot grow, "pipe" a standard output that nobody reads.
+    With `at_write` the process kills itself at that write (1, 2, ...); if `torn`, in the middle of
+    it. The `mishap` "full" is a disk on which files cannot grow, "pipe" a standard output that
+    nobody reads.
     """
     if child := os.fork():
         return child
@@ -123,8 +126,9 @@ def start(
 
 
 def ended(child: int, within: float | None = None) -> int | None:
-    """Return how the process ended (minus the signal, or its exit status), or None if it goes on
-    `within` so many seconds.
+    """Wait for the process; return its exit status, or minus the signal that ended it.
+
+    Returns None if it has not ended `within` this many seconds.
     """
     deadline = time.monotonic() + (within if within is not None else 1e9)
     while True:
@@ -145,18 +149,19 @@ def killed_run(
     done: Counter,
     mishaps: bool = False,
 ):
-    """Train `run` to its end through `KILLS_A_RUN` kills; `seconds` is how long the whole takes."""
+    """Train `run` to its end through `KILLS_PER_RUN` kills; a whole run takes `seconds`."""
     kills = 0
     while True:
         valid, _ = checkpoints(run) if run.exists() else ([], [])
         if not valid:
             shutil.rmtree(run, ignore_errors=True)
         command = ["--resume", str(run)] if valid else [*arguments, "--name", run.name]
-        kind = rng.choice(KILLS) if kills < KILLS_A_RUN else None
+        kind = rng.choice(KILLS) if kills < KILLS_PER_RUN else None
         mishap = rng.choice(MISHAPS) if mishaps and kind and rng.random() < 0.5 else ""
         if mishap == "link" and valid:
             check_link(run, command, log, rng)
             done["link"] += 1
+
         child = start(
             command,
             log,
@@ -170,6 +175,7 @@ def killed_run(
         if status is None:
             os.kill(child, signal.SIGKILL)
             status = ended(child)
+
         if status == -signal.SIGKILL:
             kills += 1
             done[kind] += 1
@@ -188,8 +194,9 @@ def killed_run(
 
 
 def check_link(run: Path, command: list[str], log: Path, rng: random.Random):
-    """Put a part of the run elsewhere, and a link in its place: the run is refused, and no file
-    behind the link changes.
+    """Move a part of the run elsewhere and put a link in its place.
+
+    The run must be refused, and no file behind the link may change.
     """
     part = run / rng.choice(("rollouts", "checkpoints", "seen.jsonl", "metrics.jsonl", ".lock"))
     outside = run.parent.parent / "outside"
@@ -210,7 +217,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--cases", type=int, default=len(CASES), help="so many of the cases")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases to run")
     parser.add_argument("--mishaps", action="store_true", help="links, full disks, closed pipes")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(argv)

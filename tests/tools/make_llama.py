@@ -110,8 +110,9 @@ def write_llama(folder: Path, layers: int = 28, device: str = "cpu") -> int:
 
 
 def speak(model, words: PreTrainedTokenizerFast, tokens: int = 200, factor: float = 5.0):
-    """Make the texts' most frequent tokens, and the end, likely: a model of random weights then
-    writes words, some of them in the right place.
+    """Make the most frequent tokens of the texts, and the end token, likely.
+
+    So a model with random weights writes words, some of them in the right place.
     """
     counts = Counter(
         words("\n".join(path.read_text() for path in sorted(TEXTS.glob("*.txt")))).input_ids

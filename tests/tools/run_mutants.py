@@ -1,8 +1,8 @@
 """Break the core on purpose, one change at a time, and run the tests that should notice.
 
-A mutant of `mutants.py` is killed when a test fails (pytest's exit status 1) and survives when all
+A mutant of `mutants.py` is killed if a test fails (pytest's exit status 1), and survives if all
 pass. Any other outcome is "broken": a mutant that cannot be imported, or whose tests do not end,
-says nothing about the tests. The program works in copies of the tree.
+says nothing about the tests. The program works in copies of the source tree.
 
     python tests/tools/run_mutants.py [--jobs N] [WORD ...]
 
@@ -25,7 +25,10 @@ from queue import SimpleQueue
 from mutants import MUTANTS, Mutant
 
 HOUSE = Path(__file__).resolve().parents[2]
-LIMIT = 600  # seconds that the tests of one mutant may take
+
+# Seconds that the tests of one mutant may take.
+LIMIT = 600
+
 PYTEST = [
     sys.executable,
     "-m",
@@ -37,8 +40,9 @@ PYTEST = [
     "--hypothesis-seed=0",
     "--hypothesis-profile=mutation",
 ]
-# No byte code: Python would reuse that of a source that changed twice within a second and kept its
-# size.
+
+# No byte code is written. Python would reuse it for a source file that changes twice within a
+# second and keeps its size.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 

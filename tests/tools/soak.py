@@ -47,32 +47,12 @@ def main(argv=None) -> int:
         try:
             status = train.main(
                 [
-                    "--task",
-                    "arithmetic",
-                    "--model",
-                    str(model),
-                    "--lora-rank",
-                    "0",
-                    "--prompts",
-                    "2",
-                    "--group-size",
-                    "4",
-                    "--max-new-tokens",
-                    "8",
-                    "--steps",
-                    str(steps),
-                    "--patience",
-                    "0",
-                    "--eval-every",
-                    "0",
-                    "--eval-problems",
-                    "2",
-                    "--save-every",
-                    str(max(1, steps // 20)),
-                    "--device",
-                    "cpu",
-                    "--name",
-                    "long",
+                    *("--task", "arithmetic", "--model", str(model), "--lora-rank", "0"),
+                    *("--prompts", "2", "--group-size", "4", "--max-new-tokens", "8"),
+                    *("--steps", str(steps), "--patience", "0"),
+                    *("--eval-every", "0", "--eval-problems", "2"),
+                    *("--save-every", str(max(1, steps // 20))),
+                    *("--device", "cpu", "--name", "long"),
                 ]
             )
         finally:
@@ -94,7 +74,7 @@ def main(argv=None) -> int:
             }
         )
     )
-    return 0 if len(seen) == steps else 1  # what such a model learns is not the question
+    return 0 if len(seen) == steps else 1  # whether the model learns does not matter here
 
 
 if __name__ == "__main__":

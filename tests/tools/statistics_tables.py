@@ -1,10 +1,10 @@
-"""The tables behind intervals, promotions and curricula, in Markdown: `python
-tests/tools/statistics_tables.py coverage`.
+"""Tables about intervals, promotions and curricula, in Markdown:
+`python tests/tools/statistics_tables.py coverage`.
 
-coverage   how often the 95 % intervals hold the true value, and how wide they are
+coverage   how often the 95 % intervals contain the true value, and how wide they are
 heldout    how likely a validation check promotes, by true mean and number of problems
-running    how likely the running mean promotes, by true mean and prompts a step
-ladder     the moves of a ladder whose second level is out of reach
+running    how likely the running mean promotes, by true mean and prompts per step
+ladder     the moves of a ladder whose second level the policy cannot learn
 
 Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
 """
@@ -24,7 +24,9 @@ from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
-Ends = tuple[np.ndarray, np.ndarray]  # lower and upper ends of intervals
+
+# The lower and the upper ends of intervals.
+Ends = tuple[np.ndarray, np.ndarray]
 
 
 def bernoulli(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
@@ -32,7 +34,7 @@ def bernoulli(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> 
 
 
 def slips(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
-    """Most scores are 1, the others are spread around 0.5: what a nearly trained policy has."""
+    """Most scores are 1, the others lie around 0.5, as those of a nearly trained policy do."""
     return np.where(rng.random(shape) < 2 * (1 - mean), rng.beta(2, 2, shape), 1.0)
 
 
@@ -55,8 +57,9 @@ def rare_failures(rng: np.random.Generator, shape: tuple[int, ...], mean: float)
 
 
 def bimodal(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
-    """Means of groups of problems that the policy mostly either solves or fails, of standard
-    deviation 0.25 at 0.85.
+    """Group means of problems that the policy mostly either solves or fails.
+
+    Their standard deviation is 0.25 at a mean of 0.85.
     """
     return rng.beta(mean, 1 - mean, shape)
 
@@ -70,7 +73,7 @@ SCORES: dict[str, Draw] = {
 
 
 def show(title: str, rows: Iterable[list[str]]):
-    """Print a table in Markdown, each row as soon as it is known; the first one is its head."""
+    """Print a table in Markdown, each row as soon as it is known. The first row is the heading."""
     print(f"{title}\n")
     for i, row in enumerate(rows):
         print(f"| {' | '.join(row)} |", flush=True)
@@ -184,7 +187,7 @@ def coverage(samples: int):
 
 
 def once(draw: Draw, mean: float, n: int, mark: float, samples: int) -> float:
-    """Return the probability that n scores show that the `mark` is reached."""
+    """Return the probability that n scores pass the test for the `mark`."""
     if draw is bernoulli:
         passing = [
             reaches_mark(right / n, rate_interval(right, n).low, mark) for right in range(n + 1)
@@ -224,9 +227,7 @@ def heldout(samples: int):
 
 
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
-    """Return the step at which a ladder climbs from its second level by the running mean, or
-    infinity.
-    """
+    """Return the step at which the running mean promotes from the second level, or infinity."""
     rng = np.random.default_rng(seed)
     ladder = Ladder([10, 25, 50])
     ladder.position = 1
