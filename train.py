@@ -1,190 +1,21 @@
 """Train a language model by GRPO: `python train.py --task interleave --words 25`.
 
 `python train.py --help` lists the flags. On several GPUs: `torchrun --nproc-per-node 4 train.py
-...`, with the same flags.
+...`, with the same flags. The program itself is in `grpo/tools/train.py`.
 """
 
-import gc
-import os
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from pathlib import Path
 
-from data.streams import interrupts_end, reason_of
+from data.streams import interrupts_end
 
-if __name__ == "__main__":  # help is shown before torch is loaded, which takes seconds
-    with interrupts_end():
-        from grpo.flags import show_help
-    show_help(sys.argv[1:])
-
-with interrupts_end():  # these load torch, which takes seconds
-    from data.text import quoted
-    from grpo.config import Config
-    from grpo.distributed import RANK, Ranks, process_group
-    from grpo.flags import parse
-    from grpo.model.load import load_policy
-    from grpo.resolve import resolve_config
-    from grpo.run.background import end_process
-    from grpo.run.dependencies import Dependencies
-    from grpo.run.interrupt import Interrupt
-    from grpo.run.lock import locked
-    from grpo.run.opening import OpenedRun, open_run
-    from grpo.run.session import Run
-    from grpo.run.trackers import check_installed
-    from grpo.show.console import Console
-    from grpo.show.settings import settings
-    from grpo.trainer import Trainer
-    from grpo.training.build import with_learning_rate
-    from tasks.base import Problem, Task, exit_status, load_task, range_of, worded
-    from tasks.dataset import read_problems
-    from tasks.supply import Supply
-
-
-def main(argv: list[str]) -> int:
-    """Train with these flags; return the exit status."""
-    # Training continues if standard output or error is lost. Each loss adds a line here.
-    losses: list[str] = []
-
-    def lose(name: str, error: Exception):
-        losses.append(f"{name} is lost ({reason_of(error)}); training continues without it")
-
-    if RANK == 0:
-        return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
-
-    # Only rank 0 prints.
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
-
-
-def start(argv: list[str], losses: list[str]) -> int:
-    """Read the flags, and start the run on this rank."""
-    config, given = parse(argv)
-    with process_group(config.device) as ranks:
-        return start_run(config, given, ranks, losses)
-
-
-def start_run(config: Config, given: dict, ranks: Ranks, losses: list[str]) -> int:
-    """Open or resume the run, and train."""
-    opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
-    task = load_task(config.task, config.reward, config.task_options, config.wording)
-    dataset = read_problems(Path(config.dataset), task) if config.dataset else []
-    problems = [worded(task, problem) for problem in dataset]
-    check_installed(config.track)
-    config = resolve_config(config, task, {problem.level for problem in problems})
-
-    dependencies = Dependencies(opened, ranks)
-    if opened.checkpoint:
-        dependencies.read(config, task)
-
-    console = Console(
-        config.steps,
-        log_every=config.log_every,
-        metric=getattr(task, "metric", "score"),
-        reward_range=range_of(task),
-    )
-    try:
-        with ExitStack() as locks:
-            # A resumed run is locked from here on, a new one when its directory is made.
-            if opened.checkpoint and ranks.is_rank0:
-                locks.enter_context(locked(opened.folder))
-
-            with Interrupt() as interrupt, console:
-                trainer = make_trainer(config, opened, task, problems, ranks, console)
-                run = Run(opened, trainer, dependencies, console, locks, losses)
-                return train(run, trainer, console, interrupt)
-    except KeyboardInterrupt:
-        print(
-            "train.py: stopped immediately; continue from the last checkpoint with --resume "
-            f"{quoted(opened.folder)}",
-            file=sys.stderr,
-        )
-        return 130
-
-
-def make_trainer(
-    config: Config,
-    opened: OpenedRun,
-    task: Task,
-    problems: Sequence[Problem],
-    ranks: Ranks,
-    console: Console,
-) -> Trainer:
-    """Load the policy, and return its trainer on the task's problems."""
-    with console.loading(config.model):
-        policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
-    config = with_learning_rate(config, policy)
-
-    supply = Supply(
-        task,
-        seed=config.seed,
-        kind=config.problems,
-        dataset=problems,
-        mixed=config.mixed,
-    )
-    trainer = Trainer(config, task, policy, supply, ranks)
-    trainer.check_fit()
-    return trainer
-
-
-def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) -> int:
-    """Run the loop to its last step, and evaluate on held-out problems before, during and after.
-
-    Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has not
-    learned. After a signal it is 128 plus the signal's number.
-    """
-    config = trainer.config
-    console.settings(settings(run.folder, config, trainer))
-    start = run.begin()
-    if config.preflight == "only":
-        run.leave_untrained()
-        return 0
-
-    if run.ranks.on_rank0(lambda: not run.reports):
-        run.evaluate()
-    with run.saving():
-        run.warm_start_if_needed(start)
-        with frozen_garbage():
-            take_steps(run, trainer, interrupt)
-
-        if number := run.ranks.max(interrupt.wanted or 0):
-            run.save_and_exit(signal.Signals(number).name)
-            run.note_lost_streams()
-            return 128 + number
-        status = run.finish()
-
-    run.note_lost_streams()
-    return status
-
-
-@contextmanager
-def frozen_garbage():
-    """Exempt all objects that exist now from garbage collection within this block.
-
-    Otherwise the collector searches them every few steps, which takes a quarter of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
-    """Make the remaining steps, and store each."""
-    while (
-        trainer.done < trainer.config.steps
-        and not trainer.ended
-        and not run.ranks.max(interrupt.wanted or 0)
-    ):
-        try:
-            report = trainer.step()
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{error}{run.save_failed()}") from error
-        run.after_step(report)
-
+with interrupts_end():
+    from grpo.flags import show_help
 
 if __name__ == "__main__":
+    show_help(sys.argv[1:])  # before torch is loaded, which takes seconds
+
+    with interrupts_end():
+        from grpo.run.background import end_process
+        from grpo.tools.train import main
+
     end_process(main(sys.argv[1:]))

@@ -225,6 +225,19 @@ def read_bytes(path: str | Path) -> bytes:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
 
+def check_file(path: str | Path) -> None:
+    """Raise UserError unless `path` is an ordinary file of at most MOST_BYTES.
+
+    For files that a library reads.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as file:
+            _check_file(path, file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _check_file(path: str | Path, file: BinaryIO) -> None:
     """Raise UserError if an open file is no ordinary one, or larger than MOST_BYTES."""
     facts = os.fstat(file.fileno())

@@ -1,8 +1,9 @@
-"""A GRPO trainer. What a notebook wants of it: `from grpo import load_run`."""
+"""A GRPO trainer. As a library: `from grpo import train, load_run, load_model` (see `grpo.api`)."""
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 TOP_LEVEL = ("align", "data", "tasks")  # packages that are installed beside grpo
 
@@ -31,4 +32,16 @@ _check_names()
 
 from grpo.run.reader import RunData, load_run  # noqa: E402  (its imports need the check)
 
-__all__ = ["RunData", "load_run"]
+# These load torch, which takes seconds, so they are imported when they are first used.
+_OF_API = ("train", "load_model", "TrainedRun", "Model")
+
+__all__ = ["RunData", "load_run", *_OF_API]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of `grpo.api`."""
+    if name in _OF_API:
+        from grpo import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'grpo' has no attribute {name!r}")

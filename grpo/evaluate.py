@@ -14,7 +14,7 @@ from grpo.rollout.generate import budget_for, fitting, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of
+from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
 from tasks.supply import HeldOut, family_size, held_out, patience
 
 # A warning is shown if a larger share of the completions is truncated.
@@ -104,17 +104,19 @@ def evaluate(
             guesses=[draft(problem) for problem in part] if draft else None,
             budgets=budgets(policy, task, part, sampling),
         )
+        texts = [[completion.text for completion in completions] for completions in answers]
+        scores = scores_of_groups(task, list(zip(part, texts)))
         groups += [
             Group(
                 start + i,
                 problem,
-                prompt,
+                prompts[i],
                 sampling.temperature,
-                completions,
-                scores=scores_of(task, problem, [completion.text for completion in completions]),
+                answers[i],
+                scores=scores[i],
                 shots=policy.shots(problem),
             )
-            for i, (problem, prompt, completions) in enumerate(zip(part, prompts, answers))
+            for i, problem in enumerate(part)
         ]
     return groups
 

@@ -18,7 +18,14 @@ import yaml
 from data.files import read_config
 from grpo.config import RUN, Config, checked
 from grpo.model.prompts import system_text, wording_text
-from tasks.base import Parser, UserError, check_wording, flags_of_tasks, split_options
+from tasks.base import (
+    Parser,
+    UserError,
+    check_wording,
+    flags_of_tasks,
+    implied_task,
+    split_options,
+)
 
 EXAMPLES = """examples:
   python train.py --task interleave --words 25
@@ -50,6 +57,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     for settings in (*sources, _with_texts(flags)):
         given |= settings
 
+    if "task" not in given and (implied := implied_task(unknown)):
+        given["task"] = implied
     options, unknown = (
         split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
     )

@@ -45,7 +45,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
 from grpo.verdict import SOLVED_STEPS, Progress
-from tasks.base import Task, credits_of, range_of, scores_of
+from tasks.base import Task, credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
 MOST_BATCHES = 4  # of prompts that dynamic sampling takes for one step
@@ -168,8 +168,9 @@ class Trainer:
             local = self.sampler.sample(step, self.ranks.share(requests), attempt)
             timer.lap("rollout")
 
-            for group in local:
-                group.scores = scores_of(self.task, group.problem, group.texts)
+            answered = [(group.problem, group.texts) for group in local]
+            for group, scores in zip(local, scores_of_groups(self.task, answered), strict=True):
+                group.scores = scores
             timer.lap("score")
 
             tried = self.ranks.gather(local)

@@ -10,6 +10,7 @@ was found; 1: something was, a line each; 2: the run cannot be read.
 
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
@@ -31,13 +32,15 @@ PROBLEMS = ("dataset", "corpus", "task")  # kinds of sources that decide what th
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
 
-def audit(folder: Path, given: str | None = None) -> tuple[list[str], str]:
-    """Return (what is wrong, one line each; a summary of what was read). Raises UserError when the
-    run cannot be read, and where its task is a program that is not named by `given`, too.
+def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
+    """Return what is wrong, one line each, and a summary of what was read.
+
+    Raises UserError if the run cannot be read, or if its task or its reward is a program that is
+    not `allowed`.
     """
     check_links(folder)
     config = read_config(folder / "config.yaml")
-    trust(config["task"], given, folder)
+    trust(config["task"], config["task_options"], allowed, folder)
     task = load_task(config["task"], options=config["task_options"])
     found: list[str] = []
     trained: dict[str, str] = {}  # canonical key or prompt -> file
@@ -213,10 +216,15 @@ def report(arguments: list[str] | None) -> int:
         metavar="FILE:CLASS",
         help="where a run's task is a program: name it, to say that it may be executed",
     )
+    parser.add_argument(
+        "--reward-file",
+        metavar="FILE:FUNCTION",
+        help="where a run's reward is a program: name it, to say that it may be executed",
+    )
     asked, worst = parser.parse_args(arguments), 0
     for folder in asked.runs:
         with blaming(f"{folder}: is not what a run writes"):
-            found, summary = audit(folder, asked.task)
+            found, summary = audit(folder, (asked.task, asked.reward_file))
         for line in found:
             print(escape_control(f"{folder}: {line}"))
         outcome = f"{len(found)} findings" if found else "nothing found"

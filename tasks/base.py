@@ -10,30 +10,36 @@ from tasks.optional import (
     draft_of,
     foreign_of,
     levels_of,
+    notes_of,
     plain_texts_of,
+    problems_of,
     sources_of,
     summary_of,
     unseen_texts,
 )
-from tasks.protocol import SPLITS, Problem, Score, Task, is_right, key_of, split_of_key
+from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, is_right, key_of, split_of_key
 from tasks.registry import (
     REGISTRY,
+    REWARD_FILE,
     check_wording,
     flags_of_tasks,
+    implied_task,
     load_task,
     options_of,
+    programs_of,
     split_options,
-    task_file,
     trust,
 )
-from tasks.scoring import range_of, rescaled, scores_of
+from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups
 from tasks.streams import problem_at, problem_stream
 from tasks.wording import worded
 
 __all__ = [
+    "COMPONENT",
     "Parser",
     "Problem",
     "REGISTRY",
+    "REWARD_FILE",
     "SPLITS",
     "Score",
     "Task",
@@ -47,22 +53,26 @@ __all__ = [
     "foreign_of",
     "is_right",
     "key_of",
+    "implied_task",
     "levels_of",
     "load_task",
     "blaming",
     "needs",
+    "notes_of",
     "options_of",
     "plain_texts_of",
     "problem_at",
+    "problems_of",
     "problem_stream",
+    "programs_of",
     "range_of",
     "rescaled",
     "scores_of",
+    "scores_of_groups",
     "sources_of",
     "split_of_key",
     "split_options",
     "summary_of",
-    "task_file",
     "trust",
     "unseen_texts",
     "worded",

@@ -100,6 +100,19 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
     return list(getattr(task, "plain_texts", lambda split: ())(split))
 
 
+def problems_of(task: Task, split: str) -> list[Problem]:
+    """Return all problems of `split` of a task that has a fixed set of them; [] for others.
+
+    Training goes through such a set in epochs.
+    """
+    return list(getattr(task, "problems", lambda split: ())(split))
+
+
+def notes_of(task: Task) -> list[str]:
+    """Return what the user should know about the task's problems before training."""
+    return list(getattr(task, "notes", ()))
+
+
 def sources_of(task: Task) -> dict[str, str]:
     """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
     ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 SPLITS = ("train", "validation", "test")
 
+# Parts of a score under this prefix are components of the reward: their means are metrics.
+COMPONENT = "reward/"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -26,6 +29,14 @@ class Problem:
     target: str
     key: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The conversation as (role, text): `data["messages"]` if there is one, else the prompt."""
+        messages = self.data.get("messages")
+        if not messages:
+            return (("user", self.prompt),)
+        return tuple((turn["role"], turn["content"]) for turn in messages)
 
     def to_json(self) -> dict:
         """Return the fields as JSON types."""
@@ -85,6 +96,10 @@ class Task(Protocol):
     - `credits(problem, completions)` and `credited`: see `credits_of`;
     - `sources()`: see `sources_of`; `levels(level)`: see `levels_of`;
       `plain_texts(split)`: see `plain_texts_of`;
+    - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
+    - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
+    - `program`: the files of the user's own that it executes; `from_python`: whether it was made
+      from Python values, so that no command line can load it;
     - `placeholders`: what a wording of the user's own may contain: a mapping of name to a function
       that makes the text from a problem's `data`, e.g. ``{"words": lambda data:
       " ".join(data["words"])}``. `load_task` keeps the wording as the task's attribute `wording`,

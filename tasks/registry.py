@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,14 @@ from tasks.wording import check_placeholders
 REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
+    "data": "tasks.rows:Rows",
 }
+
+# The option that names a reward function of the user's own.
+REWARD_FILE = "reward-file"
+
+# Flags of a task that imply the task, so that --data FILE suffices.
+IMPLIED = {"--data": "data", "--reward-file": "data"}
 
 
 def load_task(
@@ -53,8 +60,9 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
             raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
         chosen = {"reward": reward}
 
+    keywords = {name.replace("-", "_"): value for name, value in options.items()}
     with calling(f"--task {spec}: its constructor"):
-        task = kind(**chosen, **options)
+        task = kind(**chosen, **keywords)
     check_task(task, spec)
     return task
 
@@ -84,23 +92,38 @@ def _load_class(spec: str) -> Any:
     return getattr(module, name)
 
 
-def task_file(spec: str) -> list[Path]:
-    """Return the file of a user's own task; [] for a task of `REGISTRY`."""
-    return [] if spec in REGISTRY else [Path(spec.rpartition(":")[0])]
+def programs_of(spec: str, task: Task) -> list[Path]:
+    """Return the files of a user's own task, or of a user's own reward function."""
+    own = [] if spec in REGISTRY else [Path(spec.rpartition(":")[0])]
+    return own + list(getattr(task, "program", ()))
 
 
-def trust(spec: str, given: str | None, where: Path) -> None:
-    """Check that the user asked for the task `spec`, which the record of a run names.
+def trust(
+    spec: str, options: Mapping[str, str], allowed: Collection[str | None], where: Path
+) -> None:
+    """Check that the user has allowed the programs that the record of a run names.
 
-    A run may come from a stranger, and to load a user's own task is to execute it. Raises
-    UserError, which names the record `where`, unless `spec` is a task of `REGISTRY` or `given` on
-    the command line.
+    A run may come from a stranger, and to load a user's own task or reward function is to execute
+    it. Raises UserError, which names the record `where`, unless the task `spec` is one of
+    `REGISTRY` or `allowed`, and the reward function among its `options` is allowed as well.
     """
-    if spec not in REGISTRY and given != spec:
+    if spec not in REGISTRY and spec not in allowed:
         raise UserError(
             f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
             f"--task {spec} as well"
         )
+    program = options.get(REWARD_FILE)
+    if program is not None and program not in allowed:
+        raise UserError(
+            f"{where}: its reward is a program that would be executed, {program}; if you trust it, "
+            f"give --{REWARD_FILE} {program} as well"
+        )
+
+
+def implied_task(arguments: Sequence[str]) -> str | None:
+    """Return the task that command line words imply: "data" for --data FILE."""
+    words = [word.partition("=")[0] for word in arguments]
+    return next((task for flag, task in IMPLIED.items() if flag in words), None)
 
 
 def check_wording(spec: str, wording: str, where: str) -> None:

@@ -49,11 +49,42 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     `score` raises, or if it returns anything but one Score for each completion, with finite
     numbers within the task's range and parts that JSON can hold.
     """
+    with calling(f"task {task.name}, problem {problem.key}: score()"):
+        scores = list(task.score(problem, completions))
+    return _all_checked(task, problem, completions, scores)
+
+
+def scores_of_groups(
+    task: Task, groups: Sequence[tuple[Problem, Sequence[str]]]
+) -> list[list[Score]]:
+    """Return the scores of several groups: problems, each with its completions.
+
+    A task that has `score_groups` scores them at once, for example side by side. Raises UserError
+    as `scores_of` does.
+    """
+    score_groups = getattr(task, "score_groups", None)
+    if score_groups is None:
+        return [scores_of(task, problem, completions) for problem, completions in groups]
+
+    with calling(f"task {task.name}: score_groups()"):
+        found = list(score_groups(groups))
+    if len(found) != len(groups):
+        raise UserError(
+            f"task {task.name}: score_groups() returned {len(found)} lists for {len(groups)} "
+            "groups; it must return one for each"
+        )
+    return [
+        _all_checked(task, problem, completions, list(scores))
+        for (problem, completions), scores in zip(groups, found, strict=True)
+    ]
+
+
+def _all_checked(
+    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
+) -> list[Score]:
+    """Return the `scores` of the completions, checked as `scores_of` says."""
     where = f"task {task.name}, problem {problem.key}"
     reward_range = range_of(task)
-    with calling(f"{where}: score()"):
-        scores = list(task.score(problem, completions))
-
     if len(scores) != len(completions):
         raise UserError(
             f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import train
 from data.files import read_jsonl_zst, write_jsonl_zst
+from grpo.tools import train
 from tasks.audit import audit, main
 
 ROLLOUTS = "rollouts/{}.jsonl.zst"

@@ -16,8 +16,7 @@ from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
 import eval as evaluation
-import train
-from grpo.tools import export, inspect
+from grpo.tools import export, inspect, train
 from grpo.tools.report import page
 from tasks import audit
 

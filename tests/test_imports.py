@@ -22,6 +22,9 @@ WIRES = {
     "grpo/pretrain/lessons.py": {"tasks.arithmetic", "tasks.interleave"},
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
+    # The programs connect the packages.
+    "grpo/tools/train.py": {"data.streams", "tasks.dataset"},
+    "grpo/api.py": {"tasks.rows"},
 }
 
 
@@ -37,7 +40,9 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower l
     ("run",),
     ("show",),
     ("tools", "pretrain"),
-    ("inspect", "export", "plan", "report", "smollm2", "grpo"),  # what `python -m` runs
+    ("inspect", "export", "plan", "report", "smollm2"),  # what `python -m` runs
+    ("api",),  # what a user imports
+    ("grpo",),
 )
 
 

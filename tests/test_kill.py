@@ -11,9 +11,9 @@ import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, whole_run
 
-import train
 from grpo.evaluate import summarise
 from grpo.run.lock import locked
+from grpo.tools import train
 from grpo.trainer import Trainer
 from tasks.base import UserError
 

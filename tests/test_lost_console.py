@@ -21,15 +21,15 @@ from compare_runs import assert_same_run
 from tiny_models import make_tiny_model
 
 import eval as evaluation
-import train
 from data.errors import exit_status
 from data.files import write_whole
 from data.streams import Lasting
 from grpo.run.checkpoint import checkpoints
 from grpo.run.interrupt import Interrupt
+from grpo.tools import train
 from tasks.base import UserError
 
-TOP = Path(train.__file__).resolve().parent
+TOP = Path(__file__).resolve().parent.parent
 FLAGS = [
     "--task",
     "own.py:Own",

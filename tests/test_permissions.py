@@ -12,7 +12,7 @@ import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, whole_run
 
-import train
+from grpo.tools import train
 from grpo.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")

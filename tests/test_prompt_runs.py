@@ -12,13 +12,13 @@ from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
 import eval as evaluation
-import train
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import Config
 from grpo.flags import parse
 from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
 from grpo.run.start import start_from
+from grpo.tools import train
 from grpo.tools.evaluation.flags import parse as parse_evaluation
 from grpo.tools.evaluation.request import make_request, trained_run
 from grpo.tools.replay import replay

@@ -17,13 +17,13 @@ from compare_runs import unhurried
 from safetensors.torch import load_file
 from small_runs import BY_PLACE
 
-import train
 from data.files import read_jsonl_zst
 from grpo.run.checkpoint import checkpoints
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
+from grpo.tools import train
 
-TRAIN = Path(train.__file__)
+TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -220,7 +220,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(
     assert (
         "train.py: another rank has ended"
         if "one" in sent
-        else "SIGTERM: the step under way is finished"
+        else "SIGTERM: finishing and saving the current step"
     ) in Path("said").read_text()
     done = checkpoints(Path("runs/run"))[0]
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4

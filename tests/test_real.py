@@ -16,7 +16,6 @@ from compare_runs import assert_same_run
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-import train
 from grpo.learn.logprobs import token_logprobs
 from grpo.model.endings import end_of_turn
 from grpo.model.load import load_policy
@@ -24,7 +23,7 @@ from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
-from grpo.tools import export
+from grpo.tools import export, train
 from tasks.base import load_task, problem_at
 
 MODEL = os.environ.get("GRPO_REAL_MODEL", "")

@@ -13,10 +13,9 @@ from tiny_models import make_tiny_model
 
 import data.corpus
 import eval as evaluation
-import train
 from grpo.run import checkpoint as store
 from grpo.run import sources
-from grpo.tools import export
+from grpo.tools import export, train
 from tasks import audit
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems

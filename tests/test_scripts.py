@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import eval
-import train
-from grpo.tools import inspect
+from grpo.tools import inspect, train
 from grpo.tools.report import page
 
 HOUSE = Path(__file__).resolve().parents[1]

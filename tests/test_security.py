@@ -15,13 +15,12 @@ import yaml
 from tiny_models import make_tiny_model
 
 import eval as evaluation
-import train
 from grpo.model.load import load_policy
-from grpo.tools import inspect
+from grpo.tools import inspect, train
 from tasks import audit
 from tasks.base import UserError
 
-TOP = Path(train.__file__).resolve().parent
+TOP = Path(__file__).resolve().parent.parent
 SMALL = [
     "--prompts",
     "2",

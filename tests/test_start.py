@@ -16,14 +16,13 @@ from small_runs import OWN
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
-import train
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
-from grpo.tools import export
+from grpo.tools import export, train
 from grpo.tools.plan import parse as parse_plan
 from grpo.tools.replay import replay
 from tasks.audit import audit

@@ -59,12 +59,15 @@ class PromptFormat:
 
     def turns(self, problem: Problem | str) -> tuple[Turn, ...]:
         """Return all turns of `problem`, or of a prompt without a problem."""
-        prompt = problem if isinstance(problem, str) else problem.prompt
-        system = [("system", self.system)] if self.system else []
-        shown = []
+        given = (("user", problem),) if isinstance(problem, str) else problem.turns
+        own = [turn for turn in given if turn[0] == "system"]
+        system = [("system", self.system)] if self.system else own
+        question = [turn for turn in given if turn[0] != "system"]
+
+        shown: list[Turn] = []
         for example in self.shots(problem):
             shown += [("user", example.prompt), ("assistant", example.target)]
-        return (*system, *shown, ("user", prompt))
+        return (*system, *shown, *question)
 
     def shots(self, problem: Problem | str) -> tuple[Problem, ...]:
         """Return the examples that `problem` is shown with."""
@@ -160,6 +163,16 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
     if format.examples:
         before = system if format.system else []
         _try(tokenizer, before + examples + question, format.arguments, "--shots")
+
+
+def check_conversation(tokenizer: Tokenizer, format: PromptFormat, problem: Problem) -> None:
+    """Raise UserError unless the chat template passes on all turns of a problem that has several.
+
+    A model without a template is sent the turns as plain text.
+    """
+    if tokenizer.chat_template is not None and len(problem.turns) > 1:
+        where = f"problem {problem.data.get('where', problem.key)}"
+        _try(tokenizer, list(format.turns(problem)), format.arguments, where)
 
 
 def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:

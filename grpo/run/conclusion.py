@@ -12,7 +12,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.trainer import Trainer
 from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
-from tasks.base import REGISTRY
+from tasks.base import REGISTRY, REWARD_FILE, Task
 
 
 def is_solved(line: Mapping[str, Any]) -> bool:
@@ -63,20 +63,25 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
-def next_commands(folder: Path, config: Config, step: int) -> list[str]:
-    """Return the commands to run after a run that ended at `step`."""
+def next_commands(folder: Path, config: Config, step: int, task: Task) -> list[str]:
+    """Return the commands to run after a run that ended at `step`.
+
+    A task that was made from Python values has none of the commands that load it.
+    """
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
     )
-    task = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
+    program = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
+    if reward_file := config.task_options.get(REWARD_FILE):
+        program += f" --{REWARD_FILE} {shlex.quote(reward_file)}"
     run = quoted(folder)
-    return [
+    of_task = [
         f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} --levels "
         f"{config.level}",
-        f"python -m grpo.inspect {run} step {step}",
-        f"python -m grpo.report {run}",
-        f"python -m tasks.audit {run}{task}",
+        f"python -m tasks.audit {run}{program}",
     ]
+    of_run = [f"python -m grpo.inspect {run} step {step}", f"python -m grpo.report {run}"]
+    return of_run if getattr(task, "from_python", False) else [of_task[0], *of_run, of_task[1]]
 
 
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:

@@ -71,10 +71,11 @@ class RunFiles:
         for decision in decisions:
             self.decisions.append({**decision.to_json(), **self.mark})
 
-    def evaluated(self, line: dict[str, Any]) -> None:
-        """Write a line to eval.jsonl."""
-        self.evals.append(line)
-        self.trackers.log(line)
+    def evaluated(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write lines to eval.jsonl, all of them at once."""
+        self.evals.append(*lines)
+        for line in lines:
+            self.trackers.log(line)
 
     def concluded(self, verdict: dict[str, Any]) -> None:
         """Append the verdict to eval.jsonl."""

@@ -15,7 +15,8 @@ def new_folder(home: Path, config: Config) -> Path:
     options = "".join(
         f"-{part}"
         for value in config.task_options.values()
-        if (part := re.sub(r"[^a-z0-9-]", "", Path(value).name.lower()))
+        if "," not in value  # a list of numbers says little
+        and (part := re.sub(r"[^a-z0-9-]", "", Path(value.partition(":")[0]).stem.lower()))
     )
     supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
     control = "".join(f"-{name}" for name in config.mark.values())

@@ -3,6 +3,7 @@
 Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from grpo.config import Config
@@ -61,6 +62,22 @@ class HeldOut:
         Writes and shows a line of eval.jsonl, and returns it with the groups. If there are no such
         problems, shows a warning and returns (None, []).
         """
+        line, groups = self.measure(level, seed, size, purpose)
+        if line is not None:
+            self.record([line])
+        return line, groups
+
+    def record(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write and show lines of eval.jsonl."""
+        self.files.evaluated(lines)
+        for line in lines:
+            self.console.evaluation(line)
+            self._warn_of_truncation(line)
+
+    def measure(
+        self, level: int, seed: int, size: int, purpose: str
+    ) -> tuple[dict[str, Any] | None, list[Group]]:
+        """Do the work of `evaluate`, but write and show only a warning if there is no problem."""
         trainer, task = self.trainer, self.trainer.task
         sampling = self.sampling
         found = find_problems(
@@ -102,9 +119,6 @@ class HeldOut:
             **summarise(groups),
             "truncated": truncated_share(groups),
         }
-        self.files.evaluated(line)
-        self.console.evaluation(line)
-        self._warn_of_truncation(line)
         return line, groups
 
     def _circumstances(self, level: int) -> dict[str, Any]:

@@ -20,14 +20,15 @@ from tasks.base import UserError
 
 
 class MetricsLog:
-    """A file of JSON Lines, each with a "step". A line is on the disk when `append` returns."""
+    """A file of JSON Lines, each with a "step". Lines are on the disk when `append` returns."""
 
     def __init__(self, folder: Path, name: str = "metrics.jsonl"):
         self.path = Path(folder) / name
 
-    def append(self, line: dict[str, Any]) -> None:
-        """Write one line. JSON has no NaN or infinity, so such numbers become null."""
-        append(self.path, json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n")
+    def append(self, *lines: dict[str, Any]) -> None:
+        """Write lines at once. JSON has no NaN or infinity, so such numbers become null."""
+        texts = [json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) for line in lines]
+        append(self.path, "".join(f"{text}\n" for text in texts))
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later steps, which are made again, and an incomplete last line."""

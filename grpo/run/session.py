@@ -34,7 +34,7 @@ from grpo.run.saver import Saver
 from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
 from grpo.verdict import Verdict
-from tasks.base import UserError, blaming, rescaled
+from tasks.base import UserError, blaming, notes_of, rescaled
 
 
 class Run:
@@ -116,7 +116,13 @@ class Run:
         self._show_prompt()
 
         policy_notes = self.trainer.policy.notes
-        for warning in [*self.opened.warnings, *self.dependencies.notes, *policy_notes]:
+        task_notes = notes_of(self.trainer.task)
+        for warning in [
+            *self.opened.warnings,
+            *self.dependencies.notes,
+            *policy_notes,
+            *task_notes,
+        ]:
             self._warn(warning)
         if self.opened.checkpoint:
             self._restore(self.opened.checkpoint)
@@ -221,14 +227,19 @@ class Run:
         if config.promote_by == "heldout":
             levels |= {curriculum.level, curriculum.levels[0]} if is_final else {curriculum.level}
 
-        groups = []
+        heldout = self.context.heldout
+        lines, groups = [], []
         for level in sorted(levels):
-            _, answers = self.context.heldout.evaluate(
-                level, EVAL_SEED, config.eval_problems, "report"
-            )
-            groups += answers
-        if groups:
+            line, answers = heldout.measure(level, EVAL_SEED, config.eval_problems, "report")
+            if line is not None:
+                lines.append(line)
+                groups += answers
+
+        # The lines come last, because a resumed run takes them as a sign that this step has been
+        # evaluated: the final evaluation follows the last checkpoint.
+        if lines:
             self.files.keep("eval", self.trainer.done, groups)
+            heldout.record(lines)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if the rules ask for it; report the previous save."""
@@ -322,7 +333,7 @@ class Run:
             reports[:1],
             reports[-1:],
             files_of(self.folder),
-            next_commands(self.folder, config, self.trainer.done),
+            next_commands(self.folder, config, self.trainer.done, task),
             verdict.lines(
                 getattr(task, "metric", "score"),
                 getattr(task, "level_unit", ""),

@@ -29,7 +29,7 @@ from data.text import shortened
 from grpo.choices import SOURCES
 from grpo.model import load
 from grpo.model.gguf import is_gguf
-from tasks.base import Task, UserError, sources_of, task_file
+from tasks.base import Task, UserError, programs_of, sources_of
 
 NAME = "sources.json"
 DIGITS = 16
@@ -70,7 +70,7 @@ def sources_now(
         "start": start_sources(model, start),
         "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
-        "task": {str(file): file_digest(file) for file in task_file(spec)},
+        "task": {str(file): file_digest(file) for file in programs_of(spec, task)},
     }
 
 

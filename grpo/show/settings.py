@@ -8,7 +8,7 @@ import torch
 from grpo.config import Config
 from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
-from tasks.base import Task, declared_budget, sources_of
+from tasks.base import Task, declared_budget, problems_of, sources_of
 
 # Names as people write them.
 ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}
@@ -39,6 +39,8 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
 
 
 def _problems(config: Config, task: Task) -> str:
+    if own := problems_of(task, "train"):
+        return f"the {len(own):,} training problems of the data, shuffled each epoch"
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")

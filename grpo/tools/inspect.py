@@ -87,6 +87,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             metavar="FILE:CLASS",
             help="the run's task, if that is a program of yours: allows it to be executed",
         )
+        part.add_argument(
+            "--reward-file",
+            metavar="FILE:FUNCTION",
+            help="the run's reward, if that is a program of yours: allows it to be executed",
+        )
 
     degenerate = commands.add(
         "degenerate", show_degenerate, "the groups whose rewards do not vary", over_steps=True

@@ -9,6 +9,7 @@ library version or number of threads rounds differently; then differences in the
 nothing.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from tasks.base import UserError, load_task, trust
 
+# The programs of a run that the user allows to be executed.
+Allowed = Collection[str | None]
+
 # What is compared: metrics of the update, and the advantages.
 FIGURES = (
     "loss",
@@ -36,15 +40,15 @@ FIGURES = (
 )
 
 
-def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
+def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     """Repeat `step` and compare it with its record.
 
     Returns "figures" (for each of FIGURES that the step has: stored, repeated), "same" (whether
     all are equal to the bit), "step", and "start": the step of the checkpoint that it was repeated
     from, or 0.
 
-    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task is a
-    program that `task` does not name.
+    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task or
+    reward is a program that is not `allowed`.
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
@@ -52,7 +56,7 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
             f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
         )
 
-    trainer, start = trainer_before(run, step, task)
+    trainer, start = trainer_before(run, step, allowed)
     groups = kept_groups(run, step)
     stored_figures = {**stored, "advantages": [group.advantages for group in groups]}
     repeated = {
@@ -70,7 +74,7 @@ def replay(run: RunData, step: int, task: str | None = None) -> dict[str, Any]:
 
 
 def token_figures(
-    run: RunData, step: int, number: int, sample: int, task: str | None = None
+    run: RunData, step: int, number: int, sample: int, allowed: Allowed = ()
 ) -> tuple[list[float], list[float]]:
     """Return for each token of a completion the entropy (nats) and its log-probability.
 
@@ -78,7 +82,7 @@ def token_figures(
     number `sample` of group `number`.
     """
     group = run.group(step, number)
-    trainer, _ = trainer_before(run, step, task)
+    trainer, _ = trainer_before(run, step, allowed)
     single = replace(
         group,
         completions=[group.completions[sample]],
@@ -97,13 +101,13 @@ def token_figures(
     return entropy_RT[0].tolist(), logp_RT[0].tolist()
 
 
-def trainer_before(run: RunData, step: int, task: str | None = None) -> tuple[Trainer, int]:
+def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trainer, int]:
     """Return a trainer with policy and optimizer as they were before `step`.
 
     Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
     """
     config = load_config(run.path / "config.yaml")
-    trust(config.task, task, run.path)
+    trust(config.task, config.task_options, allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)

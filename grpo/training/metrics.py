@@ -9,6 +9,7 @@ from typing import Any
 from grpo.group_metrics import first_tries
 from grpo.records import Group, StepSummary
 from grpo.variance import COLLAPSED
+from tasks.base import COMPONENT, Score
 
 
 class StepTimer:
@@ -41,7 +42,17 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
         "value": fmean(score.value for score in scores),
         "exact": fmean(score.exact for score in scores),
+        **component_metrics(scores),
     }
+
+
+def component_metrics(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the mean of each component of the reward: the parts that are called "reward/...".
+
+    A completion without a component counts as 0.
+    """
+    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
+    return {name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)}
 
 
 def length_metrics(first: Sequence[Group]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo.config import Config
 from grpo.model.policy import Policy
+from grpo.model.prompts import check_conversation
 from grpo.records import Group
 from grpo.rollout.generate import budget_for, fitting
 from tasks.base import Problem, Task, declared_budget, problem_stream
@@ -81,6 +82,7 @@ class ProblemStream:
         """Raise UserError if problems of a level do not fit the context or the budget."""
         stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
         for problem in islice(fitting(self.policy, stream, []), PROBES):
+            check_conversation(self.policy.tokenizer, self.policy.format, problem)
             self.budget(self.policy.encode(problem), problem)
 
     def mark_seen(self, problems: Sequence[Indexed]) -> None:

@@ -14,13 +14,13 @@ import pytest
 import torch
 from small_runs import OWN
 
-import train
 from grpo.model.load import load_policy
 from grpo.model.memory import free_host_memory
 from grpo.run import background, checkpoint
 from grpo.run.background import HostMemory, Save, Writer
 from grpo.run.checkpoint import checkpoints, verify
 from grpo.run.logs import read_metrics
+from grpo.tools import train
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
@@ -289,7 +289,7 @@ def test_a_program_that_ends_at_once_has_its_own_status(tmp_path):
         "Writer().start(Save('.', 1, write, [], 0.0, 1, (), None))\n"
         "time.sleep(0.3); end_process(130)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(train.__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment)
     assert ended.returncode == 130
     shutil.rmtree(tmp_path / "checkpoints")

@@ -15,7 +15,6 @@ from small_runs import BY_PLACE
 from tiny_models import make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-import train
 from grpo.config import Config
 from grpo.distributed import Ranks
 from grpo.model.finite import check_loaded, check_step
@@ -25,6 +24,7 @@ from grpo.rollout import generate as engine
 from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
+from grpo.tools import train
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 

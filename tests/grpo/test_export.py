@@ -12,9 +12,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import train
 from grpo.model.load import BUILTIN
-from grpo.tools import export
+from grpo.tools import export, train
 
 FLAGS = [
     "--words",

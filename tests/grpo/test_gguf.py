@@ -12,10 +12,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 import eval as evaluation
-import train
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
-from grpo.tools import export
+from grpo.tools import export, train
 from tasks.base import UserError
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")

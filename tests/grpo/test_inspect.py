@@ -9,12 +9,11 @@ import sys
 
 import pytest
 
-import train
 from grpo import load_run
 from grpo.records import Completion, Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of, summaries, write_rollouts
-from grpo.tools import inspect
+from grpo.tools import inspect, train
 from tasks.base import Problem, Score, UserError
 
 STEPS, PROMPTS, SIZE = 5, 3, 4

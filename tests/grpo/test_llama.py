@@ -10,8 +10,8 @@ from make_llama import write_llama
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import train
 from grpo.run.logs import read_metrics
+from grpo.tools import train
 
 # Nats a token that bfloat16's rounding may put between sampler and trainer. Of this model's 28
 # random layers, with logits five times as large as theirs would be, it makes much: transformers in

@@ -12,7 +12,6 @@ import yaml
 from compare_runs import assert_same_run, differing, written
 from transformers import AutoModelForCausalLM
 
-import train
 from grpo.curriculum.perplexity import Perplexity, measure_perplexity
 from grpo.curriculum.preflight import NO_LEVEL, advice, choose_mixed_start, choose_start
 from grpo.curriculum.survey import (
@@ -28,7 +27,7 @@ from grpo.records import Completion, Group
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
-from grpo.tools import inspect
+from grpo.tools import inspect, train
 from grpo.tools.report import page as report
 from tasks.base import Problem, Score, UserError, load_task, problem_at, split_of_key
 from tasks.dataset import write_problems

@@ -5,12 +5,12 @@ import sys
 import pytest
 from small_runs import BY_PLACE
 
-import train
 from grpo.choices import TRACKERS
 from grpo.config import Config
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
 from grpo.run.trackers import CLASSES, Trackers, check_installed, scalars
+from grpo.tools import train
 from tasks.base import UserError
 
 FLAGS = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import train
 from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.preflight import Start
@@ -28,6 +27,7 @@ from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run.preparation import wants_imitation
 from grpo.run.rollouts import write_rollouts
+from grpo.tools import train
 from grpo.trainer import Trainer
 from tasks import audit
 from tasks.base import Problem, Score, UserError, problem_at

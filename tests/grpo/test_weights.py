@@ -13,8 +13,8 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
-import train
 from grpo.model.load import load_policy
+from grpo.tools import train
 from tasks.base import UserError
 
 UP = "model.layers.0.mlp.up_proj.weight"

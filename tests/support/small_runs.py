@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import train
+from grpo.tools import train
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -543,8 +543,8 @@ TABLE = {
         (
             "examples after the question",
             "PromptFormat.turns",
-            "(*system, *shown, ('user', prompt))",
-            "(*system, ('user', prompt), *shown)",
+            "(*system, *shown, *question)",
+            "(*system, *question, *shown)",
         ),
     ],
     ("grpo/model/check.py", "grpo/test_model_check.py"): [

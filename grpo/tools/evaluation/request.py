@@ -13,9 +13,11 @@ from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
 from grpo.run.start import checkpoint_of
 from tasks.base import (
+    REWARD_FILE,
     Task,
     UserError,
     check_wording,
+    implied_task,
     load_task,
     split_options,
     trust,
@@ -85,18 +87,18 @@ def make_request(
     `others` are the words of the command line that may be flags of the task. Raises UserError for
     an unknown flag, and if a run's task is a program that the flags do not name.
     """
-    spec = flags.task
-    if spec is None:
-        trust(config.task, None, Path(flags.model))
-        spec = config.task
+    spec = flags.task or implied_task(others) or config.task
     is_runs_task = spec == config.task
-
+    where = Path(flags.model)
+    if is_runs_task:
+        trust(spec, {}, (flags.task,), where)
     given, others = split_options(spec, others)
     if others:
         raise UserError(
             f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
         )
     options = {**(config.task_options if is_runs_task else {}), **given}
+    trust(spec, options, (spec, given.get(REWARD_FILE)), where)
     prompt = _prompt_flags(flags, config, spec, is_runs_task)
     task = load_task(spec, options=options, wording=prompt.wording)
 

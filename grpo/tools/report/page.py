@@ -38,6 +38,9 @@ SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MOST_POINTS = 2000
 
+# The size of the completions of all runs, unless another is asked for.
+MEGABYTES = 4.0
+
 # Shares of the bytes for completions: the most that one step may take, and the most that all steps
 # with decisions and warnings may take.
 STEP_SHARE = 1 / 8
@@ -69,15 +72,26 @@ def report(argv: Sequence[str] | None) -> int:
     """Write the page, and print its path; return the exit status."""
     arguments = parse(argv)
     runs = [load_run(path) for path in arguments.runs]
-    output = arguments.output or runs[0].path / "report.html"
-    content = page(runs, budget=round(arguments.megabytes * 1e6 / len(runs))).encode()
-    write_whole(output, content)
+    output = write_report(runs, arguments.output, arguments.megabytes)
     line = (
-        f"{output}: {len(content) / 1e6:.1f} MB, {len(runs)} run{'s' * (len(runs) > 1)}; open it "
-        "in a browser"
+        f"{output}: {output.stat().st_size / 1e6:.1f} MB, {len(runs)} "
+        f"run{'s' * (len(runs) > 1)}; open it in a browser"
     )
     print(printable(line))
     return 0
+
+
+def write_report(
+    runs: Sequence[RunData], output: Path | None = None, megabytes: float = MEGABYTES
+) -> Path:
+    """Write the page of `runs`, and return its path: by default report.html in the first run.
+
+    `megabytes` is the size of the completions of all runs together.
+    """
+    output = output or runs[0].path / "report.html"
+    content = page(runs, budget=round(megabytes * 1e6 / len(runs))).encode()
+    write_whole(output, content)
+    return output
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -99,9 +113,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--megabytes",
         type=float,
-        default=4.0,
+        default=MEGABYTES,
         metavar="N",
-        help="size of the completions of all runs (default: 4); the charts take 5 more",
+        help="size of the completions of all runs (default: %(default)g); the charts take 5 more",
     )
     arguments = parser.parse_args(argv)
     if not 0 < arguments.megabytes < math.inf:

@@ -1,0 +1,189 @@
+"""The library: `train` trains, `load_model` loads, and what they return is used from Python.
+
+    from grpo import train
+
+    def reward(prompt, completion, answer, **row):
+        return float(completion.strip() == answer)
+
+    run = train(data="problems.jsonl", reward=reward, steps=50)
+    print(run.verdict, run.policy.generate(["What is 2 + 3?"]))
+
+Everything that `train.py` writes is written here as well, so a run can be resumed, replayed,
+inspected and reported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo.config import Config, checked, load_config
+from grpo.distributed import process_group
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
+from grpo.model.prompts import PromptFormat, system_text, template_arguments
+from grpo.rollout.generate import generate
+from grpo.rollout.sampling import sample_key, truncation
+from grpo.run.reader import RunData
+from grpo.run.start import checkpoint_of
+from grpo.tools.evaluation.figures import load_run_policy
+from grpo.tools.report.page import write_report
+from grpo.tools.train import start_run
+from tasks.base import REWARD_FILE, Task, UserError
+from tasks.rows import Rows
+
+# The task of rows and reward functions.
+DATA = "data"
+
+
+def train(
+    data: Any = None,
+    reward: str | Callable | Sequence[Callable] | None = None,
+    *,
+    reward_range: tuple[float, float] = (0.0, 1.0),
+    reward_weights: Mapping[str, float] | None = None,
+    columns: Mapping[str, str] | None = None,
+    reward_timeout: float = 60.0,
+    reward_workers: int = 32,
+    **settings: Any,
+) -> "TrainedRun":
+    """Train a model on rows and a reward function, and return the run.
+
+    - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
+      DataFrame, or a list of mappings; see `tasks.rows` for the columns.
+    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`. Their sum, with
+      `reward_weights`, lies in `reward_range`. A call takes at most `reward_timeout` seconds, and
+      `reward_workers` calls run side by side.
+    - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
+    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... With
+      ``resume="runs/NAME"``, `data` and `reward` are given again.
+
+    Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
+    in one line what is wrong, and KeyboardInterrupt after Ctrl-C; the last step is saved then.
+    """
+    given = _given(settings)
+    task = None
+    if data is not None or reward is not None:
+        named, options = _options(data, reward)
+        task = Rows(
+            data,
+            reward_file=named,
+            columns=columns or {},
+            reward_range=reward_range,
+            reward_weights=reward_weights or {},
+            reward_timeout=reward_timeout,
+            reward_workers=reward_workers,
+            reward_functions=() if named else _functions(reward),
+        )
+        shown = {
+            "columns": ",".join(f"{name}={column}" for name, column in (columns or {}).items()),
+            "reward-range": ",".join(f"{end:g}" for end in reward_range),
+            "reward-weights": ",".join(f"{k}={v:g}" for k, v in (reward_weights or {}).items()),
+        }
+        options |= {name: text for name, text in shown.items() if text}
+        given |= {"task": DATA, "task_options": options}
+    return _train(given, task)
+
+
+def _train(given: dict[str, Any], task: Task | None) -> "TrainedRun":
+    config = Config(**given)
+    with process_group(config.device) as ranks:
+        outcome = start_run(config, given, ranks, [], task)
+    if outcome.policy is None or outcome.status > 128:
+        raise KeyboardInterrupt
+    return TrainedRun(outcome.folder, outcome.policy, outcome.status)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as the command line would give them, checked."""
+    given = checked(settings, "train()")
+    if "system" in given:
+        given["system"] = system_text(given["system"])
+    return given
+
+
+def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
+    """Return the file of the reward function, if it is named, and what the run can record."""
+    named = reward if isinstance(reward, str) else None
+    options = {"data": str(data)} if isinstance(data, str | Path) else {}
+    return named, options | ({REWARD_FILE: named} if named else {})
+
+
+def _functions(reward: Any) -> tuple[Callable, ...]:
+    if reward is None:
+        raise UserError("train(): data without a reward; give reward=FUNCTION")
+    return tuple(reward) if isinstance(reward, Sequence) else (reward,)
+
+
+class Model:
+    """A policy that answers prompts: `run.policy`, or what `load_model` returns."""
+
+    def __init__(self, policy: Policy):
+        # Examples belong to problems, and a plain prompt has none.
+        policy.use(replace(policy.format, examples=None))
+        self._policy = policy
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[str]:
+        """Return one completion of each prompt, which is the user's turn of a chat.
+
+        The run's system turn stands before it. `temperature` 0 takes the likeliest token each time.
+        The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
+        an answer in the model's context.
+        """
+        if isinstance(prompts, str):
+            raise UserError("generate: give a list of prompts")
+        encoded = [self._policy.encode(prompt) for prompt in prompts]
+        rooms = [self._policy.context - len(prompt) for prompt in encoded]
+        if min(rooms, default=1) < 1:
+            raise UserError(
+                f"generate: a prompt is longer than the model's context of {self._policy.context} "
+                "tokens"
+            )
+        groups = generate(
+            self._policy,
+            encoded,
+            keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
+            temperatures=[temperature] * len(prompts),
+            budgets=[min(max_new_tokens, room) for room in rooms],
+            truncate=truncation(0, top_p),
+        )
+        return [completions[0].text for completions in groups]
+
+
+class TrainedRun(RunData):
+    """A run that `train` has made: its data (see `grpo.run.reader`), and its policy.
+
+    `status` is the exit status of `train.py`: 0 if the policy has learned, 3 if it has not.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, status: int):
+        super().__init__(folder)
+        self.policy = Model(policy)
+        self.status = status
+
+    def report(self, output: str | Path | None = None) -> Path:
+        """Write the report, one HTML page, and return its path (by default in the run)."""
+        return write_report([self], Path(output) if output else None)
+
+
+def load_model(model: str, device: str = "auto") -> Model:
+    """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
+
+    An adapter is put on the base model that it was trained on. Raises UserError if the model cannot
+    be loaded.
+    """
+    checkpoint, _ = checkpoint_of(model)
+    if checkpoint is None:
+        return Model(load_policy(model, device=device))
+    config = load_config(checkpoint.parent.parent / "config.yaml")
+    policy, _ = load_run_policy(checkpoint, config, device)
+    policy.use(PromptFormat(config.system, None, template_arguments(config.chat_template_kwargs)))
+    return Model(policy)

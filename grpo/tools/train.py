@@ -1,0 +1,199 @@
+"""The program `train.py`, and what `grpo.train` calls: open a run, make its steps, end it."""
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+from data.streams import reason_of
+from data.text import quoted
+from grpo.config import Config
+from grpo.distributed import RANK, Ranks, process_group
+from grpo.flags import parse
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
+from grpo.resolve import resolve_config
+from grpo.run.dependencies import Dependencies
+from grpo.run.interrupt import Interrupt
+from grpo.run.lock import locked
+from grpo.run.opening import OpenedRun, open_run
+from grpo.run.session import Run
+from grpo.run.trackers import check_installed
+from grpo.show.console import Console
+from grpo.show.settings import settings
+from grpo.trainer import Trainer
+from grpo.training.build import with_learning_rate
+from tasks.base import Problem, Task, exit_status, load_task, problems_of, range_of, worded
+from tasks.dataset import read_problems
+from tasks.supply import Supply
+
+
+def main(argv: list[str]) -> int:
+    """Train with these flags; return the exit status."""
+    # Training continues if standard output or error is lost. Each loss adds a line here.
+    losses: list[str] = []
+
+    def lose(name: str, error: Exception) -> None:
+        losses.append(f"{name} is lost ({reason_of(error)}); training continues without it")
+
+    if RANK == 0:
+        return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
+
+    # Only rank 0 prints.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
+
+
+def start(argv: list[str], losses: list[str]) -> int:
+    """Read the flags, and start the run on this rank."""
+    config, given = parse(argv)
+    with process_group(config.device) as ranks:
+        return start_run(config, given, ranks, losses).status
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind: the program's exit status, its folder, and the trained policy.
+
+    There is no policy if Ctrl-C stopped the run at once.
+    """
+
+    status: int
+    folder: Path
+    policy: Policy | None = None
+
+
+def start_run(
+    config: Config, given: dict, ranks: Ranks, losses: list[str], task: Task | None = None
+) -> Outcome:
+    """Open or resume the run, and train. `task` is the task itself, if it cannot be loaded."""
+    opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
+    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
+    problems = training_set(config, task)
+    check_installed(config.track)
+    config = resolve_config(config, task, {problem.level for problem in problems})
+
+    assert config.steps is not None, "the configuration is resolved"
+
+    dependencies = Dependencies(opened, ranks)
+    if opened.checkpoint:
+        dependencies.read(config, task)
+
+    console = Console(
+        config.steps,
+        log_every=config.log_every,
+        metric=getattr(task, "metric", "score"),
+        reward_range=range_of(task),
+    )
+    try:
+        with ExitStack() as locks:
+            # A resumed run is locked from here on, a new one when its directory is made.
+            if opened.checkpoint and ranks.is_rank0:
+                locks.enter_context(locked(opened.folder))
+
+            with Interrupt() as interrupt, console:
+                trainer = make_trainer(config, opened, task, problems, ranks, console)
+                run = Run(opened, trainer, dependencies, console, locks, losses)
+                status = train(run, trainer, console, interrupt)
+                return Outcome(status, run.folder, trainer.policy)
+    except KeyboardInterrupt:
+        print(
+            "train.py: stopped immediately; continue from the last checkpoint with --resume "
+            f"{quoted(opened.folder)}",
+            file=sys.stderr,
+        )
+        return Outcome(130, opened.folder)
+
+
+def training_set(config: Config, task: Task) -> list[Problem]:
+    """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
+    if config.dataset:
+        return [worded(task, one) for one in read_problems(Path(config.dataset), task)]
+    return problems_of(task, "train")
+
+
+def make_trainer(
+    config: Config,
+    opened: OpenedRun,
+    task: Task,
+    problems: Sequence[Problem],
+    ranks: Ranks,
+    console: Console,
+) -> Trainer:
+    """Load the policy, and return its trainer on the task's problems."""
+    with console.loading(config.model):
+        policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
+    config = with_learning_rate(config, policy)
+
+    supply = Supply(
+        task,
+        seed=config.seed,
+        kind=config.problems,
+        dataset=problems,
+        mixed=config.mixed,
+    )
+    trainer = Trainer(config, task, policy, supply, ranks)
+    trainer.check_fit()
+    return trainer
+
+
+def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) -> int:
+    """Run the loop to its last step, and evaluate on held-out problems before, during and after.
+
+    Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has not
+    learned. After a signal it is 128 plus the signal's number.
+    """
+    config = trainer.config
+    console.settings(settings(run.folder, config, trainer))
+    start = run.begin()
+    if config.preflight == "only":
+        run.leave_untrained()
+        return 0
+
+    if run.ranks.on_rank0(lambda: not run.reports):
+        run.evaluate()
+    with run.saving():
+        run.warm_start_if_needed(start)
+        with frozen_garbage():
+            take_steps(run, trainer, interrupt)
+
+        if number := run.ranks.max(interrupt.wanted or 0):
+            run.save_and_exit(signal.Signals(number).name)
+            run.note_lost_streams()
+            return 128 + number
+        status = run.finish()
+
+    run.note_lost_streams()
+    return status
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """Exempt all objects that exist now from garbage collection within this block.
+
+    Otherwise the collector searches them every few steps, which takes a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
+    """Make the remaining steps, and store each."""
+    assert trainer.config.steps is not None, "the configuration is resolved"
+    while (
+        trainer.done < trainer.config.steps
+        and not trainer.ended
+        and not run.ranks.max(interrupt.wanted or 0)
+    ):
+        try:
+            report = trainer.step()
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}{run.save_failed()}") from error
+        run.after_step(report)

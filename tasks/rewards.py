@@ -1,0 +1,325 @@
+"""A user's reward functions: how they are found, called, limited in time, and made into scores.
+
+    def reward(prompt, completion, answer, **row):
+        return {"correct": float(completion.endswith(answer)), "format": 0.2}
+
+A function is called with the names of its parameters: `prompt`, `completion`, and any column of the
+row (`answer` ...). With ``**row`` it gets all other columns. It returns a number, or a mapping of
+components to numbers, whose weighted sum is the reward. A function with a parameter `completions`
+gets lists instead, one entry for each completion of the group, and returns a list (the convention
+of TRL). Functions may be coroutines (``async def``), for a judge behind a server.
+
+The calls of a batch run side by side, in threads or in one event loop. Results are put in the order
+of the completions, so they do not depend on timing.
+"""
+
+import asyncio
+import inspect
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.errors import UserError
+from data.text import shortened
+from tasks.checks import calling
+from tasks.protocol import COMPONENT, Problem, Score
+
+# Rounding may leave a sum of components this far below the highest reward.
+ROUNDING = 1e-9
+
+# Parameters that are not columns of a row.
+OF_ONE = ("prompt", "completion")
+OF_GROUP = ("prompts", "completions")
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """How rewards are computed.
+
+    - `weights`: the weight of each component, by default 1;
+    - `highest`: the highest reward; a completion that earns it is right;
+    - `timeout`: the most seconds that one call may take;
+    - `workers`: how many calls run side by side.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    highest: float = 1.0
+    timeout: float = 60.0
+    workers: int = 32
+
+
+class RewardFunctions:
+    """One or several reward functions, whose components are added up."""
+
+    def __init__(self, functions: Sequence[Callable], settings: RewardSettings | None = None):
+        self.settings = settings or RewardSettings()
+        self.functions = [_Function(function) for function in functions]
+        names = [function.name for function in self.functions]
+        if len(set(names)) < len(names):
+            raise UserError(f"reward functions {', '.join(names)}: each needs a name of its own")
+        self._calls = _Calls(self.settings.workers, self.settings.timeout)
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise UserError if a function has a parameter that the `row` lacks."""
+        for function in self.functions:
+            function.check(row, where)
+
+    def scores(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
+        """Return the score of each completion of each group, all computed side by side.
+
+        A group is a problem, whose `data` has the columns of its row, and its completions. Raises
+        UserError, which names the row and the completion, if a call fails, takes too long, or
+        returns anything but finite numbers.
+        """
+        jobs = [
+            (function, group, self._start(function, group))
+            for group in groups
+            for function in self.functions
+        ]
+        found: dict[int, list[dict[str, float]]] = {
+            id(group): [{} for _ in group[1]] for group in groups
+        }
+        for function, group, running in jobs:
+            for components, more in zip(
+                found[id(group)], self._finish(function, group, running), strict=True
+            ):
+                for name in more.keys() & components.keys():
+                    raise UserError(
+                        f"reward {function.name}: another function has a component {name!r} too; "
+                        "give it another name"
+                    )
+                components |= more
+        return [[self._score(components) for components in found[id(group)]] for group in groups]
+
+    def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list["_Call"]:
+        problem, completions = group
+        calls = function.calls(problem, completions)
+        return [self._calls.start(call) for call in calls]
+
+    def _finish(
+        self,
+        function: "_Function",
+        group: tuple[Problem, Sequence[str]],
+        running: Sequence["_Call"],
+    ) -> list[dict[str, float]]:
+        """Return the components of each completion of the group."""
+        problem, completions = group
+        size = len(completions)
+        whose = f"reward {function.name}, {problem.data.get('where', problem.key)}"
+        if function.takes_group:
+            returned = self._calls.result(running[0], f"{whose}, {size} completions")
+            results = _listed(returned, size, whose)
+        else:
+            results = [
+                self._calls.result(call, f"{whose}, completion {number}")
+                for number, call in enumerate(running, start=1)
+            ]
+        return [
+            _components(result, function.name, f"{whose}, completion {number}")
+            for number, result in enumerate(results, start=1)
+        ]
+
+    def _score(self, components: Mapping[str, float]) -> Score:
+        weights = self.settings.weights
+        for name in weights:
+            if name not in components:
+                raise UserError(
+                    f"--reward-weights {name}: no such component; there are "
+                    f"{', '.join(sorted(components))}"
+                )
+        reward = math.fsum(weights.get(name, 1.0) * value for name, value in components.items())
+        parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
+        is_right = reward >= self.settings.highest - ROUNDING
+        return Score(reward, parts if len(parts) > 1 else {}, exact=is_right)
+
+
+class _Function:
+    """A reward function, and how it is called."""
+
+    def __init__(self, function: Callable):
+        if not callable(function):
+            raise UserError(f"reward {function!r}: give a function")
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  (an object with async __call__)
+        )
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise UserError(f"reward {self.name}: its parameters cannot be read") from error
+
+        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        self.parameters = [one.name for one in named]
+        self.required = [one.name for one in named if one.default is one.empty]
+        self.takes_group = "completions" in self.parameters
+        if any(one.kind is one.POSITIONAL_ONLY for one in named):
+            raise UserError(f"reward {self.name}: has parameters without a name; remove the /")
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise UserError if the function has a parameter that the `row` lacks."""
+        own = OF_GROUP if self.takes_group else OF_ONE
+        if own[1] not in self.parameters and not self.takes_all:
+            raise UserError(
+                f"reward {self.name}: has no parameter completion (or completions, for a whole "
+                "group)"
+            )
+        for name in self.required:
+            if name not in row and name not in own:
+                raise UserError(
+                    f"reward {self.name}: wants {name!r}, and {where} has only "
+                    f"{', '.join(sorted(row))}; rename a column by --columns {name}=COLUMN"
+                )
+
+    def calls(self, problem: Problem, completions: Sequence[str]) -> list[Callable[[], Any]]:
+        """Return the calls for a group: one, or one for each completion."""
+        row = problem.data["row"]
+        if self.takes_group:
+            size = len(completions)
+            columns = {name: [value] * size for name, value in row.items()}
+            columns |= {"prompts": [problem.prompt] * size, "completions": list(completions)}
+            return [self._call(columns)]
+        return [
+            self._call(row | {"prompt": problem.prompt, "completion": completion})
+            for completion in completions
+        ]
+
+    def _call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        if not self.takes_all:
+            arguments = {name: arguments[name] for name in self.parameters if name in arguments}
+        return _Bound(self.function, dict(arguments), self.is_async)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A function and its arguments, to be called in a thread or in the event loop."""
+
+    function: Callable
+    arguments: dict[str, Any]
+    is_async: bool
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+
+class _Call:
+    """A call that was started: its future, and when it began to run."""
+
+    def __init__(self) -> None:
+        self.future: Future = Future()
+        self.began = math.inf  # while it waits for a free worker
+
+
+class _Calls:
+    """Runs calls side by side, each no longer than `timeout` seconds.
+
+    Threads are daemons: one that hangs does not keep the process from ending.
+    """
+
+    def __init__(self, workers: int, timeout: float):
+        self.workers = workers
+        self.timeout = timeout
+        self._waiting: queue.SimpleQueue = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, bound: Any) -> _Call:
+        """Start a call, which runs as soon as a worker is free."""
+        call = _Call()
+        if bound.is_async:
+            asyncio.run_coroutine_threadsafe(self._run_async(bound, call), self._event_loop())
+            return call
+
+        self._waiting.put((bound, call))
+        if len(self._threads) < self.workers:
+            thread = threading.Thread(target=self._work, daemon=True, name="reward")
+            self._threads.append(thread)
+            thread.start()
+        return call
+
+    def result(self, call: _Call, whose: str) -> Any:
+        """Return the result of a call.
+
+        Raises UserError, which begins with `whose`, if the call raises or takes too long.
+        """
+        with calling(whose):
+            while True:
+                left = call.began + self.timeout - time.monotonic()
+                try:
+                    return call.future.result(max(0.01, min(left, 1.0)))
+                except FutureTimeout as error:
+                    if call.future.done():  # the function itself raised TimeoutError
+                        raise
+                    if time.monotonic() < call.began + self.timeout:
+                        continue
+                    raise UserError(
+                        f"{whose}: took more than {self.timeout:g} s; make it faster, or raise "
+                        "--reward-timeout"
+                    ) from error
+
+    def _work(self) -> None:
+        """Run waiting calls, one after the other, in a thread of its own."""
+        while True:
+            bound, call = self._waiting.get()
+            call.began = time.monotonic()
+            try:
+                call.future.set_result(bound())
+            except BaseException as error:  # reported where the result is awaited
+                call.future.set_exception(error)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._free = asyncio.Semaphore(self.workers)
+            threading.Thread(target=self._loop.run_forever, daemon=True, name="rewards").start()
+        return self._loop
+
+    async def _run_async(self, bound: Any, call: _Call) -> None:
+        async with self._free:
+            call.began = time.monotonic()
+            try:
+                call.future.set_result(await bound())
+            except BaseException as error:  # reported where the result is awaited
+                call.future.set_exception(error)
+
+
+def _listed(returned: Any, size: int, whose: str) -> list[Any]:
+    """Return what a function of a whole group returned as a list of one result a completion."""
+    if hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    if isinstance(returned, str | Mapping) or not isinstance(returned, Sequence):
+        raise UserError(
+            f"{whose}: returned {shortened(repr(returned))}; it must return a list with one "
+            "result for each completion"
+        )
+    if len(returned) != size:
+        raise UserError(
+            f"{whose}: returned {len(returned)} results for {size} completions; it must return "
+            "one for each"
+        )
+    return list(returned)
+
+
+def _components(result: Any, name: str, whose: str) -> dict[str, float]:
+    """Return the components of one completion; a plain number is a component called `name`."""
+    named = result if isinstance(result, Mapping) else {name: result}
+    if not named:
+        raise UserError(f"{whose}: returned no component")
+    components = {}
+    for key, value in named.items():
+        value = value.item() if hasattr(value, "item") else value
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            which = f"{key!r}: " if isinstance(result, Mapping) else ""
+            raise UserError(
+                f"{whose}: returned {which}{shortened(repr(value))}; it must return a finite "
+                "number, or a mapping of components to finite numbers"
+            )
+        components[str(key)] = float(value)
+    return components

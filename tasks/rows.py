@@ -1,0 +1,301 @@
+"""The task of a user's own data: each row is a problem, and a reward function scores completions.
+
+A row needs a prompt, which is a text (`prompt`) or a conversation (`messages`, a list of ``{"role",
+"content"}`` whose last turn is the user's). `answer` and all other columns are passed to the reward
+function. Two columns are special if they exist: `split` ("train", "validation" or "test") and
+`level`, a whole number. Without `split`, a hash of the prompt puts a row into a split: 80 %, 10 %
+and 10 %. Rows with the same prompt, up to case and white space, are one problem: the first counts.
+"""
+
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from data.rows import Row, read_rows
+from tasks.checks import calling, check_problem
+from tasks.duplicates import near_duplicates
+from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
+from tasks.rewards import RewardFunctions, RewardSettings
+
+ROLES = ("system", "user", "assistant")
+
+# Completions may reason before they answer, so the budget does not follow from the answer's length.
+BUDGET = 256
+
+
+class Rows:
+    """Problems from rows, scored by reward functions.
+
+    The arguments are texts, as the command line gives them, or Python values: `data` is anything
+    that `data.rows.read_rows` takes, `reward_file` names a function as ``path/to/file.py:name``,
+    `reward_functions` holds functions instead, and `columns` says what the columns are called:
+    ``{"prompt": "question"}``, or "prompt=question,answer=solution".
+    """
+
+    name = "data"
+    rewards: tuple[str, ...] = ()
+    default_level = 1
+    options = {
+        "data": "your problems: a .jsonl or .parquet file, or a dataset of the hub, "
+        "NAME[:CONFIG[:SPLIT]]",
+        "reward-file": "your reward function, path/to/file.py:function",
+        "columns": "what your columns are called, e.g. prompt=question,answer=solution",
+        "reward-range": "the lowest and the highest reward, e.g. 0,1.2 (default: 0,1)",
+        "reward-weights": "weights of the reward's components, e.g. correct=1,format=0.2 "
+        "(default: 1 each)",
+        "reward-timeout": "the most seconds that a call of the reward function may take "
+        "(default: 60)",
+        "reward-workers": "how many calls of the reward function run side by side (default: 32)",
+    }
+
+    def __init__(
+        self,
+        data: Any = None,
+        reward_file: str | None = None,
+        columns: str | Mapping[str, str] = "",
+        reward_range: str | Sequence[float] = (0.0, 1.0),
+        reward_weights: str | Mapping[str, float] = "",
+        reward_timeout: str | float = 60.0,
+        reward_workers: str | int = 32,
+        reward_functions: Sequence[Callable] = (),
+    ):
+        if data is None:
+            raise UserError("--task data: give your problems by --data FILE")
+        if reward_file is None and not reward_functions:
+            raise UserError("--data: give a reward function by --reward-file path/to/file.py:name")
+
+        self.program = file_of(reward_file)
+        self.from_python = reward_file is None or not isinstance(data, str | Path)
+        functions = [load_function(reward_file)] if reward_file else list(reward_functions)
+        self.reward_range = _range(reward_range)
+        settings = RewardSettings(
+            weights={
+                name: _number(value, "--reward-weights")
+                for name, value in _pairs(reward_weights, "--reward-weights").items()
+            },
+            timeout=_number(reward_timeout, "--reward-timeout", above=0),
+            highest=self.reward_range[1],
+            workers=int(_number(reward_workers, "--reward-workers", above=0)),
+        )
+        self.functions = RewardFunctions(functions, settings)
+
+        names = _pairs(columns, "--columns")
+        problems = [_problem(row, names, self.name) for row in read_rows(data)]
+        self.functions.check(problems[0].data["row"], problems[0].data["where"])
+        self._by_split, self.notes = _divided(problems)
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return a random row of the split."""
+        problems = [one for one in self._by_split[split] if one.level == level]
+        if not problems:
+            raise UserError(
+                f"--data: no row of the {split} split has level {level}; give more rows, or a "
+                "column split with train, validation and test"
+            )
+        return rng.choice(problems)
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return the score of each completion."""
+        return self.score_groups([(problem, completions)])[0]
+
+    def score_groups(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
+        """Return the scores of several groups, whose completions are scored side by side."""
+        return self.functions.scores(groups)
+
+    def problems(self, split: str) -> list[Problem]:
+        """Return all problems of a split: training goes through them in epochs."""
+        return list(self._by_split[split])
+
+    def family_size(self, level: int) -> int:
+        """Return the number of problems of a level, in all splits."""
+        return sum(one.level == level for part in self._by_split.values() for one in part)
+
+    def levels(self, level: int) -> list[int]:
+        """Return the levels of the data up to `level`."""
+        found = {one.level for part in self._by_split.values() for one in part}
+        return sorted(each for each in found if each <= level)
+
+    def max_new_tokens(self, level: int) -> int:
+        """Return the completion budget, unless --max-new-tokens gives one."""
+        return BUDGET
+
+    def key(self, problem: Problem) -> str:
+        """Return the key of a problem, computed again from its data."""
+        return _key(problem.prompt, problem.data.get("messages"))
+
+    def answer(self, problem: Problem, completion: str) -> str:
+        """Return the completion without white space around it, for majority votes."""
+        return completion.strip()
+
+    def sources(self) -> dict[str, str]:
+        """Return a fingerprint of the rows of each split."""
+        return {
+            f"data-{split}": key_of(*(json.dumps(one.to_json(), sort_keys=True) for one in part))
+            for split, part in self._by_split.items()
+            if part
+        }
+
+
+def file_of(spec: str | None) -> list[Path]:
+    """Return the file of ``path/to/file.py:name``; [] for None."""
+    return [Path(spec.rpartition(":")[0])] if spec else []
+
+
+def load_function(spec: str) -> Callable:
+    """Return the function ``path/to/file.py:name``. Raises UserError if there is none."""
+    where, _, name = spec.rpartition(":")
+    path = Path(where)
+    if path.suffix != ".py":
+        raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
+    if not path.is_file():
+        raise UserError(f"--reward-file {spec}: no file {path}")
+
+    module_spec = importlib.util.spec_from_file_location(f"users_reward_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None, "a .py file has both"
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses resolve postponed annotations there
+    with calling(f"--reward-file {spec}: the file"):
+        module_spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
+    return function
+
+
+def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
+    """Return the problem of a row. Raises UserError, which names the row, if it is none."""
+    where, given = row
+    columns = _renamed(given, names, where)
+    prompt, messages = _prompt_of(columns, where)
+    level = columns.pop("level", 1)
+    split = columns.pop("split", None)
+    if split is not None and split not in SPLITS:
+        raise UserError(f"{where}: split is {split!r}; it must be one of {', '.join(SPLITS)}")
+
+    data: dict[str, Any] = {"where": where, "row": columns}
+    if messages:
+        data["messages"] = messages
+    if split:
+        data["split"] = split
+    problem = Problem(task, level, prompt, "", "unchecked", data)
+    check_problem(problem, where)
+    return replace(problem, key=_key(prompt, messages))
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Return the columns under the names that `names` gives them."""
+    for name, column in names.items():
+        if column not in given:
+            raise UserError(
+                f"--columns {name}={column}: {where} has no column {column!r}; it has "
+                f"{', '.join(given)}"
+            )
+    taken = set(names.values())
+    others = {name: value for name, value in given.items() if name not in taken}
+    return others | {name: given[column] for name, column in names.items()}
+
+
+def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:
+    """Take the prompt out of the `columns`; return its last turn, and all turns if there are more.
+
+    The conversation is [] if the prompt is a plain text.
+    """
+    given = columns.pop("prompt", None)
+    if given is None:
+        given = columns.pop("messages", None)
+    if isinstance(given, str) and given:
+        return given, []
+    if not isinstance(given, list) or not given:
+        raise UserError(
+            f"{where}: has no prompt; it needs a column prompt (a text) or messages (a list of "
+            'turns {"role", "content"}); --columns prompt=NAME names another column'
+        )
+
+    for turn in given:
+        is_turn = isinstance(turn, Mapping) and turn.get("role") in ROLES
+        if not is_turn or not isinstance(turn.get("content"), str):
+            raise UserError(
+                f"{where}: a turn is {turn!r}; it must have a role ({', '.join(ROLES)}) and a "
+                "text as content"
+            )
+    if given[-1]["role"] != "user":
+        raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
+    messages = [{"role": turn["role"], "content": turn["content"]} for turn in given]
+    return messages[-1]["content"], messages if len(messages) > 1 else []
+
+
+def _key(prompt: str, messages: Any) -> str:
+    turns = [turn["content"] for turn in messages] if messages else [prompt]
+    return key_of("data", *(" ".join(turn.casefold().split()) for turn in turns))
+
+
+def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], list[str]]:
+    """Return the different problems of each split, and what the user should know about them."""
+    different: dict[str, Problem] = {}
+    for problem in problems:
+        different.setdefault(problem.key, problem)
+
+    by_split: dict[str, list[Problem]] = {split: [] for split in SPLITS}
+    for problem in different.values():
+        by_split[problem.data.get("split") or split_of_key(problem.key)].append(problem)
+    if not by_split["train"]:
+        raise UserError("--data: no row is in the training split; give more rows")
+
+    notes = []
+    if repeated := len(problems) - len(different):
+        notes.append(f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another")
+    held_out = [*by_split["validation"], *by_split["test"]]
+    pairs = near_duplicates(
+        [one.prompt for one in held_out], [one.prompt for one in by_split["train"]]
+    )
+    if pairs:
+        first, second = held_out[pairs[0][0]], by_split["train"][pairs[0][1]]
+        notes.append(
+            f"--data: {len(pairs):,} of {len(held_out):,} held-out prompts nearly repeat one of "
+            f"the training split, e.g. {first.data['where']} and {second.data['where']}; a score "
+            "on them may be memory"
+        )
+    return by_split, notes
+
+
+def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
+    """Return the mapping of "name=value,name=value".
+
+    >>> _pairs("prompt=question,answer=solution", "--columns")
+    {'prompt': 'question', 'answer': 'solution'}
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    pairs = {}
+    for part in filter(None, (part.strip() for part in given.split(","))):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise UserError(f"{flag} {given}: give name=value,name=value")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _range(given: str | Iterable[float]) -> tuple[float, float]:
+    parts = given.split(",") if isinstance(given, str) else list(given)
+    if len(parts) != 2:
+        raise UserError(f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1")
+    low, high = (_number(part, "--reward-range") for part in parts)
+    if not low < high:
+        raise UserError(f"--reward-range {given}: the first must be below the second")
+    return low, high
+
+
+def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not above < number < float("inf"):
+        raise UserError(f"{flag} {given}: give a finite number{' above 0' if above == 0 else ''}")
+    return number

@@ -1,0 +1,203 @@
+"""The task of a user's own data: rows, columns, splits, duplicates."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.rows import read_rows
+from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
+from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
+from tasks.rows import Rows
+
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
+
+
+def right(completion, answer):
+    return float(completion == answer)
+
+
+def rows(data=ROWS, reward=right, **options):
+    return Rows(data, reward_functions=[reward], **options)
+
+
+def refused(message, make):
+    with pytest.raises(UserError) as caught:
+        make()
+    line = str(caught.value)
+    assert message in line and "\n" not in line
+    return line
+
+
+def test_each_row_is_a_problem_of_one_split():
+    task = rows()
+    found = {split: task.problems(split) for split in SPLITS}
+    prompts = [one.prompt for part in found.values() for one in part]
+    assert sorted(prompts) == sorted(row["prompt"] for row in ROWS)
+    assert len(found["train"]) > 130 and all(len(found[split]) > 8 for split in SPLITS)
+    assert problems_of(task, "train") == found["train"]
+
+    drawn = {problem_at(task, seed=0, split="test", level=1, index=i).key for i in range(300)}
+    assert drawn == {one.key for one in found["test"]}
+    assert task.family_size(1) == 200
+    assert task.notes == []
+
+
+def test_the_row_decides_the_split_if_it_names_one():
+    data = [row | {"split": SPLITS[n % 3], "level": n % 2 + 1} for n, row in enumerate(ROWS)]
+    task = rows(data)
+    assert [len(task.problems(split)) for split in SPLITS] == [67, 67, 66]
+    assert {one.level for one in task.problems("train")} == {1, 2}
+    assert task.levels(1) == [1] and task.levels(5) == [1, 2]
+    assert problem_at(task, seed=0, split="test", level=2, index=0).level == 2
+
+
+def test_the_reward_gets_the_columns_of_the_row():
+    got = []
+
+    def reward(prompt, completion, answer, **row):
+        got.append((prompt, completion, answer, row))
+        return 0.5
+
+    data = [{"question": "Q?", "solution": "A!", "hint": [1, None], "split": "train"}]
+    task = rows(data, reward, columns="prompt=question,answer=solution")
+    (problem,) = task.problems("train")
+    (score,) = scores_of(task, problem, ["text"])
+    assert got == [("Q?", "text", "A!", {"hint": [1, None]})]
+    assert score.reward == 0.5 and not score.exact
+
+
+def test_a_conversation_keeps_its_turns():
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "And now?"},
+    ]
+    task = rows([{"messages": turns, "answer": "x", "split": "train"}])
+    (problem,) = task.problems("train")
+    assert problem.prompt == "And now?"
+    assert problem.turns == tuple((turn["role"], turn["content"]) for turn in turns)
+    assert task.key(problem) == problem.key
+
+    (plain,) = rows([{"prompt": [turns[1]], "answer": "x", "split": "train"}]).problems("train")
+    assert plain.turns == (("user", "Hi"),) and "messages" not in plain.data
+
+
+def test_equal_prompts_are_one_problem_and_are_counted():
+    data = [*ROWS, {"prompt": "what is  5 + 1?", "answer": "other"}]
+    task = rows(data)
+    assert sum(len(task.problems(split)) for split in SPLITS) == 200
+    assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
+
+
+def test_near_duplicates_across_splits_are_named():
+    text = "the owl saw the tide come in and the salt moss on the old stone wall was wet"
+    data = [
+        {"prompt": f"{text} again", "answer": "", "split": "train"},
+        {"prompt": text, "answer": "", "split": "test"},
+        {"prompt": "something else", "answer": "", "split": "test"},
+    ]
+    (note,) = rows(data).notes
+    assert note.startswith("--data: 1 of 2 held-out prompts nearly repeat one")
+    assert "row 2 and" in note and note.count("row") == 2
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_near_duplicates_are_those_of_the_definition(draw):
+    texts = st.lists(st.lists(st.sampled_from("abc"), min_size=9, max_size=16).map(" ".join))
+    held_out, known = draw.draw(texts), draw.draw(texts)
+    overlap = draw.draw(st.sampled_from([0.3, 0.5, 0.8, 1.0]))
+
+    def alike(one, other):
+        a, b = _sequences(one), _sequences(other)
+        return bool(a) and bool(b) and _overlap(a, b) >= overlap
+
+    expected = []
+    for i, text in enumerate(held_out):
+        matches = [j for j, other in enumerate(known) if alike(text, other)]
+        expected += [(i, matches[0])] if matches else []
+    assert near_duplicates(held_out, known, overlap) == expected
+
+
+def test_sequences_have_three_words():
+    text = "a b c d e f g h i j"
+    assert len(_sequences(text)) == 10 - WORDS + 1
+    assert "a b c" in _sequences(text.upper())
+    assert _sequences("a b c") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("message", "data", "options"),
+    [
+        ("row 1: has no prompt", [{"question": "?"}], {}),
+        ("row 1: is int", [3], {}),
+        ("holds no row", [], {}),
+        ("row 1 has no column 'q'", ROWS, {"columns": {"prompt": "q"}}),
+        ("give name=value", ROWS, {"columns": "prompt"}),
+        ("split is 'dev'", [{"prompt": "?", "answer": "", "split": "dev"}], {}),
+        ("the last turn must be the user's", [{"messages": [
+            {"role": "assistant", "content": "?"}], "answer": ""}], {}),
+        ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
+        ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
+        ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
+        ("no row is in the training split", [{"prompt": "?", "answer": "", "split": "test"}], {}),
+        ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),
+        ("the first must be below", ROWS, {"reward_range": (1, 1)}),
+        ("lowest and the highest", ROWS, {"reward_range": "1"}),
+        ("finite number above 0", ROWS, {"reward_timeout": "0"}),
+        ("finite number", ROWS, {"reward_weights": "right=nan"}),
+        ("give a file, a dataset, or a list", 3, {}),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(message, data, options):
+    refused(message, lambda: rows(data, **options))
+
+
+def test_a_file_of_rows_and_a_reward_file_make_the_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    Path("own.py").write_text("def reward(completion, answer):\n    return completion == answer\n")
+    task = load_task("data", options={"data": "rows.jsonl", "reward-file": "own.py:reward"})
+    problem = task.make(1, "train", random.Random(0))
+    assert problem.data["where"].startswith("rows.jsonl, line ")
+    scores = scores_of(task, problem, [problem.data["row"]["answer"], "no"])
+    assert [score.reward for score in scores] == [1, 0]
+    assert [score.exact for score in scores] == [True, False]
+
+    load = {"data": "rows.jsonl", "reward-file": "own.py:reward"}
+    for change, message in (
+        ({"data": "none.jsonl"}, "none.jsonl: cannot be read"),
+        ({"data": "own.csv"}, "no such file"),
+        ({"reward-file": "own.py:other"}, "defines no function other"),
+        ({"reward-file": "none.py:f"}, "no file none.py"),
+        ({"reward-file": "own"}, "give path/to/file.py:function"),
+    ):
+        refused(message, lambda change=change: load_task("data", options=load | change))
+    refused("--data FILE", lambda: load_task("data"))
+    refused("--reward-file", lambda: load_task("data", options={"data": "rows.jsonl"}))
+
+
+def test_parquet_and_data_frames(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "n": [1, 2], "x": [0.5, float("nan")]})
+    expected = [{"prompt": "a", "n": 1, "x": 0.5}, {"prompt": "b", "n": 2, "x": None}]
+    assert [row for _, row in read_rows(frame)] == expected
+
+    path = tmp_path / "rows.parquet"
+    frame.to_parquet(path)
+    assert [row for _, row in read_rows(path)] == expected
+    assert read_rows(path)[1][0] == f"{path}, row 2"
+    path.write_bytes(b"no parquet")
+    refused("is not a Parquet file", lambda: read_rows(path))
+
+
+def test_another_order_or_row_is_another_source():
+    first = rows().sources()
+    assert first == rows().sources()
+    assert first != rows([*ROWS[1:], ROWS[0]]).sources()

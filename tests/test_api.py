@@ -1,0 +1,184 @@
+"""The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import eval as evaluation
+from grpo import load_model, load_run, train
+from grpo.tools import inspect
+from grpo.tools.train import main
+from tasks import audit
+from tasks.base import UserError
+
+WORDS = "owl tide salt moss bell rope loom kiln".split()
+ROWS = [{"prompt": f"Copy text A.\nA: {a} {b}", "answer": f"{a} {b}"} for a in WORDS for b in WORDS]
+QUICK = dict(
+    steps=2,
+    prompts=2,
+    group_size=4,
+    max_new_tokens=8,
+    preflight="off",
+    eval_problems=4,
+    warmup=0,
+)
+FLAGS = (
+    "--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4 --config"
+).split() + ["{warmup: 0}"]
+
+OWN = """
+def reward(prompt, completion, answer, **row):
+    wrote = completion.split()
+    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+"""
+
+
+def reward(prompt, completion, answer, **row):
+    wrote = completion.split()
+    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    Path("own.py").write_text(OWN)
+    return tmp_path
+
+
+def alike(one, other):
+    """Assert that two runs have the same rollouts, rewards and metrics, times apart."""
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert {k: v for k, v in a.items() if not _is_time(k)} == {
+            k: v for k, v in b.items() if not _is_time(k)
+        }
+    assert one.rollouts() == other.rollouts()
+
+
+def _is_time(name):
+    return name.startswith("time") or name in ("step_time", "tokens_per_second")
+
+
+def test_ten_lines_train_and_return_the_run(home):
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
+    assert len(run.metrics) == 2
+    for line in run.metrics:
+        assert line["reward"] == pytest.approx(line["reward/first"] + line["reward/all"])
+        assert 0 < line["reward/first"] <= 1
+    assert run.verdict["verdict"] and run.status in (0, 3)
+    assert [line["step"] for line in run.reports] == [0, 2]
+    assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
+    assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
+
+    texts = run.policy.generate(["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1)
+    again = load_model("runs/a").generate(
+        ["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1
+    )
+    assert texts == again and len(set(texts)) >= 1
+    greedy = run.policy.generate(["Copy text A.\nA: owl tide"] * 2, temperature=0)
+    assert greedy[0] == greedy[1]
+
+
+def test_epochs_go_through_the_training_split(home):
+    run = train(
+        ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK | {"steps": 30, "prompts": 3}
+    )
+    keys = [row["key"] for row in run.rollouts() if row["sample"] == 0]
+    size = len(set(keys))
+    first = keys[:size]
+    assert len(set(first)) == size > 40  # each once before any comes again
+    held_out = {row["key"] for row in run.rollouts(kind="eval")}
+    assert held_out and not held_out & set(keys)
+
+
+def test_the_command_line_and_the_library_make_the_same_run(home):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    assert main([*command, *FLAGS, "--steps", "2", "--name", "cli"]) in (0, 3)
+    from_file = train("rows.jsonl", "own.py:reward", reward_range=(0, 1.2), name="file", **QUICK)
+    alike(load_run("runs/cli"), from_file)
+    in_memory = train(ROWS, reward, reward_range=(0, 1.2), name="memory", **QUICK)
+    for one, other in zip(in_memory.rollouts(), from_file.rollouts(), strict=True):
+        assert one["text"] == other["text"] and one["reward"] == other["reward"]
+
+
+def test_a_run_is_resumed_to_the_same_weights(home):
+    options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
+    whole = train(ROWS, reward, name="whole", **options)
+    train(ROWS, reward, name="cut", **options | {"steps": 2})
+    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume="runs/cut", steps=4)
+    assert resumed.path == Path("runs/cut")
+    alike(whole, resumed)
+
+    with pytest.raises(UserError, match="changed since it was saved"):
+        train(ROWS[1:], reward, reward_range=(0, 1.2), resume="runs/cut", steps=5)
+
+
+def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)
+    Path("own.py").write_text("raise SystemExit('executed')")
+    capsys.readouterr()
+    for program, arguments in (
+        (main, ["--resume", "runs/a"]),
+        (evaluation.main, ["--model", "runs/a"]),
+        (audit.main, ["runs/a"]),
+        (inspect.main, ["runs/a", "replay", "1"]),
+    ):
+        assert program(arguments) == 2
+        error = capsys.readouterr().err
+        assert "if you trust it, give --reward-file own.py:reward" in error, error
+        assert error.count("\n") == 1
+
+    Path("own.py").write_text(OWN)
+    named = ["--reward-file", "own.py:reward"]
+    assert evaluation.main(["--model", "runs/a", *named, "--problems", "2"]) == 0
+    assert audit.main(["runs/a", *named]) == 0
+    assert inspect.main(["runs/a", "replay", "1", *named]) == 0
+    assert main(["--resume", "runs/a", *named, "--steps", "2"]) in (0, 3)
+
+    Path("own.py").write_text(OWN + "# changed\n")
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", *named, "--steps", "3"]) == 2
+    assert "task: own.py" in capsys.readouterr().err
+
+
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):
+    calls = []
+
+    def fails(completion, answer, **row):
+        calls.append(completion)
+        if len(calls) > 40:
+            raise ValueError("the judge is gone")
+        return len(calls) % 2
+
+    with pytest.raises(
+        UserError, match=r"reward fails, data \(list\), row \d+, completion \d"
+    ) as e:
+        train(ROWS, fails, name="a", **QUICK | {"steps": 20, "save_every": 1})
+    assert "raised ValueError: the judge is gone" in str(e.value)
+    done = len(load_run("runs/a").metrics)
+    assert done > 0
+    resumed = train(
+        ROWS, lambda completion, **row: 0.5, resume="runs/a", steps=done + 1, accept_changes="task"
+    )
+    assert len(resumed.metrics) == done + 1
+
+
+def test_mistakes_are_one_line(home):
+    for message, arguments in (
+        ("data without a reward", dict(data=ROWS)),
+        ("unknown key stepz; did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
+        ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
+        ("--task data: give your problems", dict(reward=reward)),
+        ("no such task", dict(task="none")),
+        ("reward of 1.2", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            train(**arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_task_by_name_is_trained_as_on_the_command_line(home):
+    run = train(task="interleave", level=3, name="a", **QUICK)
+    assert run.config["task"] == "interleave" and len(run.metrics) == 2
