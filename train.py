@@ -4,18 +4,10 @@
 ...`, with the same flags. The program itself is in `grpo/tools/train.py`.
 """
 
-import sys
-
 from data.streams import interrupts_end
 
 with interrupts_end():
-    from grpo.flags import show_help
+    from grpo.tools.console import train
 
 if __name__ == "__main__":
-    show_help(sys.argv[1:])  # before torch is loaded, which takes seconds
-
-    with interrupts_end():
-        from grpo.run.background import end_process
-        from grpo.tools.train import main
-
-    end_process(main(sys.argv[1:]))
+    train()

@@ -5,6 +5,7 @@
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
 from tasks.optional import (
+    answer_of,
     credits_of,
     declared_budget,
     draft_of,
@@ -56,6 +57,7 @@ __all__ = [
     "implied_task",
     "levels_of",
     "load_task",
+    "answer_of",
     "blaming",
     "needs",
     "notes_of",

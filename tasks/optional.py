@@ -113,6 +113,21 @@ def notes_of(task: Task) -> list[str]:
     return list(getattr(task, "notes", ()))
 
 
+def answer_of(task: Task, problem: Problem, completion: str) -> str | None:
+    """Return the answer in a completion, for majority votes; None if there is none.
+
+    By default it is the whole completion, without white space around it.
+    """
+    answer = getattr(task, "answer", None)
+    if answer is None:
+        return completion.strip()
+    with calling(f"task {task.name}: answer()"):
+        found = answer(problem, completion)
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"task {task.name}: answer() returned {found!r}; give a text or None")
+    return found
+
+
 def sources_of(task: Task) -> dict[str, str]:
     """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
     ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.

@@ -96,6 +96,7 @@ class Task(Protocol):
     - `credits(problem, completions)` and `credited`: see `credits_of`;
     - `sources()`: see `sources_of`; `levels(level)`: see `levels_of`;
       `plain_texts(split)`: see `plain_texts_of`;
+    - `answer(problem, completion)`: see `answer_of`;
     - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
     - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
     - `program`: the files of the user's own that it executes; `from_python`: whether it was made

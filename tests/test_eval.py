@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import eval as evaluation
 from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
@@ -20,6 +19,7 @@ from grpo.run.opening import open_run
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
 from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.texts import held_out_texts
 from tasks.audit import audit
 from tasks.base import Problem, Score, load_task, sources_of

@@ -15,8 +15,8 @@ from hostile_inputs import inputs
 from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
-import eval as evaluation
 from grpo.tools import export, inspect, train
+from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import page
 from tasks import audit
 

@@ -13,8 +13,8 @@ import yaml
 from hostile import ESCAPE
 from small_runs import BY_PLACE, whole_run
 
-import eval as evaluation
 from grpo.tools import export, inspect, train
+from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import page
 from tasks import audit
 

@@ -11,7 +11,6 @@ import pytest
 from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
-import eval as evaluation
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import Config
 from grpo.flags import parse
@@ -19,6 +18,7 @@ from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
 from grpo.run.start import start_from
 from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.flags import parse as parse_evaluation
 from grpo.tools.evaluation.request import make_request, trained_run
 from grpo.tools.replay import replay

@@ -12,10 +12,10 @@ from small_runs import OWN
 from tiny_models import make_tiny_model
 
 import data.corpus
-import eval as evaluation
 from grpo.run import checkpoint as store
 from grpo.run import sources
 from grpo.tools import export, train
+from grpo.tools.evaluation import program as evaluation
 from tasks import audit
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import eval
 from grpo.tools import inspect, train
+from grpo.tools.evaluation import program
 from grpo.tools.report import page
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-PROGRAMS = {"train.py": train.main, "eval.py": eval.main}
+PROGRAMS = {"train.py": train.main, "eval.py": program.main}
 DOCUMENTS = [HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))]
 WRITTEN = [*DOCUMENTS, *sorted((HOUSE / "runs").glob("*.sh"))]
 

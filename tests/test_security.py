@@ -14,9 +14,9 @@ import torch
 import yaml
 from tiny_models import make_tiny_model
 
-import eval as evaluation
 from grpo.model.load import load_policy
 from grpo.tools import inspect, train
+from grpo.tools.evaluation import program as evaluation
 from tasks import audit
 from tasks.base import UserError
 

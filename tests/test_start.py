@@ -15,7 +15,6 @@ from compare_runs import assert_same_run
 from small_runs import OWN
 from transformers import AutoModelForCausalLM
 
-import eval as evaluation
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
@@ -23,6 +22,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
 from grpo.tools import export, train
+from grpo.tools.evaluation import program as evaluation
 from grpo.tools.plan import parse as parse_plan
 from grpo.tools.replay import replay
 from tasks.audit import audit

@@ -19,12 +19,12 @@ from compare_runs import assert_same_run, timeless
 from small_runs import BY_PLACE
 from tiny_models import make_tiny_model
 
-import eval as evaluation
 from data.files import read_jsonl_zst
 from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
 from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
 from grpo.variance import REMEDIES, TRAP_REMEDY
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems

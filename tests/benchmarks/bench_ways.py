@@ -75,7 +75,7 @@ def imitate_alone(arguments: list[str]) -> int:
     No validation ends the imitation, it takes all of the steps, and GRPO makes none.
     """
     sys.path.insert(0, str(TOP))
-    import train
+    from grpo.tools import train
 
     with (
         patch.object(warm_start, "ENOUGH", 2.0),

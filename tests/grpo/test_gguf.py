@@ -11,10 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-import eval as evaluation
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
 from grpo.tools import export, train
+from grpo.tools.evaluation import program as evaluation
 from tasks.base import UserError
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-import eval as evaluation
 from grpo.model.load import load_policy
 from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
 from tasks.base import UserError
 
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -141,12 +141,15 @@ def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
     [
         (
             "juggling",
-            "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName",
+            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
         ),
-        ("", "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName"),
+        (
+            "",
+            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
+        ),
         (
             str(EXAMPLE),
-            "no such task; give one of arithmetic, interleave, or path/to/file.py:ClassName",
+            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
         ),
         ("nowhere.py:Task", "no file nowhere.py"),
         (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),

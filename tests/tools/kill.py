@@ -33,8 +33,8 @@ sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
 import torch  # noqa: E402
 from compare_runs import differing, written  # noqa: E402
 
-import train  # noqa: E402
 from grpo.run.checkpoint import checkpoints  # noqa: E402
+from grpo.tools import train  # noqa: E402
 
 SMALL = (
     "--prompts 2 --group-size 4 --steps 6 --eval-problems 3 --save-every 2 --eval-every 3 "

@@ -9,20 +9,15 @@ from typing import Any
 
 from data.text import escape_control
 from grpo.config import Config
-from grpo.evaluate import (
-    budgets,
-    evaluate,
-    find_problems,
-    select,
-    summarise,
-    truncated_share,
-)
+from grpo.evaluate import summarise, truncated_share
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import middle_left_out, sent_lines
+from grpo.model.prompts import middle_left_out
 from grpo.records import Group
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
+from grpo.tools.evaluation.models import Model
+from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, UserError, worded
 from tasks.supply import HeldOut
@@ -30,8 +25,9 @@ from tasks.supply import HeldOut
 # The row of all foreign kinds of text together.
 ALL_KINDS = "all"
 
-# Entries of a result for the screen, not for --json.
-SHOWN = ("groups", "sent")
+# Entries of a result that are not figures: the first problem's prompt as the model was sent it, the
+# groups with the worst completions, and all groups.
+ON_SCREEN = ("sent", "worst", "groups")
 
 # Where foreign problems come from, whatever the flags say of the others.
 FOREIGN_SOURCE = {"split": "test", "dataset": ""}
@@ -61,30 +57,21 @@ def load_run_policy(
 
 
 class Evaluator:
-    """Evaluates one policy as a `request` asks.
+    """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
 
-    `dataset` holds the problems of --dataset; `seen` are the keys of problems that the policy was
-    trained on, which are left out.
-    """
-
-    def __init__(self, request: Request, policy: Policy, seen: set[str], dataset: list[Problem]):
+    def __init__(self, request: Request, model: Model, dataset: list[Problem]):
         self.request = request
-        self.policy = policy
-        self.seen = seen
+        self.model = model
         self.dataset = dataset
 
     def level(self, task: Task, level: int) -> dict[str, Any]:
         """Return the result of a level.
 
-        Besides figures it holds, for the screen, the worst completions ("groups") and the first
-        problem's prompt as the model was sent it ("sent"). Raises UserError if there is no problem.
+        Besides figures it holds what ON_SCREEN says. Raises UserError if there is no problem.
         """
         found = self._problems(task, level)
-        groups = self._answers(task, found)
-        return {
-            **self._figures(task, level, found, groups),
-            "groups": self._worst(groups),
-        }
+        groups = self.model.answer(task, found.problems)
+        return self._result(task, level, found, groups)
 
     def foreign(self, tasks: Mapping[str, Task], level: int) -> list[dict[str, Any]]:
         """Return the result of each foreign kind of text at a level, and last that of all kinds.
@@ -97,17 +84,15 @@ class Evaluator:
         every: list[Group] = []
         found_of_kinds = []
         for kind, task in tasks.items():
-            found = self._find(task, level, "test", size)
+            found = self.model.find(task, level, "test", size)
             found_of_kinds.append(found)
             if not found.problems:
                 continue
 
-            groups = self._answers(task, found)
+            groups = self.model.answer(task, found.problems)
             every += groups
-            figures = self._figures(task, level, found, groups)
-            results.append(
-                {**figures, **FOREIGN_SOURCE, "foreign": kind, "groups": self._worst(groups)}
-            )
+            result = self._result(task, level, found, groups)
+            results.append({**result, **FOREIGN_SOURCE, "foreign": kind})
 
         if not every:
             raise UserError(
@@ -119,57 +104,39 @@ class Evaluator:
             sum(found.dropped for found in found_of_kinds),
             sum(found.too_long for found in found_of_kinds),
         )
-        overall = self._figures(task, level, together, every)
-        return [*results, {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "groups": []}]
+        overall = self._result(task, level, together, every)
+        return [
+            *results,
+            {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "worst": [], "groups": []},
+        ]
 
     def _problems(self, task: Task, level: int) -> HeldOut:
         request = self.request
         if request.dataset:
             of_level = [worded(task, one) for one in self.dataset if one.level == level]
-            found = select(self.policy, of_level, request.problems, self.seen, request.sampling)
+            found = self.model.select(of_level)
             where = f"{request.dataset}, level {level}"
         else:
-            found = self._find(task, level, request.split, request.problems)
+            found = self.model.find(task, level, request.split, request.problems)
             where = f"the {request.split} split, level {level}, --seed {request.seed}"
 
         if not found.problems:
             raise UserError(found.error or f"{where}: {found.why_none}")
         return found
 
-    def _find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
-        return find_problems(
-            self.policy,
-            task,
-            level=level,
-            split=split,
-            seed=self.request.seed,
-            size=size,
-            seen=self.seen,
-            sampling=self.request.sampling,
-        )
-
-    def _answers(self, task: Task, found: HeldOut) -> list[Group]:
-        """Return a group of scored completions for each problem."""
-        return evaluate(
-            self.policy,
-            task,
-            found.problems,
-            sampling=self.request.sampling,
-            seed=self.request.seed,
-            samples=self.request.samples,
-        )
-
     def _worst(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the worst completions, the worst first."""
         by_value = sorted(groups, key=lambda group: min(score.value for score in group.scores))
         return by_value[: self.request.worst]
 
-    def _figures(
-        self, task: Task, level: int, found: HeldOut, groups: Sequence[Group]
+    def _result(
+        self, task: Task, level: int, found: HeldOut, groups: list[Group]
     ) -> dict[str, Any]:
-        """Return the result as --json has it, and "sent" for the screen."""
+        """Return the result as --json has it, with what ON_SCREEN says."""
+        if not groups:
+            raise UserError(f"level {level}: no problem was answered")
         request = self.request
-        sent = sent_lines(self.policy, found.problems[0])
+        sent = self.model.sent(groups[0].problem)
         return {
             "model": request.model,
             **request.mark,
@@ -182,12 +149,16 @@ class Evaluator:
             **asdict(request.prompt),
             "prompt": "\n".join(sent),
             **asdict(request.sampling),
-            "budget": max(budgets(self.policy, task, found.problems, request.sampling)),
+            "budget": self.model.budget(task, found.problems),
             "asked": found.asked,
             "samples": request.samples,
             "dropped": found.dropped,
             "too_long": found.too_long,
             **summarise(groups),
+            **repeated_figures(task, groups),
             "truncated": truncated_share(groups),
+            **self.model.figures(),
             "sent": middle_left_out(sent),
+            "worst": self._worst(groups),
+            "groups": groups,
         }

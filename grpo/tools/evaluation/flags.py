@@ -16,6 +16,7 @@ LIMITS = {
     "top_k": (0, math.inf),
     "max_new_tokens": (0, MOST),
     "shots": (0, MOST_SHOTS),
+    "concurrency": (1, 256),
 }
 
 
@@ -32,9 +33,13 @@ def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument(
         "--model",
-        default="builtin",
-        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id",
+        action="append",
+        dest="models",
+        metavar="MODEL",
+        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id (default: "
+        "builtin); may be repeated: several models are compared on the same problems",
     )
+    _add_endpoint_flags(parser)
     _add_problem_flags(parser)
     _add_sampling_flags(parser)
     _add_prompt_flags(parser)
@@ -47,14 +52,44 @@ def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument("--json", default="", metavar="FILE", help="also write the figures there")
     parser.add_argument(
+        "--out",
+        default="",
+        metavar="FILE",
+        help="also write every sample there, in the format of lm-evaluation-harness's samples",
+    )
+    parser.add_argument(
         "--accept-changes",
         metavar="KINDS",
         help="base: evaluate an adapter although its base model has changed since the checkpoint",
     )
 
     flags, others = parser.parse_known_args(argv)
+    flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
     _check(flags)
     return flags, others
+
+
+def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for a model behind a server."""
+    add = parser.add_argument
+    add(
+        "--endpoint",
+        metavar="URL",
+        help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
+        "OPENAI_API_KEY",
+    )
+    add(
+        "--answers",
+        metavar="FILE",
+        help="keep the server's answers there, so that none is asked for twice (default: "
+        "runs/endpoint/MODEL.jsonl)",
+    )
+    add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: 8)")
+    add(
+        "--price",
+        metavar="IN,OUT",
+        help="what a million prompt tokens and a million completion tokens cost",
+    )
 
 
 def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +187,11 @@ def _check(flags: argparse.Namespace) -> None:
         fix = f"give {least} or more" if not value > most else f"give {most:,} or less"
         raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
 
+    for name in ("answers", "price"):
+        if getattr(flags, name) and not flags.endpoint:
+            raise UserError(f"--{name}: only with --endpoint")
+    flags.price = _prices(flags.price)
+
     top_p = flags.top_p
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"--top-p {top_p}: give a number above 0 and up to 1")
@@ -160,3 +200,16 @@ def _check(flags: argparse.Namespace) -> None:
         template_arguments(flags.chat_template_kwargs)
     if flags.system is not None:
         flags.system = system_text(flags.system)
+
+
+def _prices(text: str | None) -> tuple[float, float] | None:
+    """Return the two prices of --price, e.g. (0.15, 0.6) of "0.15,0.6"."""
+    if text is None:
+        return None
+    try:
+        prices = [float(part) for part in text.split(",")]
+    except ValueError:
+        prices = []
+    if len(prices) != 2 or not all(0 <= price < math.inf for price in prices):
+        raise UserError(f"--price {text}: give two numbers, e.g. 0.15,0.6")
+    return prices[0], prices[1]

@@ -1,6 +1,7 @@
 """Results of an evaluation on the console: tables, remarks, and the worst completions."""
 
 import sys
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
+from grpo.statistics import mean_interval
 from grpo.tools.evaluation.figures import ALL_KINDS
 
 # Columns, if standard output is no terminal.
@@ -22,14 +24,20 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
     """
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     first = results[0]
+    models = list(dict.fromkeys(result["model"] for result in results))
     control = f"CONTROL {first['control']}: " if "control" in first else ""
-    title = escape_control(f"{control}{first['model']}: {metric} on")
+    whose = f"{models[0]}: " if len(models) == 1 else ""
+    title = escape_control(f"{control}{whose}{metric} on")
 
     own = [result for result in results if "foreign" not in result]
     foreign = [result for result in results if "foreign" in result]
     console.print(_table(own, f"{title} {first['dataset'] or _split_name(first)}"))
     if foreign:
         console.print(_table(foreign, f"{title} foreign kinds of text"))
+    if "pass_at" in first:
+        console.print(_samples_table(results))
+    if len(models) > 1:
+        console.print(_differences(results, metric))
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
@@ -37,13 +45,17 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
     for line in first["sent"]:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     for result in results:
-        for group in result["groups"]:
+        for group in result["worst"]:
             _show_worst(console, _name(result), group)
 
 
 def _table(results: list[dict[str, Any]], title: str) -> Table:
     """Return a table with a row for each result."""
-    rows = [_cells(result) for result in results]
+    shows_model = len({result["model"] for result in results}) > 1
+    rows = [
+        ({"model": escape_control(result["model"])} if shows_model else {}) | _cells(result)
+        for result in results
+    ]
     table = Table(title=title, title_justify="left")
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -69,6 +81,56 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
         "exact": f"{result['exact']:.3f}",
         "truncated": f"{result['truncated']:.3f}",
         "trained on": str(result["dropped"]),
+    }
+
+
+def _samples_table(results: list[dict[str, Any]]) -> Table:
+    """Return the table of pass@k and of the majority's answers."""
+    table = Table(title="several samples of each problem", title_justify="left")
+    first = results[0]
+    names = [f"pass@{entry['k']}" for entry in first["pass_at"]] + [f"maj@{first['samples']}"]
+    for name in ("model", "level", *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        entries = [*result["pass_at"], result["majority"]]
+        figures = [
+            f"{entry['mean']:.3f} [{entry['ci_low']:.3f}, {entry['ci_high']:.3f}]"
+            for entry in entries
+        ]
+        table.add_row(escape_control(result["model"]), _name(result), *figures)
+    return table
+
+
+def _differences(results: list[dict[str, Any]], metric: str) -> Table:
+    """Return how each model differs from the first one, on the problems that both were given."""
+    first = results[0]["model"]
+    table = Table(title=f"{metric}, difference to {escape_control(first)}", title_justify="left")
+    for name in ("model", "level", "n", "difference", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    of_first = {_name(result): _values(result) for result in results if result["model"] == first}
+    for result in results:
+        name, values = _name(result), _values(result)
+        shared = sorted(values.keys() & of_first.get(name, {}).keys())
+        if result["model"] == first or not shared:
+            continue
+        differences = [values[key] - of_first[name][key] for key in shared]
+        low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+        table.add_row(
+            escape_control(result["model"]),
+            name,
+            str(len(shared)),
+            f"{fmean(differences):+.4f}",
+            f"{low:+.4f} … {high:+.4f}",
+        )
+    return table
+
+
+def _values(result: dict[str, Any]) -> dict[str, float]:
+    """Return the mean score of each problem, by its key."""
+    return {
+        group.problem.key: fmean(score.value for score in group.scores)
+        for group in result["groups"]
     }
 
 
@@ -104,6 +166,17 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"{name}: {result['too_long']} problems do not fit the model's context or the "
                 "budget and were left out"
+            )
+        if result.get("failed"):
+            lines.append(
+                f"warning: {name}: {result['failed']} requests failed; their problems are left "
+                "out, and the same command asks for them again"
+            )
+        if "completion_tokens" in result:
+            cost = f", {result['cost']:.4f} in all" if "cost" in result else ""
+            lines.append(
+                f"{name}: {result['prompt_tokens']:,} prompt tokens and "
+                f"{result['completion_tokens']:,} completion tokens{cost}"
             )
         if warning := truncation_warning(result):
             lines.append(f"warning: {warning}")

@@ -1,0 +1,300 @@
+"""Ask a model behind an OpenAI-compatible server (POST .../chat/completions).
+
+Requests run side by side in threads. A request that may succeed later (no connection, a timeout, a
+status of 408, 409, 425, 429, or 500 and above) is repeated after a pause that doubles each time,
+with random jitter so that many requests do not come back at once; a Retry-After header is honoured.
+Any other status is the user's mistake, and one line says what the server said.
+
+Each answer is written to a file as soon as it is there, so an evaluation that was killed continues
+without asking twice. The key comes from the environment, and is neither stored nor shown.
+"""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+
+from data.files import open_own, read_bytes
+from data.text import shortened
+from tasks.base import UserError, key_of
+
+KEY = "OPENAI_API_KEY"
+
+TRIES = 6
+FIRST_PAUSE = 1.0  # seconds; the next ones are twice as long each
+LONGEST_PAUSE = 120.0
+MAY_SUCCEED_LATER = {408, 409, 425, 429}
+
+CONNECT_SECONDS = 20.0
+READ_SECONDS = 600.0  # a long completion on a slow server
+MOST_BYTES = 1 << 24  # of a response
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request: the turns of a chat, how to sample, and which of several samples it is."""
+
+    messages: Sequence[Mapping[str, str]]
+    sampling: Mapping[str, Any]
+    sample: int
+
+
+class Answer(NamedTuple):
+    """What the server wrote: the text, whether the budget ended it, and the tokens it counted."""
+
+    text: str
+    is_truncated: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class FailedError(Exception):
+    """A request failed as often as it may be repeated."""
+
+
+class Endpoint:
+    """A model behind a server, e.g. ``Endpoint("http://localhost:8000/v1", "llama", 8, path)``.
+
+    `answers` is the file of the answers; `concurrency` requests run side by side. `asked` counts
+    the answers that the server gave, `remembered` those that the file had.
+    """
+
+    def __init__(self, url: str, model: str, concurrency: int, answers: Path):
+        self.url = _address(url)
+        self.model = model
+        self.concurrency = concurrency
+        self.asked = self.remembered = 0
+        self.failures: list[str] = []
+        self.pause = FIRST_PAUSE
+
+        self._store = AnswerFile(answers)
+        self._left_out: set[str] = set()  # arguments that the server does not know
+        key = os.environ.get(KEY, "")
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=concurrency),
+        )
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """Return the answer to each question, in order; None where all tries failed.
+
+        Raises UserError if the server refuses a request, or if the very first one fails.
+        """
+        if not questions:
+            return []
+        first = self._answer(questions[0])
+        if first is None:
+            raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return [first, *pool.map(self._answer, questions[1:])]
+
+    def _answer(self, question: Question) -> Answer | None:
+        key = key_of(
+            self.url,
+            self.model,
+            json.dumps([dict(turn) for turn in question.messages], sort_keys=True),
+            json.dumps(dict(question.sampling), sort_keys=True),
+            question.sample,
+        )
+        known = self._store.get(key)
+        if known is not None:
+            self.remembered += 1
+            return known
+        try:
+            answer = self._request(question, key)
+        except FailedError as error:
+            self.failures.append(str(error))
+            return None
+        self._store.add(key, answer)
+        self.asked += 1
+        return answer
+
+    def _request(self, question: Question, key: str) -> Answer:
+        """Return the server's answer, after several tries if need be. Raises FailedError."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(question.messages),
+            **question.sampling,
+            "seed": int(key, 16) % 2**31,
+        }
+        pause, said = self.pause, ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+            for name in self._left_out:
+                body.pop(name, None)
+            try:
+                status, headers, text = self._post(body)
+            except httpx.HTTPError as error:
+                said = f"{type(error).__name__}: {error}"
+                continue
+            if status < 400:
+                return _read(text, self.url)
+
+            said = f"status {status}: {_reason(text)}"
+            if status in MAY_SUCCEED_LATER or status >= 500:
+                pause = max(pause, _retry_after(headers.get("retry-after")))
+            elif not self._adapt(body, status, text):
+                raise UserError(f"--endpoint {self.url}, model {self.model}: {said}")
+        raise FailedError(f"{TRIES} tries failed; the last: {shortened(said, 200)}")
+
+    def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, str]:
+        """Return status, headers and text of the response, which may not exceed MOST_BYTES."""
+        with self._client.stream("POST", self.url, json=body) as response:
+            pieces, size = [], 0
+            for piece in response.iter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_BYTES:
+                    raise UserError(
+                        f"--endpoint {self.url}: a response has more than {MOST_BYTES >> 20} MiB"
+                    )
+            text = b"".join(pieces).decode("utf-8", errors="replace")
+            return response.status_code, response.headers, text
+
+    def _adapt(self, body: dict[str, Any], status: int, text: str) -> bool:
+        """Leave out an argument that the server does not know; return whether there was one.
+
+        Newer models of OpenAI call the budget `max_completion_tokens`.
+        """
+        if status != 400:
+            return False
+        if "max_completion_tokens" in text and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+            return True
+        for name in ("seed", "top_k"):
+            if name in body and f'"{name}"' in text.replace("'", '"'):
+                self._left_out.add(name)
+                return True
+        return False
+
+
+class AnswerFile:
+    """The answers that a server has given, one JSON object a line, each on the disk at once.
+
+    A last line without its end was cut off when the program was killed: it is written again.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, Answer] = {}
+        self._whole = 0  # bytes, up to the end of the last whole line
+        if not path.exists():
+            return
+
+        *lines, cut = read_bytes(path).split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            key, answer = self._parsed(line, f"{path}, line {number}")
+            self._known[key] = answer
+        self._whole = sum(len(line) + 1 for line in lines)
+        if cut and not b'{"id": '.startswith(cut[:7]):
+            raise UserError(f"{path}: does not hold answers of --endpoint; give another --answers")
+
+    @staticmethod
+    def _parsed(line: bytes, where: str) -> tuple[str, Answer]:
+        try:
+            value = json.loads(line)
+            answer = Answer(
+                str(value["text"]),
+                bool(value["truncated"]),
+                int(value["prompt_tokens"]),
+                int(value["completion_tokens"]),
+            )
+            return str(value["id"]), answer
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{where}: is not an answer of --endpoint; give another --answers"
+            ) from error
+
+    def get(self, key: str) -> Answer | None:
+        """Return the answer of this key, or None."""
+        return self._known.get(key)
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Append an answer. Raises UserError if it cannot be written."""
+        value = {
+            "id": key,
+            "text": answer.text,
+            "truncated": answer.is_truncated,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+        }
+        line = json.dumps(value) + "\n"
+        with self._lock:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.exists() and self.path.stat().st_size > self._whole:
+                    os.truncate(self.path, self._whole)
+                with open_own(self.path, "a") as file:
+                    file.write(line)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
+            self._whole += len(line.encode())
+            self._known[key] = answer
+
+
+def _address(url: str) -> str:
+    """Return the address for chats: "/v1" and "/chat/completions" may be left out."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UserError(f"--endpoint {url}: give an address such as http://localhost:8000/v1")
+    if parts.username or parts.password or parts.query:
+        raise UserError(f"--endpoint {parts.netloc}: give the key in {KEY}, not in the address")
+    path = parts.path.rstrip("/") or "/v1"
+    if not path.endswith("/chat/completions"):
+        path += "/chat/completions"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _read(text: str, url: str) -> Answer:
+    """Return the answer in the text of a response."""
+    try:
+        value = json.loads(text)
+        choice = value["choices"][0]
+        content = choice["message"]["content"]
+        usage = value.get("usage") or {}
+        return Answer(
+            content or "",
+            choice.get("finish_reason") == "length",
+            int(usage.get("prompt_tokens") or 0),
+            int(usage.get("completion_tokens") or 0),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--endpoint {url}: the response is not that of an OpenAI-compatible server: "
+            f"{shortened(' '.join(text.split()), 120)}"
+        ) from error
+
+
+def _reason(text: str) -> str:
+    """Return what the server said is wrong, in one line."""
+    try:
+        value = json.loads(text)
+        error = value.get("error", value)
+        said = error.get("message", error) if isinstance(error, dict) else error
+    except (ValueError, AttributeError):
+        said = text
+    return shortened(" ".join(str(said).split()), 200) or "nothing was said"
+
+
+def _retry_after(header: str | None) -> float:
+    """Return the seconds of a Retry-After header; 0 if it has none (it may hold a date)."""
+    try:
+        return min(max(0.0, float(header or 0)), LONGEST_PAUSE)
+    except ValueError:
+        return 0.0

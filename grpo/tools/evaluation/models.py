@@ -1,0 +1,197 @@
+"""What is evaluated: a policy in this process, or a model behind an endpoint."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from data.text import escape_control
+from grpo.evaluate import Sampling, budgets, evaluate, find_problems, select
+from grpo.model.policy import Policy
+from grpo.model.prompts import PromptFormat, sent_lines
+from grpo.records import Completion, Group
+from grpo.tools.evaluation.endpoint import Answer, Endpoint, Question
+from grpo.tools.evaluation.request import Request
+from tasks.base import Problem, Task, declared_budget, problem_stream, scores_of_groups
+from tasks.supply import HeldOut, family_size, held_out, patience
+
+# Without the model's tokenizer, the budget is a token for each character of the target, and this
+# many more.
+MARGIN = 32
+
+
+class Model(Protocol):
+    """What an evaluation asks of a model."""
+
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+        """Return `size` distinct problems of the task that the model may be evaluated on."""
+
+    def select(self, problems: Sequence[Problem]) -> HeldOut:
+        """Return those of the `problems` that the model may be evaluated on."""
+
+    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
+        """Return a group of scored completions for each problem."""
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the most new tokens that a completion of one of the problems may take."""
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the prompt of a problem as the model is sent it."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return more figures of the answers since the last call."""
+
+
+class LocalModel:
+    """A policy in this process; `seen` are the keys of problems that it was trained on."""
+
+    def __init__(self, request: Request, policy: Policy, seen: set[str]):
+        self.request = request
+        self.policy = policy
+        self.seen = seen
+
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+        """Return distinct problems that training has not seen, and that fit the context."""
+        return find_problems(
+            self.policy,
+            task,
+            level=level,
+            split=split,
+            seed=self.request.seed,
+            size=size,
+            seen=self.seen,
+            sampling=self.request.sampling,
+        )
+
+    def select(self, problems: Sequence[Problem]) -> HeldOut:
+        """Return the problems that training has not seen, and that fit the context."""
+        request = self.request
+        return select(self.policy, problems, request.problems, self.seen, request.sampling)
+
+    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
+        """Sample a group of completions for each problem, and score it."""
+        return evaluate(
+            self.policy,
+            task,
+            problems,
+            sampling=self.request.sampling,
+            seed=self.request.seed,
+            samples=self.request.samples,
+        )
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the largest budget of the problems."""
+        return max(budgets(self.policy, task, problems, self.request.sampling))
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the prompt, decoded from its token ids."""
+        return sent_lines(self.policy, problem)
+
+    def figures(self) -> dict[str, Any]:
+        """Return no more figures."""
+        return {}
+
+
+class RemoteModel:
+    """A model behind an `endpoint`; `format` says what stands around a problem's prompt.
+
+    `price` is what a million prompt tokens and a million completion tokens cost, if that is known.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        format: PromptFormat,
+        price: tuple[float, float] | None = None,
+    ):
+        self.request = request
+        self.endpoint = endpoint
+        self.format = format
+        self.price = price
+        self._answers: list[Answer] = []
+        self._failed = 0
+
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+        """Return distinct problems; whether they fit the model's context is not known."""
+        family = family_size(task, level)
+        stream = problem_stream(task, seed=self.request.seed, split=split, level=level)
+        return held_out(stream, size, fruitless=patience(size, family), family=family)
+
+    def select(self, problems: Sequence[Problem]) -> HeldOut:
+        """Return the first distinct problems."""
+        return held_out(problems, self.request.problems)
+
+    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
+        """Ask for the completions of each problem, and score them.
+
+        A problem is left out if a request for it failed.
+        """
+        samples = self.request.samples
+        questions = [
+            Question(self._messages(problem), self._sampling(task, problem), sample)
+            for problem in problems
+            for sample in range(samples)
+        ]
+        answers = self.endpoint.ask(questions)
+
+        groups = []
+        for number, problem in enumerate(problems):
+            of_problem = answers[number * samples : (number + 1) * samples]
+            whole = [answer for answer in of_problem if answer is not None]
+            self._failed += samples - len(whole)
+            if len(whole) == samples:
+                self._answers += whole
+                completions = [
+                    Completion((), (), answer.text, "length" if answer.is_truncated else "stop")
+                    for answer in whole
+                ]
+                groups.append(
+                    Group(number, problem, (), self.request.sampling.temperature, completions)
+                )
+
+        scores = scores_of_groups(task, [(group.problem, group.texts) for group in groups])
+        for group, of_group in zip(groups, scores, strict=True):
+            group.scores = of_group
+        return groups
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the largest budget of the problems."""
+        return max(self._budget(task, problem) for problem in problems)
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the turns that are sent; how the server writes them is not known."""
+        lines = [f"{role}: {text}" for role, text in self.format.turns(problem)]
+        return [escape_control(line) for text in lines for line in text.split("\n")]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the tokens that the server counted, and how many requests failed."""
+        tokens_in = sum(answer.prompt_tokens for answer in self._answers)
+        tokens_out = sum(answer.completion_tokens for answer in self._answers)
+        figures: dict[str, Any] = {
+            "endpoint": self.endpoint.url,
+            "prompt_tokens": tokens_in,
+            "completion_tokens": tokens_out,
+            "failed": self._failed,
+        }
+        if self.price is not None:
+            price_in, price_out = self.price
+            figures["cost"] = (tokens_in * price_in + tokens_out * price_out) / 1e6
+        self._answers, self._failed = [], 0
+        return figures
+
+    def _messages(self, problem: Problem) -> list[dict[str, str]]:
+        return [{"role": role, "content": text} for role, text in self.format.turns(problem)]
+
+    def _sampling(self, task: Task, problem: Problem) -> dict[str, Any]:
+        """Return the arguments of a request that say how to sample."""
+        asked: Sampling = self.request.sampling
+        arguments = {
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "max_tokens": self._budget(task, problem),
+        }
+        return arguments | ({"top_k": asked.top_k} if asked.top_k else {})
+
+    def _budget(self, task: Task, problem: Problem) -> int:
+        asked = self.request.sampling.max_new_tokens
+        declared = declared_budget(task, problem.level)
+        return asked or max(declared, len(problem.target) + MARGIN)

@@ -1,0 +1,127 @@
+"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25
+--problems 200`.
+
+Problems come from the test split, whose documents are used neither to train nor to choose
+anything. They are distinct: if fewer exist than were asked for, all of them are evaluated and the
+output says so. Problems that the run was trained on are dropped and counted.
+
+A run is evaluated as it was trained: task, level, wording, system turn, examples, variables of the
+chat template, temperature, top-k, top-p and completion budget are the run's own unless a flag
+overrides them.
+
+--texts evaluates on every text of the folder except those that the run was trained on. --foreign
+adds kinds of text that no run is trained on (`data/foreign.py`), and reports each kind.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from data.files import check_output, write_whole
+from data.text import escape_control
+from grpo.config import Config
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
+from grpo.model.prompts import format_of
+from grpo.tools.evaluation.endpoint import Endpoint
+from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, load_run_policy
+from grpo.tools.evaluation.flags import parse
+from grpo.tools.evaluation.models import LocalModel, Model, RemoteModel
+from grpo.tools.evaluation.request import Request, make_request, trained_run
+from grpo.tools.evaluation.samples import write_samples
+from grpo.tools.evaluation.table import show
+from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
+from tasks.base import exit_status, foreign_of
+from tasks.dataset import read_problems
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate with these flags; return the exit status."""
+    return exit_status("eval.py", lambda: report(argv))
+
+
+def report(argv: list[str]) -> int:
+    """Evaluate each model, write the figures and the samples, and show them; return 0."""
+    assert __doc__ is not None
+    flags, others = parse(argv, description=__doc__.splitlines()[0])
+    for name in ("json", "out"):
+        if path := getattr(flags, name):
+            check_output(path, f"--{name}")
+
+    results: list[dict[str, Any]] = []
+    metric = "score"
+    for name in flags.models:
+        flags.model = name
+        of_model, metric = evaluate_model(flags, others)
+        results += of_model
+
+    # The files are written first, because the table may go to a pipe that is closed early.
+    if flags.json:
+        lines = [
+            {key: value for key, value in result.items() if key not in ON_SCREEN}
+            for result in results
+        ]
+        write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
+    if flags.out:
+        write_samples(Path(flags.out), results)
+    show(results, metric)
+    return 0
+
+
+def evaluate_model(
+    flags: argparse.Namespace, others: list[str]
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the results of `flags.model`, and what its task calls the score."""
+    checkpoint, config = (None, Config()) if flags.endpoint else trained_run(flags.model)
+    request, task = make_request(flags, others, config)
+    dataset = read_problems(Path(request.dataset), task) if request.dataset else []
+
+    examples_from = task
+    if request.texts is not None and request.split == "test":
+        examples_from = task_of_examples(task, request, config)
+        task = held_out_texts(task, checkpoint, config)
+    kinds = {level: foreign_of(task, level) for level in request.levels if request.foreign}
+
+    prompt = request.prompt
+    format = format_of(
+        examples_from,
+        system=prompt.system,
+        shots=prompt.shots,
+        chat_template_kwargs=prompt.chat_template_kwargs,
+        seed=request.seed,
+    )
+    model: Model
+    if flags.endpoint:
+        kept = Path("runs", "endpoint", f"{_file_name(flags.model)}.jsonl")
+        answers = Path(flags.answers) if flags.answers else kept
+        endpoint = Endpoint(flags.endpoint, flags.model, flags.concurrency, answers)
+        model = RemoteModel(request, endpoint, format, flags.price)
+    else:
+        policy, seen = _load(request, checkpoint, config)
+        policy.use(format)
+        model = LocalModel(request, policy, seen)
+
+    evaluator = Evaluator(request, model, dataset)
+    results = [evaluator.level(task, level) for level in request.levels]
+    for level, tasks in kinds.items():
+        results += evaluator.foreign(tasks, level)
+    return results, getattr(task, "metric", "score")
+
+
+def _file_name(model: str) -> str:
+    """Return a file name for the answers of a model: "a-b" for "a/b"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:100] or "model"
+
+
+def _load(request: Request, checkpoint: Path | None, config: Config) -> tuple[Policy, set[str]]:
+    """Return the policy, and the keys of the problems that it was trained on."""
+    if checkpoint is None:
+        policy, seen = load_policy(request.model, device=request.device), set[str]()
+    else:
+        policy, seen = load_run_policy(checkpoint, config, request.device, request.accept)
+    for note in policy.notes:
+        print(f"eval.py: warning: {escape_control(note)}", file=sys.stderr)
+    return policy, seen
