@@ -16,6 +16,7 @@ from align.words import split_words
 from data.text import escape_control
 
 STYLES = {
+    "plain": "",
     "match": "green",
     "substitute": "bold magenta",
     "delete": "bold red",
@@ -29,7 +30,8 @@ CONTEXT = 6
 class Column(NamedTuple):
     """One word of an alignment.
 
-    `kind` is "match", "substitute", "delete" (`written` is None) or "insert" (`wanted` is None).
+    `kind` is "match", "substitute", "delete" (`written` is None), "insert" (`wanted` is None), or
+    "plain": there is no target text to compare with.
     """
 
     kind: str
@@ -38,12 +40,14 @@ class Column(NamedTuple):
 
 
 def aligned(target: str, text: str) -> list[Column]:
-    """Return a best alignment of the words of `text` with those of `target`.
+    """Return a best alignment of the words of `text` with those of `target`, if it has any.
 
     >>> [column.kind for column in aligned("the old owl", "the owl saw")]
     ['match', 'delete', 'match', 'insert']
     """
     wanted, written = split_words(target), split_words(text)
+    if not wanted:
+        return [Column("plain", None, word) for word in written]
     return [
         Column(
             op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j]
@@ -54,6 +58,9 @@ def aligned(target: str, text: str) -> list[Column]:
 
 def counts(columns: Sequence[Column]) -> str:
     """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
+    if columns and columns[0].kind == "plain":
+        return f"{len(columns)} word{'s' * (len(columns) != 1)}"
+
     names = {
         "match": "right",
         "substitute": "substituted",
@@ -67,7 +74,7 @@ def counts(columns: Sequence[Column]) -> str:
 
 
 def first_divergence(target: str, text: str) -> str:
-    """Return where the text first differs from its target; "" if it does not.
+    """Return where the text first differs from its target; "" if it does not, or there is none.
 
     An example is "word 3: wrote 'saw' for 'owl'".
     """
@@ -76,7 +83,7 @@ def first_divergence(target: str, text: str) -> str:
         (i for i, (x, y) in enumerate(zip(wanted, written)) if x != y),
         min(len(wanted), len(written)),
     )
-    if at == len(wanted) == len(written):
+    if not wanted or at == len(wanted) == len(written):
         return ""
 
     if at == len(written):
@@ -93,12 +100,13 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
     Unless `whole`, the middle of a long run of right words is replaced by their number.
     """
     pieces: list[Text] = []
-    for right, same in groupby(columns, lambda column: column.kind == "match"):
+    for right, same in groupby(columns, lambda column: column.kind in ("match", "plain")):
         run = list(same)  # neighbouring words that are all right, or all wrong
         hidden = len(run) - 2 * CONTEXT
         if right and not whole and hidden > CONTEXT:
             pieces += [_word(column) for column in run[:CONTEXT]]
-            pieces.append(Text(f"… {hidden} right …", "dim"))
+            what = "right" if run[0].kind == "match" else "more"
+            pieces.append(Text(f"… {hidden} {what} …", "dim"))
             pieces += [_word(column) for column in run[-CONTEXT:]]
         else:
             pieces += [_word(column) for column in run]
@@ -107,7 +115,7 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
 
 def _word(column: Column) -> Text:
     kind, wanted, written = column
-    if kind == "match":
+    if kind in ("match", "plain"):
         return Text(escape_control(written or ""), STYLES[kind])
     missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
     added = f"{{+{escape_control(written)}+}}" if written is not None else ""

@@ -53,7 +53,8 @@ def show_group(run: RunData, arguments: argparse.Namespace, console: Console) ->
 
     line = summaries([group])[0]
     console.print(Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt)))
-    console.print(Text.assemble(("target  ", "bold"), escape_control(target)))
+    if target.strip():
+        console.print(Text.assemble(("target  ", "bold"), escape_control(target)))
     console.print(
         Text.assemble(
             ("group   ", "bold"),
@@ -93,8 +94,10 @@ def _show_completions(
             f"{'complete' if completion.finish == 'stop' else 'truncated'}",
         )
     )
-    difference = first_divergence(target, text) or "right to the end"
-    console.print(Text(f"{counts(columns)}; {difference}{said_of(score.parts)}", "dim"))
+    difference = ""
+    if target.strip():
+        difference = f"; {first_divergence(target, text) or 'right to the end'}"
+    console.print(Text(f"{counts(columns)}{difference}{said_of(score.parts)}", "dim"))
     console.print(rendered(columns, whole=whole))
 
 

@@ -12,6 +12,9 @@ TEXTS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
 @given(TEXTS, TEXTS)
 def test_columns_spell_out_both_texts_at_the_best_score(target, text):
     columns = aligned(target, text)
+    if not target:
+        assert columns == [("plain", None, word) for word in text.split()]
+        return
     assert " ".join(c.wanted for c in columns if c.wanted is not None) == target
     assert " ".join(c.written for c in columns if c.written is not None) == text
     assert all((c.kind == "match") == (c.wanted == c.written) for c in columns)
@@ -24,7 +27,7 @@ def test_columns_spell_out_both_texts_at_the_best_score(target, text):
 def test_up_to_the_first_divergence_all_is_right(target, text):
     said, wanted, written = first_divergence(target, text), target.split(), text.split()
     if not said:
-        assert wanted == written
+        assert wanted == written or not wanted
     else:
         at = int(said.split(":")[0].removeprefix("word ")) - 1
         assert wanted[:at] == written[:at] and wanted[at : at + 1] != written[at : at + 1]
@@ -34,6 +37,14 @@ def test_what_is_said_of_a_divergence():
     assert first_divergence("a b c", "a x c") == "word 2: wrote 'x' for 'b'"
     assert first_divergence("a b c", "a b") == "word 3: ended before 'c'"
     assert first_divergence("a b", "a b c") == "word 3: wrote 'c' after the end"
+
+
+def test_a_text_without_a_target_is_plain():
+    columns = aligned("", "the owl  saw")
+    assert counts(columns) == "3 words" and counts(columns[:1]) == "1 word"
+    assert rendered(columns).plain == "the owl saw"
+    long = aligned("", " ".join("x" * 40))
+    assert f"… {40 - 2 * CONTEXT} more …" in rendered(long).plain
 
 
 def test_marks_do_not_hang_on_colour():

@@ -87,17 +87,15 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
 def _samples_table(results: list[dict[str, Any]]) -> Table:
     """Return the table of pass@k and of the majority's answers."""
     table = Table(title="several samples of each problem", title_justify="left")
-    first = results[0]
-    names = [f"pass@{entry['k']}" for entry in first["pass_at"]] + [f"maj@{first['samples']}"]
-    for name in ("model", "level", *names):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("model", "level", "figure", "mean", "95 % interval"):
+        table.add_column(name, justify="right", overflow="fold")
     for result in results:
-        entries = [*result["pass_at"], result["majority"]]
-        figures = [
-            f"{entry['mean']:.3f} [{entry['ci_low']:.3f}, {entry['ci_high']:.3f}]"
-            for entry in entries
-        ]
-        table.add_row(escape_control(result["model"]), _name(result), *figures)
+        of_model = escape_control(result["model"]), _name(result)
+        entries = [(f"pass@{entry['k']}", entry) for entry in result["pass_at"]]
+        entries.append((f"maj@{result['samples']}", result["majority"]))
+        for figure, entry in entries:
+            interval = f"{entry['ci_low']:.4f} … {entry['ci_high']:.4f}"
+            table.add_row(*of_model, figure, f"{entry['mean']:.4f}", interval)
     return table
 
 

@@ -20,7 +20,7 @@ from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, first_divergence
 
 # The kinds of columns in run lengths.
-MARKS = {"match": "=", "substitute": "x", "delete": "-", "insert": "+"}
+MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
 
 # Token ids -> the text that each token adds, None if it comes with a later one.
 Pieces = Callable[[Sequence[int]], list[str | None]]
@@ -105,6 +105,7 @@ def run_lengths(target: str, text: str) -> str:
     """Return an optimal alignment of `text` with `target` as run lengths.
 
     "=" is a right word, "x" a word instead of another, "-" a missing word, "+" a word too many.
+    Without a target every word is "=".
 
     >>> run_lengths("the old grey owl", "the owl saw")
     '1=2-1=1+'
