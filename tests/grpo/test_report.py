@@ -413,7 +413,7 @@ def test_evenly_spaced():
         assert sorted(report.evenly_spaced(n)) == list(range(n))
 
 
-def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_said_in_one_line(made, tmp_path, capsys):
     for argv, words in [
         ((tmp_path / "none",), "not a run"),
         ((), "the following arguments are required"),
@@ -425,8 +425,6 @@ def test_mistakes_are_said_in_one_line(made, tmp_path, capsys, monkeypatch):
         assert words in found.err and found.err.count("\n") == 1 and not found.out
     (made / "rollouts" / "step-000002.jsonl.zst").write_bytes(b"cut")
     assert "step-000002.jsonl.zst" in said(capsys, made, status=2).err
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert "plotly is not installed" in said(capsys, made, status=2).err
 
 
 def test_torch_is_not_imported(made):

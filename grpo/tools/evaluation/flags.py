@@ -65,6 +65,7 @@ def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[s
 
     flags, others = parser.parse_known_args(argv)
     flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
+    flags.model = flags.models[0]
     _check(flags)
     return flags, others
 

@@ -29,7 +29,7 @@ from grpo.show.lines import clock_time, counted, interval
 from grpo.show.tables import WHY
 from grpo.tools.report.samples import Pieces, packed, pieces_of, short
 from grpo.variance import COLLAPSED
-from tasks.base import Parser, UserError, exit_status, needs
+from tasks.base import Parser, UserError, exit_status
 
 # The folder of report.html and its parts.
 ROOM = Path(__file__).parent
@@ -125,8 +125,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def page(runs: Sequence[RunData], budget: int) -> str:
     """Return the page as HTML, with at most `budget` bytes of completions for each run."""
-    with needs("plotly", "report"):
-        from plotly.offline import get_plotlyjs
+    from plotly.offline import get_plotlyjs  # here, because it takes a while to import
+
     samples = [kept_samples(run, budget) for run in runs]
     descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(description["name"] for description in descriptions)
