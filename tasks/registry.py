@@ -1,4 +1,7 @@
-"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's own."""
+"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's own.
+
+A task of the project may have an argument: ``gsm8k:FOLDER``.
+"""
 
 import importlib
 import importlib.util
@@ -17,6 +20,9 @@ REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
     "data": "tasks.rows:Rows",
+    "countdown": "tasks.countdown:Countdown",
+    "gsm8k": "tasks.gsm8k:Gsm8k",
+    "reasoning_gym": "tasks.reasoning_gym:ReasoningGym",
 }
 
 # The option that names a reward function of the user's own.
@@ -61,17 +67,38 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
         chosen = {"reward": reward}
 
     keywords = {name.replace("-", "_"): value for name, value in options.items()}
+    keywords |= _argument(spec, kind)
     with calling(f"--task {spec}: its constructor"):
         task = kind(**chosen, **keywords)
     check_task(task, spec)
     return task
 
 
+def is_of_project(spec: str) -> bool:
+    """Return whether `spec` names a task of the project, with or without an argument."""
+    return spec.partition(":")[0] in REGISTRY
+
+
+def _argument(spec: str, kind: Any) -> dict[str, str]:
+    """Return the keyword argument that "name:argument" gives a task of the project."""
+    if not is_of_project(spec):
+        return {}
+    name, colon, argument = spec.partition(":")
+    wanted = getattr(kind, "argument", None)
+    if wanted and not argument:
+        placeholder, meaning = wanted
+        raise UserError(f"--task {spec}: give {name}:{placeholder}, {meaning}")
+    if colon and not wanted:
+        raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
+    return {"argument": argument} if wanted else {}
+
+
 def _load_class(spec: str) -> Any:
-    where, _, name = REGISTRY.get(spec, spec).rpartition(":")
-    if spec in REGISTRY:
+    if is_of_project(spec):
+        where, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(where), name)
 
+    where, _, name = spec.rpartition(":")
     path = Path(where)
     if not where or path.suffix != ".py":
         known = ", ".join(sorted(REGISTRY))
@@ -94,7 +121,7 @@ def _load_class(spec: str) -> Any:
 
 def programs_of(spec: str, task: Task) -> list[Path]:
     """Return the files of a user's own task, or of a user's own reward function."""
-    own = [] if spec in REGISTRY else [Path(spec.rpartition(":")[0])]
+    own = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
     return own + list(getattr(task, "program", ()))
 
 
@@ -107,7 +134,7 @@ def trust(
     it. Raises UserError, which names the record `where`, unless the task `spec` is one of
     `REGISTRY` or `allowed`, and the reward function among its `options` is allowed as well.
     """
-    if spec not in REGISTRY and spec not in allowed:
+    if not is_of_project(spec) and spec not in allowed:
         raise UserError(
             f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
             f"--task {spec} as well"

@@ -12,7 +12,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.trainer import Trainer
 from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
-from tasks.base import REGISTRY, REWARD_FILE, Task
+from tasks.base import REWARD_FILE, Task, is_of_project
 
 
 def is_solved(line: Mapping[str, Any]) -> bool:
@@ -71,7 +71,7 @@ def next_commands(folder: Path, config: Config, step: int, task: Task) -> list[s
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
     )
-    program = f" --task {shlex.quote(config.task)}" if config.task not in REGISTRY else ""
+    program = f" --task {shlex.quote(config.task)}" if not is_of_project(config.task) else ""
     if reward_file := config.task_options.get(REWARD_FILE):
         program += f" --{REWARD_FILE} {shlex.quote(reward_file)}"
     run = quoted(folder)

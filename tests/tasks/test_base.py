@@ -136,20 +136,26 @@ def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
     assert standard is random
 
 
+NO_SUCH_TASK = (
+    "no such task; give one of arithmetic, countdown, data, gsm8k, interleave, reasoning_gym, or "
+    "path/to/file.py:ClassName"
+)
+
+
 @pytest.mark.parametrize(
     "spec, line",
     [
         (
             "juggling",
-            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
+            NO_SUCH_TASK,
         ),
         (
             "",
-            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
+            NO_SUCH_TASK,
         ),
         (
             str(EXAMPLE),
-            "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName",
+            NO_SUCH_TASK,
         ),
         ("nowhere.py:Task", "no file nowhere.py"),
         (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),

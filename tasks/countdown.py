@@ -1,0 +1,146 @@
+"""Countdown: combine given numbers into a target, using each of them once.
+
+A problem of level n has n numbers from 1 to 50 and a target from 1 to 200 that can be reached with
++, -, * and / (it is made from an expression over all the numbers). The answer is any expression
+over exactly these numbers whose value, as a fraction, is the target. It earns 1. An expression over
+these numbers with another value earns 0.1, anything else 0 (the rewards of TinyZero,
+github.com/Jiayi-Pan/TinyZero).
+
+Two problems with the same numbers, in any order, and the same target are one.
+"""
+
+import ast
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+
+from tasks.base import Problem, Score, UserError, key_of, split_of_key
+from tasks.reasoning import BUDGET, FORM, asking, final_answer
+
+LEVELS = range(2, 9)
+NUMBERS = range(1, 51)
+TARGETS = range(1, 201)
+
+# Longer expressions are not read. Eight numbers, operators and brackets take some 50 characters.
+MOST_CHARACTERS = 500
+
+QUESTION = (
+    "Using the numbers {numbers}, write an expression that equals {target}. Use each number "
+    "exactly once, and only + - * / and brackets."
+)
+
+
+class Countdown:
+    """The task; see the head of this file."""
+
+    name = "countdown"
+    rewards: tuple[str, ...] = ()
+    default_level = 3
+    metric = "solved"
+    level_unit = "numbers"
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return a problem with `level` numbers."""
+        if level not in LEVELS:
+            raise UserError(
+                f"--level {level}: task countdown has levels {LEVELS[0]} to {LEVELS[-1]}, the "
+                "count of numbers"
+            )
+        while True:
+            numbers = rng.choices(NUMBERS, k=level)
+            target, expression = _reachable(numbers, rng)
+            key = _key(numbers, target)
+            if target in TARGETS and split_of_key(key) == split:
+                break
+
+        question = QUESTION.format(numbers=" ".join(map(str, numbers)), target=target)
+        data = {"numbers": numbers, "target": int(target)}
+        return Problem(self.name, level, asking(question), f"Answer: {expression}", key, data)
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return the score of each completion."""
+        numbers, target = sorted(problem.data["numbers"]), problem.data["target"]
+        scores = []
+        for completion in completions:
+            answer = final_answer(completion)
+            value, used = evaluated(answer or "")
+            is_formed = value is not None and sorted(used) == numbers
+            is_right = is_formed and value == target
+            reward = 1.0 if is_right else FORM if is_formed else 0.0
+            scores.append(Score(reward, {"answer": answer}, exact=is_right))
+        return scores
+
+    def key(self, problem: Problem) -> str:
+        """Return the key of a problem, computed again from its data."""
+        return _key(problem.data["numbers"], problem.data["target"])
+
+    def answer(self, problem: Problem, completion: str) -> str | None:
+        """Return the value of the answer, because many expressions are the same answer."""
+        value, used = evaluated(final_answer(completion) or "")
+        is_formed = value is not None and sorted(used) == sorted(problem.data["numbers"])
+        return str(value) if is_formed else None
+
+    def max_new_tokens(self, level: int) -> int:
+        """Return the completion budget, unless --max-new-tokens gives one."""
+        return BUDGET
+
+
+def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
+    """Return the value of an expression over whole numbers, and the numbers in it.
+
+    The value is None if the text is no such expression, or divides by zero. What stands behind an
+    equals sign is left out. Nothing is executed.
+
+    >>> evaluated("(3 + 5) / 2 = 4")
+    (Fraction(4, 1), [3, 5, 2])
+    """
+    text = expression.partition("=")[0].strip().replace("×", "*").replace("÷", "/")
+    if len(text) > MOST_CHARACTERS:
+        return None, []
+    try:
+        tree = ast.parse(text, mode="eval")
+        used: list[int] = []
+        return _value(tree.body, used), used
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None, []
+
+
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    """Return the value of a node, and add its numbers to `used`.
+
+    Raises ValueError if it is anything but a whole number or one of the four operations.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp):
+        raise ValueError("no arithmetic")
+
+    left, right = _value(node.left, used), _value(node.right, used)
+    match node.op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return left / right
+    raise ValueError("no arithmetic")
+
+
+def _reachable(numbers: Sequence[int], rng: random.Random) -> tuple[Fraction, str]:
+    """Return the value of a random expression over all `numbers`, and the expression."""
+    parts = [(Fraction(number), str(number)) for number in numbers]
+    while len(parts) > 1:
+        (a, left), (b, right) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        operators = "+-*/" if b else "+-*"
+        operator = rng.choice(operators)
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
+        parts.append((value, f"({left} {operator} {right})"))
+    value, expression = parts[0]
+    return value, expression[1:-1]  # without the outermost brackets
+
+
+def _key(numbers: Sequence[int], target: int | Fraction) -> str:
+    return key_of("countdown", *sorted(numbers), int(target) if target == int(target) else target)

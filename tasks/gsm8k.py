@@ -1,0 +1,142 @@
+r"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168): word problems of primary school.
+
+`--task gsm8k:FOLDER`, where the folder has the published files train.jsonl and test.jsonl
+(github.com/openai/grade-school-math). Their answers end with ``#### N``. The test split is
+test.jsonl; a hash of the question puts a tenth of train.jsonl into the validation split.
+
+The answer of a completion (see `tasks.reasoning`) is right if its number equals the published
+one, exactly: 1,234 and 1234.0 and ``\frac{2468}{2}`` are one number. A unit or a currency sign
+beside the number does not matter; two numbers are no answer. A right answer earns 1, another one
+0.1, none 0.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from data.files import read_jsonl
+from tasks.protocol import SPLITS, Problem, Score, key_of
+from tasks.reasoning import BUDGET, asking, bare, final_answer, scored
+
+FILES = {"train": "train.jsonl", "test": "test.jsonl"}
+
+# A number, perhaps with groups of three digits, a fraction part, or a denominator.
+_NUMBER = re.compile(
+    r"[-+−]?\s?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\.)?(?:\s?/\s?\d+)?"
+)
+_FRACTION = re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_MARKS = re.compile(r"\\(?:text|mathrm|boxed|left|right|[,;!$%])|[{}*`]")
+
+
+class Gsm8k:
+    """The task; `argument` is the folder of the published files."""
+
+    name = "gsm8k"
+    rewards: tuple[str, ...] = ()
+    default_level = 1
+    metric = "exact match"
+    level_unit = ""
+    argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
+
+    def __init__(self, argument: str):
+        folder = Path(argument)
+        for name in FILES.values():
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"--task gsm8k:{argument}: no file {folder / name}; get train.jsonl and "
+                    "test.jsonl from github.com/openai/grade-school-math"
+                )
+        self._by_split: dict[str, list[Problem]] = {split: [] for split in SPLITS}
+        seen: set[str] = set()
+        for name in ("test", "train"):  # a question of both is of the test split
+            for where, row in read_jsonl(folder / FILES[name]):
+                problem = _problem(where, row)
+                if problem.key not in seen:
+                    seen.add(problem.key)
+                    is_validation = name == "train" and int(problem.key, 16) % 10 == 0
+                    self._by_split["validation" if is_validation else name].append(problem)
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return a random problem of the split."""
+        if level != 1:
+            raise UserError(f"--level {level}: task gsm8k has level 1 alone")
+        if not self._by_split[split]:
+            raise UserError(f"--task gsm8k: there is no problem of the {split} split")
+        return rng.choice(self._by_split[split])
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return the score of each completion."""
+        answers = [final_answer(completion) for completion in completions]
+        right = number_of(problem.data["answer"])
+        return scored([number_of(answer or "") == right for answer in answers], answers)
+
+    def problems(self, split: str) -> list[Problem]:
+        """Return all problems of a split."""
+        return list(self._by_split[split])
+
+    def family_size(self, level: int) -> int:
+        """Return the number of problems, in all splits."""
+        return sum(map(len, self._by_split.values()))
+
+    def key(self, problem: Problem) -> str:
+        """Return the key of a problem, computed again from its data."""
+        return _key(problem.data["question"])
+
+    def answer(self, problem: Problem, completion: str) -> str | None:
+        """Return the number in the answer, for majority votes."""
+        number = number_of(final_answer(completion) or "")
+        return None if number is None else str(number)
+
+    def max_new_tokens(self, level: int) -> int:
+        """Return the completion budget, unless --max-new-tokens gives one."""
+        return BUDGET
+
+    def sources(self) -> dict[str, str]:
+        """Return a fingerprint of the problems of each split."""
+        return {
+            f"gsm8k-{split}": key_of(*(one.key + one.data["answer"] for one in part))
+            for split, part in self._by_split.items()
+            if part
+        }
+
+
+def number_of(text: str) -> Fraction | None:
+    r"""Return the number that an answer is; None if it is none, or holds several.
+
+    >>> number_of("$1,234.50"), number_of("18 dollars"), number_of("12 or 13")
+    (Fraction(2469, 2), Fraction(18, 1), None)
+    """
+    plain = _MARKS.sub(" ", _FRACTION.sub(r" \1/\2 ", bare(text)))
+    found = [match.strip() for match in _NUMBER.findall(plain) if re.search(r"\d", match)]
+    if len(found) != 1 or len(found[0]) > 100:
+        return None
+    return _value(found[0])
+
+
+def _value(written: str) -> Fraction | None:
+    digits = re.sub(r"[\s,$€£+]", "", written).replace("−", "-")
+    try:
+        return Fraction(digits.removesuffix("."))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _problem(where: str, row: dict[str, Any]) -> Problem:
+    """Return the problem of a published line. Raises UserError, which names it, if it is none."""
+    question, solution = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not isinstance(solution, str):
+        raise UserError(f"{where}: is no line of GSM8K; it needs question and answer, both texts")
+    _, hashes, answer = solution.rpartition("####")
+    if not hashes or number_of(answer) is None:
+        raise UserError(f"{where}: its answer does not end with #### and a number")
+    data = {"question": question, "answer": answer.strip()}
+    target = f"Answer: {answer.strip()}"
+    return Problem("gsm8k", 1, asking(question), target, _key(question), data)
+
+
+def _key(question: str) -> str:
+    return key_of("gsm8k", " ".join(question.split()))

@@ -1,0 +1,93 @@
+r"""Reasoning first, then the answer: how a prompt asks for it, and where the answer stands.
+
+What a policy thinks aloud is no answer: where there is a ``</think>``, only what follows the last
+one counts, and a ``<think>`` that is never closed leaves nothing. In that, the answer is the first
+of these that the text has:
+
+1. what follows the last "Answer:" at the beginning of a line, to the end of that line;
+2. the content of the last ``\boxed{...}``;
+3. what follows the last ``####``, to the end of that line (the form of GSM8K).
+
+Marks of emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are left out.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tasks.protocol import Score
+
+INSTRUCTION = (
+    'Think about it first. Then end with one line that begins with "Answer:" and holds the final '
+    "answer alone."
+)
+
+# Completions may reason this long, unless --max-new-tokens says otherwise.
+BUDGET = 256
+
+# A wrong answer in the form that was asked for earns this, as in TinyZero
+# (github.com/Jiayi-Pan/TinyZero, its reward for countdown).
+FORM = 0.1
+
+_ANSWER = re.compile(r"^[ \t>*_#]*answer[ \t*_]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_HASHES = re.compile(r"####(.*)$", re.MULTILINE)
+_BOXED = re.compile(r"\\boxed\s*\{")
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+def asking(question: str) -> str:
+    """Return the prompt that asks to reason about `question`, and then to answer."""
+    return f"{question.rstrip()}\n\n{INSTRUCTION}"
+
+
+def final_answer(text: str) -> str | None:
+    r"""Return the answer in a completion; None if there is none.
+
+    >>> final_answer("6 times 7 is 42.\nAnswer: **42**.")
+    '42'
+    """
+    _, thought, after = text.rpartition(_THOUGHT)
+    said = after if thought else text
+    if _THINK in said:
+        return None
+
+    for found in (_last(_ANSWER, said), _last_box(said), _last(_HASHES, said)):
+        if found is not None:
+            return bare(found) or None
+    return None
+
+
+def bare(answer: str) -> str:
+    """Return an answer without emphasis around it and without a full stop at its end."""
+    before = None
+    while answer != before:
+        before = answer
+        answer = answer.strip().strip("*_`$").removesuffix(".")
+    return answer
+
+
+def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]:
+    """Return a score for each completion: 1 if its answer is right, FORM if it has one, else 0."""
+    return [
+        Score(
+            1.0 if right else FORM if answer is not None else 0.0, {"answer": answer}, exact=right
+        )
+        for right, answer in zip(rights, answers, strict=True)
+    ]
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return found[-1] if found else None
+
+
+def _last_box(text: str) -> str | None:
+    """Return the content of the last box that is closed."""
+    content = None
+    for match in _BOXED.finditer(text):
+        depth = 1
+        for end in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                content = text[match.end() : end]
+                break
+    return content

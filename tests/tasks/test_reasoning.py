@@ -1,0 +1,226 @@
+"""The field's tasks: reading of answers, countdown, GSM8K, reasoning-gym."""
+
+import json
+import random
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.base import SPLITS, UserError, answer_of, load_task, problem_at, scores_of
+from tasks.countdown import evaluated
+from tasks.gsm8k import number_of
+from tasks.reasoning import FORM, asking, final_answer
+
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n*_`$\\#{}<>"), max_size=20)
+
+
+@given(LINE, LINE.map(str.strip))
+def test_the_last_answer_line_is_the_answer(thought, answer):
+    wanted = answer.strip().removesuffix(".").strip()
+    text = f"{thought}\nAnswer: first\n{thought}\nAnswer: {answer}"
+    assert final_answer(text) == (wanted.rstrip(".").strip() or None) or answer.endswith(".")
+    assert final_answer(f"<think>Answer: 3</think>{text}") == final_answer(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 42", "42"),
+        ("so it is 42\n**Answer:** 42", "42"),
+        ("> Answer: `42`.", "42"),
+        ("answer : $42$", "42"),
+        ("Answer: 1\nAnswer: 2", "2"),
+        (r"thus \boxed{42}.", "42"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{4", None),
+        ("6 * 7 = 42\n#### 42", "42"),
+        ("<think>Answer: 1</think>Answer: 2", "2"),
+        ("<think>Answer: 1", None),
+        ("</think>Answer: 2", "2"),
+        ("<think>a</think><think>Answer: 1", None),
+        ("the answer is 42", None),
+        ("Answer:", None),
+        ("", None),
+    ],
+)
+def test_where_the_answer_stands(text, answer):
+    assert final_answer(text) == answer
+
+
+# --- countdown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", range(2, 9))
+def test_countdown_problems_can_be_solved_and_belong_to_their_split(level):
+    task = load_task("countdown")
+    keys = {}
+    for split in SPLITS:
+        for index in range(12):
+            problem = problem_at(task, seed=0, split=split, level=level, index=index)
+            value, used = evaluated(problem.target.removeprefix("Answer: "))
+            assert value == problem.data["target"] and Counter(used) == Counter(
+                problem.data["numbers"]
+            )
+            assert len(used) == level and 1 <= value <= 200
+            assert keys.setdefault(problem.key, split) == split
+            assert task.key(problem) == problem.key
+            (score,) = scores_of(task, problem, [problem.target])
+            assert score.exact and score.reward == 1
+
+
+def test_countdown_rewards():
+    task = load_task("countdown")
+    problem = problem_at(task, seed=0, split="train", level=3, index=0)
+    problem = type(problem)(
+        **{**problem.to_json(), "data": {"numbers": [3, 5, 2], "target": 16}, "key": "k"}
+    )
+    cases = {
+        "Answer: (3 + 5) * 2": 1.0,
+        "Answer: 2 * (5 + 3) = 16": 1.0,
+        "Answer: (3 + 5) × 2": 1.0,
+        "Answer: (3 + 5) / 2": FORM,
+        "Answer: 3 + 5 + 2 + 6": 0.0,
+        "Answer: 16": 0.0,
+        "Answer: (3 + 5) * 2 * 1": 0.0,
+        "Answer: (3 + 5) ** 2": 0.0,
+        "Answer: __import__('os')": 0.0,
+        "Answer: 3 +": 0.0,
+        "Answer: 2 / (3 + 5 - 8)": 0.0,
+        "(3 + 5) * 2": 0.0,
+        "Answer: " + "(" * 400 + "2" + ")" * 400: 0.0,
+    }
+    scores = scores_of(task, problem, list(cases))
+    assert [score.reward for score in scores] == list(cases.values())
+    assert answer_of(task, problem, "Answer: 2*3+5*2") is None
+    assert answer_of(task, problem, "Answer: 2*3*5") == "30"
+
+
+@given(st.integers(0, 2**32))
+def test_countdown_expressions_have_the_value_that_python_gives_them(seed):
+    rng = random.Random(seed)
+    text = str(rng.randint(1, 9))
+    for _ in range(4):
+        text = f"({text} {rng.choice('+-*')} {rng.randint(1, 9)})"
+    assert evaluated(text)[0] == eval(text)  # noqa: S307  (made here)
+
+
+def test_countdown_levels():
+    for level in (0, 1, 9):
+        with pytest.raises(UserError, match="has levels 2 to 8"):
+            problem_at(load_task("countdown"), seed=0, split="train", level=level, index=0)
+
+
+# --- GSM8K ------------------------------------------------------------------------------------
+
+WRITTEN = {
+    "18": 18, "18.": 18, "18.0": 18, " 18 ": 18, "+18": 18, "-18": -18, "−18": -18, "- 18": -18,
+    "$18": 18, "$18.00": 18, "-$18": -18, "$ 18": 18, "€18": 18, "£18.50": Fraction(37, 2),
+    "18 dollars": 18, "18 apples.": 18, "18%": 18, "18 %": 18, r"18\%": 18, "018": 18,
+    "1,234": 1234, "1,234,567": 1234567, "$1,234.50": Fraction(2469, 2), "1234": 1234,
+    "**18**": 18, "`18`": 18, "$18$": 18, r"\boxed{18}": 18, r"\$18": 18, r"18\text{ cm}": 18,
+    "0.5": Fraction(1, 2), ".5": Fraction(1, 2), "1/2": Fraction(1, 2), "1 / 2": Fraction(1, 2),
+    r"\frac{1}{2}": Fraction(1, 2), r"\dfrac{36}{2}": 18, "x = 18": 18, "is 18": 18, "(18)": 18,
+    "18 km/h": 18, "0": 0, "-0": 0, "3.14": Fraction(157, 50), "100,000": 100000,
+    # no answer
+    "eighteen": None, "": None, "12 or 13": None, "12, 13": None, "1/0": None, "3 + 4": None,
+    "1,2,3": None, "18 of 20": None, "-": None, ".": None, "9" * 200: None, "$": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "number"), WRITTEN.items())
+def test_written_forms_of_numbers(text, number):
+    assert number_of(text) == number
+
+
+def gsm8k(folder, train=40, test=10):
+    folder.mkdir(exist_ok=True)
+    for name, size, first in (("train", train, 0), ("test", test, 1000)):
+        rows = [
+            {
+                "question": f"What is {n} and 1?",
+                "answer": f"It is <<{n}+1={n + 1}>>.\n#### {n + 1:,}",
+            }
+            for n in range(first, first + size)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(f"gsm8k:{folder}")
+
+
+def test_gsm8k_gold_answers_score_one(tmp_path):
+    task = gsm8k(tmp_path / "gsm8k")
+    assert len(task.problems("test")) == 10
+    assert len(task.problems("train")) + len(task.problems("validation")) == 40
+    assert task.problems("validation") and task.family_size(1) == 50
+    for split in SPLITS:
+        for problem in task.problems(split):
+            assert task.key(problem) == problem.key
+            right, gold, wrong, none = scores_of(
+                task,
+                problem,
+                [problem.target, f"x\n#### {problem.data['answer']}", "Answer: 0", "?"],
+            )
+            assert right.exact and gold.exact and right.reward == gold.reward == 1
+            assert wrong.reward == FORM and not wrong.exact and none.reward == 0
+    assert task.problems("test")[0].prompt == asking("What is 1000 and 1?")
+    assert answer_of(task, problem, "Answer: $1,000") == "1000"
+    assert gsm8k(tmp_path / "gsm8k").sources() == task.sources()
+
+
+def test_gsm8k_mistakes(tmp_path):
+    for make, message in (
+        (lambda: load_task("gsm8k"), "give gsm8k:FOLDER, the folder of train.jsonl"),
+        (lambda: load_task(f"gsm8k:{tmp_path}"), "no file"),
+        (
+            lambda: problem_at(gsm8k(tmp_path / "a"), seed=0, split="test", level=2, index=0),
+            "level 1",
+        ),
+        (lambda: load_task("countdown:3"), "task countdown has no argument"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+    for row, message in (
+        ({"question": "?"}, "is no line of GSM8K"),
+        ({"question": "?", "answer": "3"}, "does not end with ####"),
+        ({"question": "?", "answer": "#### many"}, "does not end with ####"),
+    ):
+        (tmp_path / "a" / "test.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(UserError, match=f"test.jsonl, line 1: .*{message}"):
+            load_task(f"gsm8k:{tmp_path / 'a'}")
+
+
+# --- reasoning-gym ----------------------------------------------------------------------------
+
+
+def test_reasoning_gym_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
+    with pytest.raises(UserError, match="reasoning_gym is not installed"):
+        load_task("reasoning_gym:gcd")
+    with pytest.raises(UserError, match="give reasoning_gym:NAME"):
+        load_task("reasoning_gym")
+
+
+@pytest.mark.parametrize("name", ["spell_backward", "gcd", "letter_counting", "chain_sum"])
+def test_reasoning_gym(name):
+    pytest.importorskip("reasoning_gym")
+    task = load_task(f"reasoning_gym:{name}")
+    keys = {}
+    for split in SPLITS:
+        for index in range(8):
+            problem = problem_at(task, seed=0, split=split, level=1, index=index)
+            again = problem_at(task, seed=0, split=split, level=1, index=index)
+            assert problem == again and task.key(problem) == problem.key
+            assert keys.setdefault(problem.key, split) == split
+            right, none = scores_of(task, problem, [problem.target, "no"])
+            assert right.exact and right.reward == 1 and none.reward == 0
+    assert task.levels(3) == [1, 2, 3]
+    with pytest.raises(UserError, match="has levels 1 to"):
+        task.make(99, "train", random.Random(0))
+
+
+def test_a_dataset_that_does_not_exist():
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(UserError, match="did you mean .*spell_backward"):
+        load_task("reasoning_gym:spell_backwards")
