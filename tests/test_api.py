@@ -1,7 +1,10 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,3 +186,18 @@ def test_mistakes_are_one_line(home):
 def test_a_task_by_name_is_trained_as_on_the_command_line(home):
     run = train(task="interleave", level=3, name="a", **QUICK | {"max_new_tokens": 64})
     assert run.config["task"] == "interleave" and len(run.metrics) == 2
+
+
+@pytest.mark.slow
+def test_the_example_learns(home):
+    """The ten lines of examples/first_three.py, on a task that the model was never taught."""
+    path = Path(__file__).resolve().parent.parent / "examples" / "first_three.py"
+    environment = {**os.environ, "PYTHONPATH": str(path.parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "LEARNED" in done.stdout
+    (run,) = Path("runs").iterdir()
+    first, last = load_run(run).reports[0], load_run(run).reports[-1]
+    assert first["mean"] < 0.2 and last["mean"] > 0.95
