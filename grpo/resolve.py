@@ -65,6 +65,6 @@ def _check_levels(config: Config, levels: Collection[int]) -> None:
     if missing:
         flag = "--curriculum" if config.curriculum else "--words"
         raise UserError(
-            f"{flag} {config.curriculum or config.level}: {config.dataset} has no problem of level "
+            f"{flag} {config.curriculum or config.level}: {config.dataset or 'the data'} has no problem of level "
             f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
         )
