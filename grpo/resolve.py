@@ -64,7 +64,8 @@ def _check_levels(config: Config, levels: Collection[int]) -> None:
     missing = [level for level in config.levels if level not in levels]
     if missing:
         flag = "--curriculum" if config.curriculum else "--words"
+        data = config.dataset or "the data"
         raise UserError(
-            f"{flag} {config.curriculum or config.level}: {config.dataset or 'the data'} has no problem of level "
+            f"{flag} {config.curriculum or config.level}: {data} has no problem of level "
             f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
         )
