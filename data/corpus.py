@@ -39,9 +39,7 @@ PLAIN = (".txt", ".md")
 
 @dataclass(frozen=True)
 class Document:
-    """One text of the corpus, e.g. ``Document("tale-flood", "Monday, the third of March. Rain
-    again, ...")``.
-    """
+    """One text of the corpus, e.g. ``Document("tale-flood", "Monday, the third of ...")``."""
 
     title: str
     text: str
@@ -55,21 +53,23 @@ class Document:
 def load_corpus(path: str | Path | None = None) -> list[Document]:
     """Return the documents of `path` (default: the embedded corpus) sorted by title.
 
-    One word is enough for a document: how many a level needs is the task's to say. Errors as of
-    `load_documents`.
+    A document may be as short as one word, because the task decides how many words a level needs.
+    Raises the errors of `load_documents`.
     """
     documents = load_documents(TEXTS if path is None else path, min_words=1)
     return sorted(documents, key=lambda document: (document.title, document.text))
 
 
 def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Document]:
-    """Return the documents of a folder of .txt files (title = file stem), or of one .txt, .json or
-    .jsonl file.
+    """Return the documents of a folder of .txt files, or of one .txt, .json or .jsonl file.
 
-    JSON is a list of ``{"title", "text"}``, a list of strings, or a mapping of title to text;
-    JSONL has one ``{"title", "text"}`` a line. Raises UserError, naming the file and the place in
-    it, when the path is missing, the folder has no .txt, the suffix is unknown, the content is
-    binary or damaged, or a text is under `min_words` words.
+    The title of a .txt file is its name without the suffix. A JSON file holds a list of ``{"title",
+    "text"}``, a list of strings, or a mapping of title to text. A JSON Lines file has one
+    ``{"title", "text"}`` per line.
+
+    Raises UserError, which names the file and the place in it, if the path does not exist, the
+    folder has no .txt file, the suffix is unknown, the content is binary or damaged, or a text has
+    fewer than `min_words` words.
     """
     path = Path(path)
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
@@ -82,14 +82,15 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
 
 
 def load_texts(path: str | Path) -> list[Document]:
-    """Return the documents of a user's own folder, for --texts: one a file, with all folders
-    below, sorted by title.
+    """Return the documents of a user's own folder (--texts) and its subfolders, sorted by title.
 
-    The title is the path below the folder. Every file of UTF-8 text counts, whatever its suffix;
-    hidden files, empty ones and binary ones are passed over, and so is a document that repeats an
-    earlier one (see `merge`): it could fall to another split. One file of .txt, .json or .jsonl is
-    taken as `load_documents` takes it. Raises UserError where a .txt or .md file is not UTF-8,
-    where there is no text, and where there is more than `MOST_TEXT`.
+    Each file of UTF-8 text is a document, whatever its suffix, and its title is its path within the
+    folder. Hidden, empty and binary files are skipped. A document that repeats an earlier one (see
+    `merge`) is skipped as well, because it could belong to another split. If `path` is a .txt,
+    .json or .jsonl file, it is read by `load_documents`.
+
+    Raises UserError if a .txt or .md file is not UTF-8, if there is no text, or if there are more
+    than `MOST_TEXT` bytes.
     """
     path = Path(path)
     if path.is_dir():
@@ -106,7 +107,7 @@ def load_texts(path: str | Path) -> list[Document]:
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:
-    """Return the documents but for those that repeat an earlier one, by the measure of `merge`."""
+    """Return the documents that do not repeat an earlier one, as `merge` defines it."""
     shingles = _Shingles()
     kept = []
     for document in documents:
@@ -117,16 +118,15 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def fingerprint(document: Document) -> str:
-    """Return what stands for a document's words: 16 hex digits of SHA-256. Title and layout do not
-    count.
+    """Return a hash of a document's words: 16 hex digits of SHA-256.
+
+    Title and layout have no influence.
     """
     return hashlib.sha256("\x1f".join(["", *document.words]).encode()).hexdigest()[:16]
 
 
 def split_of(document: Document) -> str:
-    """Return "train" (80 %), "validation" (10 %) or "test" (10 %), by SHA-256 of the document's
-    words.
-    """
+    """Return "train" (80 %), "validation" (10 %) or "test" (10 %), by a hash of the words."""
     digest = hashlib.sha256(f"{SPLIT_SALT}\n{' '.join(document.words)}".encode()).digest()
     tenth = int.from_bytes(digest[:8], "big") * 10 >> 64  # 0 ... 9
     return {8: "validation", 9: "test"}.get(tenth, "train")
@@ -143,13 +143,13 @@ def merge(
     min_words: int = MIN_WORDS,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Add the texts of `paths` (files, or folders with all below) to the folder `into`; return how
-    many were refused.
+    """Add the texts of `paths` to the folder `into`; return how many were refused.
 
-    Each document becomes a new file, whole or absent; no file that was there is touched. A
-    document that repeats another is dropped: the same words, or Jaccard similarity >= 0.8 of their
-    runs of five words. What cannot be taken is refused by name, and the rest goes on. `say` gets
-    one line for each. Raises UserError when `into` cannot be read or written.
+    `paths` are files, or folders that are searched with their subfolders. Each document is written
+    to a new file, whole or not at all; existing files are not changed. A document that repeats
+    another one is dropped: their sequences of five words have a Jaccard similarity of 0.8 or more.
+    A text that cannot be read is refused by name, and the others are added. `say` is called with a
+    line for each document. Raises UserError if `into` cannot be read or written.
     """
     into = Path(into)
     shingles = _Shingles()
@@ -192,8 +192,9 @@ def _add(where: str, document: Document, into: Path, shingles: "_Shingles") -> s
 
 
 class _Shingles:
-    """An index of documents by their runs of `SHINGLE` words, which finds the one that a new
-    document repeats.
+    """An index of documents by their sequences of `SHINGLE` words (Broder 1997).
+
+    It finds the document that a new one repeats.
     """
 
     def __init__(self) -> None:
@@ -207,8 +208,9 @@ class _Shingles:
             self._titles[shingle].append(document.title)
 
     def nearest(self, document: Document) -> tuple[str, float]:
-        """Return the title of the most similar document and the Jaccard similarity; ("", 0.0) if
-        none shares a run.
+        """Return the title of the most similar document, and the Jaccard similarity.
+
+        Returns ("", 0.0) if no document shares a sequence of words with it.
         """
         own = self._of(document)
         shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
@@ -226,8 +228,9 @@ class _Shingles:
 
 
 def _files_below(path: Path) -> list[Path]:
-    """Return all files below a folder, hidden ones apart; a file, an empty folder or a missing
-    path as it is.
+    """Return all files in a folder and its subfolders, except hidden ones.
+
+    A path that is a file, an empty folder, or missing is returned as it is.
     """
     below = [file for file in path.rglob("*") if not file.is_dir()]
     return sorted(
@@ -236,7 +239,10 @@ def _files_below(path: Path) -> list[Path]:
 
 
 def _texts_below(folder: Path) -> list[Document]:
-    """Return a document for each text file below `folder`. Links to folders are not followed."""
+    """Return a document for each text file in `folder` and its subfolders.
+
+    Links to folders are not followed.
+    """
     found = []
     size = 0
     for file in _files_below(folder):
@@ -257,8 +263,9 @@ def _texts_below(folder: Path) -> list[Document]:
 
 
 def _is_text(file: Path) -> bool:
-    """Return whether a file begins like UTF-8 text. A character may be cut in two where the look
-    ends.
+    """Return whether the first SNIFF bytes of a file are UTF-8 text without a NUL.
+
+    The last character may be incomplete.
     """
     with open(file, "rb") as stream:
         start = stream.read(SNIFF)
@@ -270,15 +277,14 @@ def _is_text(file: Path) -> bool:
 
 
 def _free_name(folder: Path, title: str) -> Path:
-    slug = (
-        re.sub(r"[\W_]+", "-", normalise(title).lower())[:48].strip("-") or "text"
-    )  # 48 x 4 bytes fit every disk
+    # 48 characters of up to 4 bytes each: file systems allow names of 255 bytes.
+    slug = re.sub(r"[\W_]+", "-", normalise(title).lower())[:48].strip("-") or "text"
     names = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
     return next(path for path in (folder / f"{name}.txt" for name in names) if not path.exists())
 
 
 def _read(path: Path) -> list[tuple[str, Document]]:
-    """Return (where it stands, document) for all that a file holds, of any length."""
+    """Return each document of a file, of any length, with its place: "FILE, line 3"."""
     if path.is_dir():
         raise UserError(f"{path}: the folder holds no file")
     if path.exists() and path.suffix not in (".txt", ".json", ".jsonl"):
@@ -319,9 +325,8 @@ def _document(where: str, value: Any) -> Document:
 
 
 def _check(where: str, document: Document, min_words: int) -> None:
-    if re.search(
-        "[\0\ud800-\udfff]", document.title + document.text
-    ):  # half a surrogate pair can stand in JSON
+    # JSON can hold one half of a surrogate pair.
+    if re.search("[\0\ud800-\udfff]", document.title + document.text):
         raise UserError(
             f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in "
             "UTF-8"

@@ -1,13 +1,11 @@
-"""Texts of kinds that nothing here is trained on: a second held-out set, beside the corpus's test
-split.
+"""Foreign kinds of text, on which nothing is trained: a second held-out set beside the test split.
 
-The corpus is English prose. Whoever brings texts of his own brings tables, code, lists and other
-alphabets as well, and a policy can be right on every test document of the corpus and wrong on
-those. Six kinds are generated from the word lists below, as a pure function of kind and number, so
-they are the same everywhere. Two kinds are real texts, taken where they exist, and so differ
-between machines: the licences that a Debian-like system keeps, and the topics of Python's manual
-that `pydoc` shows. None of this may enter training or the embedded model's lessons
-(`tests/data/test_foreign.py`).
+The corpus is English prose. Users' own texts also contain tables, code, lists and other alphabets,
+and a policy that is right on every test document of the corpus can be wrong on those. Six kinds are
+generated from the word lists below. They are a pure function of kind and number, so they are the
+same everywhere. Two kinds are real texts, which differ between machines: the licences of a
+Debian-like system and the topics of Python's manual, as far as they exist. None of these texts may
+be used for training or for the lessons of the embedded model (`tests/data/test_foreign.py`).
 
     python -m data.foreign      print the beginning of a text of each kind
 """
@@ -18,12 +16,18 @@ from pathlib import Path
 
 from data.corpus import Document, without_repeats
 
-DOCUMENTS = 12  # of each generated kind
+# Documents of each generated kind.
+DOCUMENTS = 12
+
 LICENCES = Path("/usr/share/common-licenses")
 COPYRIGHTS = Path("/usr/share/doc")
-MOST_FILES = 32  # that are read of each of these two folders, evenly spaced by name
-MOST_BYTES = 200_000  # a file beyond is passed over
-MOST_WORDS = 3_000  # of a real text that count: its beginning
+
+# From each of these two folders at most this many files are read, evenly spaced by name.
+MOST_FILES = 32
+
+# Longer files are skipped, and of a real text only the beginning is used.
+MOST_BYTES = 200_000
+MOST_WORDS = 3_000
 
 NOUNS = (
     "account anchor array bearing bolt branch buffer cable channel column cursor device disk "
@@ -80,8 +84,9 @@ BRACKETS = [
 
 
 def foreign_texts(words: int = 1000) -> dict[str, list[Document]]:
-    """Return the documents of each kind; the generated ones have at least `words` words. A kind
-    without any is left out.
+    """Return the documents of each kind. Generated ones have at least `words` words.
+
+    A kind without documents is left out.
     """
     found = {kind: list(generated(kind, words)) for kind in KINDS}
     found["licences"] = without_repeats(_licences())
@@ -102,9 +107,7 @@ def generated(kind: str, words: int = 1000, count: int = DOCUMENTS) -> Iterator[
 
 
 def _table(rng: random.Random, number: int) -> str:
-    """Return a table of Markdown, one drawn with ASCII lines, or one of columns set by spaces: one
-    form a document.
-    """
+    """Return a table: in Markdown, with ASCII lines, or with columns that are aligned by spaces."""
     names = rng.sample(NOUNS, rng.randint(2, 5))
     rows = [names] + [[_cell(rng) for _ in names] for _ in range(rng.randint(4, 12))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
@@ -135,7 +138,7 @@ def _cell(rng: random.Random) -> str:
 
 
 def _code(rng: random.Random, number: int) -> str:
-    """Return a function: of Python in every second document, of C in the others."""
+    """Return a function: Python in every second document, C in the others."""
     name = f"{rng.choice(VERBS)}_{rng.choice(NOUNS)}"
     given, other, item = rng.sample(NOUNS, 3)
     operator, bound = rng.choice(["+", "-", "*", "%"]), rng.randrange(2, 4096)
@@ -171,7 +174,7 @@ def _code(rng: random.Random, number: int) -> str:
 
 
 def _list(rng: random.Random, number: int) -> str:
-    """Return a list of points, nested up to three deep, with bullets, boxes, numbers or letters."""
+    """Return a list of up to three levels, with bullets, boxes, numbers or letters."""
     lines, depth = [], 0
     for i in range(1, rng.randint(5, 14)):
         depth = rng.randint(0, min(2, depth + 1)) if i > 1 else 0
@@ -187,9 +190,7 @@ def _list(rng: random.Random, number: int) -> str:
 
 
 def _numbers(rng: random.Random, number: int) -> str:
-    """Return a line of dates, times, quantities, versions, addresses and digests among a few
-    words.
-    """
+    """Return a line of dates, times, quantities, versions, addresses and hashes, and words."""
     year, month, day = rng.randrange(1900, 2100), rng.randrange(1, 13), rng.randrange(1, 29)
     clock = f"{rng.randrange(24):02}:{rng.randrange(60):02}"
     version = ".".join(str(rng.randrange(20)) for _ in range(rng.choice([2, 3, 3, 4])))
@@ -215,9 +216,7 @@ def _numbers(rng: random.Random, number: int) -> str:
 
 
 def _punctuation(rng: random.Random, number: int) -> str:
-    """Return lines of words among long runs of marks: rules, leaders, banners, boxes
-    and brackets.
-    """
+    """Return words with long runs of punctuation: rules, leaders, banners, boxes and brackets."""
     mark, opening = rng.choice(MARKS), rng.choice(BRACKETS)
     title = f"{rng.choice(QUALITIES)} {rng.choice(NOUNS)}"
     run = mark * rng.randint(3, 30)
@@ -235,7 +234,7 @@ def _punctuation(rng: random.Random, number: int) -> str:
 
 
 def _alphabet(rng: random.Random, number: int) -> str:
-    """Return a sentence of words of one alphabet: one alphabet a document."""
+    """Return a sentence in one alphabet; a document has one alphabet."""
     words = list(ALPHABETS.values())[number % len(ALPHABETS)].split()
     return " ".join(rng.sample(words, rng.randint(5, 12))) + rng.choice(".!?")
 
@@ -251,9 +250,7 @@ KINDS: dict[str, Callable[[random.Random, int], str]] = {
 
 
 def _licences() -> list[Document]:
-    """Return the beginnings of the licences and copyright notices of the operating system, where
-    it keeps them.
-    """
+    """Return the beginnings of the operating system's licences and copyright notices."""
     files = []
     for folder, pattern in ((LICENCES, "*"), (COPYRIGHTS, "*/copyright")):
         found = sorted(folder.glob(pattern))
@@ -263,7 +260,7 @@ def _licences() -> list[Document]:
 
 
 def _text_of(file: Path) -> str:
-    """Return the text of a file, "" where it is too long, is no UTF-8, or cannot be read."""
+    """Return the text of a file; "" if it is too long, not UTF-8, or cannot be read."""
     try:
         if not file.is_file() or file.stat().st_size > MOST_BYTES:
             return ""
@@ -273,9 +270,7 @@ def _text_of(file: Path) -> str:
 
 
 def _manual() -> list[Document]:
-    """Return the topics of Python's manual that `help()` shows; some systems leave them out of
-    Python.
-    """
+    """Return the topics of Python's manual that `help()` shows. Some systems do not have them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

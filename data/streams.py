@@ -1,9 +1,9 @@
-"""Standard output and error that can be lost: the reader of a pipe leaves, a disk is full, a
+"""Standard output and standard error can be lost: the reader of a pipe exits, a disk is full, or a
 terminal is closed.
 
-Within `lasting`, whoever prints does not notice. The first write that fails turns the stream into
-silence, and `lost` is told once, in words: `train.py` notes it and goes on; every other program
-ends there (`end_quietly`).
+Within `lasting`, printing never fails. After the first write that fails, the stream discards
+everything, and the function `lost` is called once. `train.py` records the loss and continues; every
+other program ends (`end_quietly`).
 """
 
 import errno
@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-SIGPIPE_STATUS = 128 + 13  # what a shell reports of a program that SIGPIPE ended
+# The exit status that a shell reports if SIGPIPE ended a program.
+SIGPIPE_STATUS = 128 + 13
 
 
 class OutputLost(SystemExit):
-    """Ends a program whose standard output is gone; no `except Exception` holds it up."""
+    """Ends a program whose standard output is lost. `except Exception` does not catch it."""
 
 
 class Lasting:
-    """A text stream that falls silent, once, when it can no longer be written; `lost` is told its
-    name and the error.
+    """A text stream that discards everything once a write has failed.
+
+    `lost` is called once, with the stream's `name` and the error.
     """
 
     def __init__(self, stream: TextIO, name: str, lost: Callable[[str, Exception], None]):
@@ -32,7 +34,7 @@ class Lasting:
         self.is_lost = False
 
     def write(self, text: str) -> int:
-        """Write to the stream, or nowhere once it is lost; return how many characters."""
+        """Write to the stream, or discard the text if it is lost; return the length of the text."""
         self._attempt(self.stream.write, text)
         return len(text)
 
@@ -57,15 +59,16 @@ class Lasting:
         except UnicodeError:
             raise
         except BlockingIOError:
-            pass  # a terminal that cannot keep up: this text is dropped, the next may get through
+            pass  # a terminal that cannot keep up: this text is lost, but later ones may not be
         except (OSError, ValueError) as error:  # ValueError: a closed file
             self.is_lost = True
             self._point_to_nothing()
             self.lost(self.name, error)
 
     def _point_to_nothing(self) -> None:
-        """Let the descriptor lead to /dev/null, or the interpreter would try to write what is
-        buffered when it ends.
+        """Redirect the descriptor to /dev/null.
+
+        Otherwise the interpreter would try to write what is still buffered when it exits.
         """
         with suppress(OSError, ValueError, AttributeError):
             nothing = os.open(os.devnull, os.O_WRONLY)
@@ -75,8 +78,9 @@ class Lasting:
 
 @contextmanager
 def lasting(lost: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Within this context standard output and error are `Lasting`. One that the program was
-    started without (`>&-`) is silent.
+    """Within this context standard output and standard error are `Lasting`.
+
+    A stream that was closed when the program started (`>&-`) counts as lost.
     """
     before = sys.stdout, sys.stderr
     sys.stderr = Lasting(sys.stderr or _nothing(2), "standard error", lost)
@@ -92,11 +96,11 @@ def lasting(lost: Callable[[str, Exception], None]) -> Iterator[None]:
 
 
 def end_quietly(name: str, error: Exception) -> None:
-    """End the program when standard output is lost: without a word where its reader has left, as
-    `cat` does in `cat FILE | head`.
+    """End the program if standard output is lost.
 
-    A closed output (`>&-`) is what was asked for, and without standard error there is nobody to
-    tell.
+    If the reader of a pipe has exited, the program ends without a message, as `cat` does in
+    `cat FILE | head`. If the output was closed on purpose (`>&-`), or if only standard error is
+    lost, the program continues.
     """
     number = getattr(error, "errno", None)
     if name == "standard output" and number == errno.EPIPE:
@@ -106,13 +110,15 @@ def end_quietly(name: str, error: Exception) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a write failed: "Broken pipe"."""
+    """Return why a write failed, e.g. "Broken pipe"."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def _nothing(descriptor: int) -> TextIO:
-    """Return a stream into nothing; `descriptor`, if it is free, gets one too, or the next file
-    that is opened would take it.
+    """Return a stream to /dev/null.
+
+    If `descriptor` is closed it is opened to /dev/null as well. Otherwise the next file that is
+    opened would get this descriptor.
     """
     stream = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
     try:
@@ -124,9 +130,9 @@ def _nothing(descriptor: int) -> TextIO:
 
 @contextmanager
 def interrupts_end() -> Iterator[None]:
-    """Within this context, while a program is loaded, Ctrl-C ends it without a traceback.
+    """Within this context Ctrl-C ends the program without a traceback.
 
-    Python would raise KeyboardInterrupt in the middle of an import.
+    It is for the imports of a program: Python would raise KeyboardInterrupt in one of them.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()

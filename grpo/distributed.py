@@ -145,7 +145,7 @@ def _peer_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise UserError(
-            "another rank has ended, and its own line says why; go on with --resume"
+            "another rank has ended, and its own line says why; continue with --resume"
         ) from error
 
 

@@ -1,15 +1,15 @@
-"""Arithmetic without working: the positive control. Everybody knows the answer; a pipeline that
-does not learn it is broken.
+"""Arithmetic without working: the positive control. A trainer that cannot learn it is broken.
 
-Two families. `chain`: `level` operations one after the other, such as ``((37 + 15) * 3 - 48) + 9``
-(four). `product`: two integers, `level` digits times digits: 32 is three digits times two. The
-splits are disjoint by the hash of the problem's key, and the key is canonical: 37 * 15 and 15 * 37
-are one problem.
+There are two families of problems. A `chain` has `level` operations one after the other: ``((37 +
+15) * 3 - 48) + 9`` has level 4. A `product` has two factors, and its level has their numbers of
+digits: level 32 is three digits times two. A hash of a problem's key decides its split, so the
+splits are disjoint. The key does not depend on the order of factors: 37 * 15 and 15 * 37 are one
+problem.
 
-The reward is 1 exactly when the answer is right. A wrong integer earns 0.3 × (share of digits that
-are right by place) + 0.2 × (1 - relative error, not below 0), the first only under the right sign;
-no integer earns nothing, and how an integer is written never matters (`tasks.answers`). So with 52
-as the right answer:
+The reward is 1 if and only if the answer is right. A wrong integer earns 0.3 × (the share of digits
+that are right, place by place) + 0.2 × (1 - relative error, at least 0). The first part requires
+the right sign. Without an integer the reward is 0. It does not matter how an integer is written
+(`tasks.answers`). For example, if 52 is the right answer:
 
 | answer | digits by place | relative error | reward |
 |---|---|---|---|
@@ -28,18 +28,20 @@ from tasks.answers import Answer, extract
 from tasks.base import Problem, Score, UserError, key_of, split_of_key
 
 PROMPT = "What is {}? No working: answer with the bare integer only."
-FACTORS = range(2, 10)  # what a chain multiplies and divides by
+
+# The factors and divisors in a chain.
+FACTORS = range(2, 10)
 
 
 def chain(
     steps: int, operands: range, operators: str, rng: random.Random
 ) -> tuple[str, list[int], str]:
-    """Return (expression, its value after each step, canonical form) of `steps` operations, drawn
-    with `rng`.
+    """Return an expression of `steps` operations, its values, and its canonical form.
 
-    Sums and differences take any of `operands`; factors and divisors are single digits; a division
-    leaves no rest (where none of the factors divides, another operator is drawn, or + if there is
-    no other).
+    The values are those after each operation.
+
+    Sums and differences use `operands`, products and quotients use FACTORS. A division has no
+    remainder: if no factor divides the value, another operator is drawn, or + if there is no other.
     """
     value = rng.choice(operands)
     text, last, canonical = str(value), "", ""
@@ -69,20 +71,24 @@ def chain(
 
 
 def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int], str]:
-    """Return (expression, [its value], canonical form) of a product of two integers of so many
-    digits each.
+    """Return a product of two integers, a list with its value, and its canonical form.
+
+    `digits` are the numbers of digits of the two integers.
     """
     x, y = (rng.choice(_integers_of(n)) for n in digits)
     return f"{x} * {y}", [x * y], "{} * {}".format(*sorted((x, y)))
 
 
 def _integers_of(digits: int) -> range:
-    return range(10 ** (digits - 1) if digits > 1 else 2, 10**digits)  # 0 and 1 are no factors
+    # Products with 0 and 1 would be too easy.
+    return range(10 ** (digits - 1) if digits > 1 else 2, 10**digits)
 
 
 class Arithmetic:
-    """The task. `family` is chain or product; `operands` (of sums and differences) as "1-50";
-    `operators` of "+-*/".
+    """The task.
+
+    `family` is "chain" or "product". For chains, `operands` is the range of the numbers that are
+    added and subtracted, e.g. "1-50", and `operators` are some of "+-*/".
     """
 
     name = "arithmetic"
@@ -170,30 +176,29 @@ class Arithmetic:
         )
 
     def key(self, problem: Problem) -> str:
-        """Return the canonical key anew, from the expression alone: the audit's check of what was
-        stored.
-        """
+        """Return the key of a stored problem, computed again from its expression."""
         words = problem.data["expression"].replace("(", "").replace(")", "").split()
         if words[1] in "+*":
             words[0], words[2] = sorted((words[0], words[2]), key=int)
         return key_of(self.name, " ".join(words))
 
     def family_size(self, level: int) -> int | None:
-        """Return how many different products there are of `level` digits; None for chains, which
-        nobody exhausts.
-        """
+        """Return how many different products have `level`; None for chains, which are countless."""
         if self.family == "chain":
             return None
         first, second = (len(_integers_of(n)) for n in divmod(level, 10))
         return first * (first + 1) // 2 if first == second else first * second
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
-        """Return a Score for each completion; `value` is 1 for the right integer, else 0.
+        """Return a score for each completion. Its `value` is 1 for the right integer, else 0.
 
-        `parts`: `answer` (what was read, as text), `reason` (why nothing was), `sign` and `length`
-        (whether they are right), `digits_right` and `digits_left` (the right answer's digits that
-        agree, counted from the ones and from the leading digit: "011" has the last two right),
-        `relative_error`.
+        The parts are
+
+        - `answer`: the integer that was read, as text; or `reason`: why none was read;
+        - `sign` and `length`: whether these are right;
+        - `digits_right` and `digits_left`: which digits of the right answer agree, aligned at the
+          ones and at the leading digit; "011" means that the last two do;
+        - `relative_error`.
         """
         return [_score(extract(text), int(problem.target)) for text in completions]
 

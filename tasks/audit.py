@@ -1,11 +1,12 @@
-"""Prove from what a run has stored that nothing was evaluated that it had trained on.
+"""Check, from what a run has stored, that no evaluated problem was trained on.
 
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
-Every problem of every stored step and evaluation is read again, and its canonical key is made anew
-from the problem's own data, so that swapped factors, a forged key and a tampered list of seen
-problems are all found; and so is a corpus that has changed since the run. Exit status 0: nothing
-was found; 1: something was, a line each; 2: the run cannot be read.
+All problems of all stored steps and evaluations are read again, and the key of each is computed
+again from the problem's own data. So a forged key and a changed list of seen problems are found,
+and so are two problems that differ only in the order of their factors, and a corpus that has
+changed since the run. The exit status is 0 if nothing is found, 1 if something is (one line each),
+and 2 if the run cannot be read.
 """
 
 import re
@@ -91,9 +92,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
 
 
 def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
-    """Return the keys in seen.jsonl: by step, where step 0 is imitation, and those that an earlier
-    run trained on.
-    """
+    """Return the keys in seen.jsonl: by step (0 is the imitation), and those of earlier runs."""
     listed: dict[int, set[str]] = {}
     before: set[str] = set()
     for _, line in read_jsonl(folder / "seen.jsonl"):
@@ -105,8 +104,9 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
 
 
 def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return (path, "step", "eval", "promotion", "imitation" or "imitated", step) of the stored
-    rollouts, in order.
+    """Return path, kind and step of each file of stored rollouts, in order.
+
+    The kind is "step", "eval", "promotion", "imitation" or "imitated".
     """
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
@@ -116,11 +116,10 @@ def _files(folder: Path) -> list[tuple[Path, str, int]]:
 
 
 def _wrong_start(start: str | None, before: set[str]) -> list[str]:
-    """Return where the problems listed as trained on `before` the run differ from those of the
-    checkpoint it began with.
+    """Return how the problems that were trained on `before` the run differ from the record.
 
-    A checkpoint that is not there any more cannot be asked; the run's own list then stands by
-    itself.
+    The record is that of the checkpoint that the run started from. If it no longer exists, nothing
+    is compared.
     """
     path = Path(start or "", "trainer.json")
     if not (start and path.is_file()):
@@ -138,8 +137,7 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
 def _wrong_lists(
     folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
 ) -> list[str]:
-    """Return where seen.jsonl, metrics.jsonl or a checkpoint disagree with the problems of the
-    stored steps.
+    """Return how seen.jsonl, metrics.jsonl and the checkpoints differ from the stored steps.
 
     `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
     """
@@ -163,8 +161,9 @@ def _wrong_lists(
 
 
 def _other_sources(config: dict, task: Task) -> list[str]:
-    """Return how the texts that problems are drawn from differ from those of the run: the same
-    seed would make other problems.
+    """Return how today's texts differ from those of the run.
+
+    With other texts the same seed makes other problems.
     """
     facts = config.get("facts") or {}
     found = [

@@ -1,9 +1,9 @@
-"""How an interleaving most likely goes on: the places reached in A and in B are followed apart,
-through every slip.
+"""Guess how an interleaving continues, for speculative decoding.
 
-A policy that skips, repeats or garbles a word, loses the turn, or jumps to another place goes on
-from where it is then, and takes turns again. Only what it does twice in a row becomes its way: to
-keep to one text, to write every word twice.
+The guess keeps track of the place in A and the place in B that the completion has reached. After a
+mistake (a word that is skipped, repeated or misspelt, a lost turn, a jump) it assumes that the
+policy continues from its new places and takes turns again. Only behaviour that is seen twice in a
+row is assumed to continue, such as staying in one text or writing every word twice.
 """
 
 from bisect import bisect_left
@@ -14,25 +14,24 @@ from operator import eq
 
 from align.words import normalise, split_words
 
-Spot = tuple[int, int]  # (0 for A or 1 for B, place in it)
-Move = tuple[
-    bool, int
-    # (whether the turn changed, how far from the place reached in the text: -1 repeats its last
-    # word)
-]
+# A word of the texts: 0 for A or 1 for B, and the index of the word.
+Spot = tuple[int, int]
+
+# How a word follows the one before: whether the text changes, and how far the word is from the
+# place that was reached in its text. 0 is the next word, -1 repeats the last one.
+Move = tuple[bool, int]
 
 TAKES_TURNS: Move = (True, 0)
 KEEPS_ON: Move = (False, 0)
 
 
 class Guess:
-    """How an interleaving of the words `a` and `b`, of which the text so far is known, most likely
-    goes on until its end.
+    """Guesses the rest of an interleaving of the words `a` and `b`.
 
-    A last word that no white space follows may be unfinished: then the rest begins with its other
-    letters. A guess remembers how the text went that it was asked about last: of one that goes on
-    from there, only what is new is read. Copies are independent. The time is linear in the new
-    words (times the logarithm of how often one occurs) and in the rest.
+    If no white space follows the last word of the text, it may be unfinished, and the guess begins
+    with its other letters. A guess remembers the text that it was called with last. If the next
+    text continues it, only the new part is read. Copies are independent. The time is linear in the
+    new words (times the logarithm of how often a word occurs) and in the length of the guess.
 
     >>> Guess(["Owls", "see."], ["It", "rains,"])("Owls Owls I")
     't see. rains,'
@@ -40,7 +39,7 @@ class Guess:
 
     def __init__(self, a: Sequence[str], b: Sequence[str]):
         self.start = self.walk = _Walk(a, b)
-        self.read = ""  # the whole words that the walk has followed
+        self.read = ""  # the text up to its last whole word, which `walk` has followed
 
     def __call__(self, text: str) -> str:
         """Return how the text is expected to continue."""
@@ -57,7 +56,8 @@ class Guess:
             walk.write(spot or walk.expected())
             rest.append(walk.word(spot)[len(last) :] if spot else "")
         words = sum(map(len, walk.texts))
-        while (spot := walk.expected()) and len(rest) < words:  # who stutters would do so for ever
+        # The limit is for a policy that repeats words, which would never come to an end.
+        while (spot := walk.expected()) and len(rest) < words:
             ahead = walk.ahead(words - len(rest) - 1)
             walk.advance(len(ahead))
             rest += ahead
@@ -68,17 +68,17 @@ class Guess:
 
 
 class _Walk:
-    """The places reached in both texts, and how the last four words came about. A copy shares the
-    texts and goes its own way.
+    """The places that are reached in both texts, and the moves of the last four words.
+
+    Copies share the texts, and are otherwise independent.
     """
 
     def __init__(self, a: Sequence[str], b: Sequence[str]):
         self.texts, self.places = (a, b), (0, 0)
-        self.last, self.moves = 1, (TAKES_TURNS,) * 4  # as if B had just had its turn
-        self.index: tuple[dict[str, list[int]], ...] = (
-            {},
-            {},
-        )  # of each text: word to its places, in order
+        # It begins as if B had just had its turn.
+        self.last, self.moves = 1, (TAKES_TURNS,) * 4
+        # For each text, the places of each word, in order.
+        self.index: tuple[dict[str, list[int]], ...] = ({}, {})
         for words, index in zip(self.texts, self.index):
             for place, word in enumerate(words):
                 index.setdefault(word, []).append(place)
@@ -87,8 +87,9 @@ class _Walk:
         return self.texts[spot[0]][spot[1]]
 
     def ahead(self, most: int) -> list[str]:
-        """Return the next words, about `most`, as far as it is plain how they go on: in turns, or
-        in one text.
+        """Return the next words, about `most` of them; [] if the last moves were not alike.
+
+        They continue in turns or in one text.
         """
         mine, other = (
             self.texts[text][self.places[text] : self.places[text] + most]
@@ -99,7 +100,7 @@ class _Walk:
         return list(other) if self.moves == (KEEPS_ON,) * 4 else []
 
     def advance(self, number: int) -> None:
-        """Write that many of the words that are `ahead`, at one stroke."""
+        """Write `number` of the words that `ahead` returns."""
         if self.moves[-1] == KEEPS_ON:
             self._go_on(self.last, number)
         else:
@@ -108,7 +109,7 @@ class _Walk:
             self.last = (self.last + number) % 2
 
     def follow(self, words: Sequence[str]) -> None:
-        """Write the `words`, as they were most likely taken from the texts."""
+        """Write `words`, each from the place where it most likely comes from."""
         place = 0
         while place < len(words):
             number = sum(takewhile(bool, map(eq, words[place:], self.ahead(len(words) - place))))
@@ -123,7 +124,7 @@ class _Walk:
         self.places = (a, b + number) if text else (a + number, b)
 
     def expected(self) -> Spot | None:
-        """Return where the next word stands; None when both texts are used up."""
+        """Return the place of the next word; None at the end of both texts."""
         first, second, third, fourth = self.moves
         again = (first, second) == (third, fourth) or third == fourth == KEEPS_ON
         changes, step = third if again else TAKES_TURNS
@@ -138,8 +139,9 @@ class _Walk:
         return None
 
     def find(self, word: str) -> Spot | None:
-        """Return where `word` was most likely taken from; a word of neither text stands in place
-        of the expected one.
+        """Return where `word` most likely comes from.
+
+        A word that is in neither text is taken for the expected one.
         """
         expected = self.expected()
         if expected and self.word(expected) == word:
@@ -147,9 +149,7 @@ class _Walk:
         return self._nearest([word]) or expected
 
     def find_beginning(self, letters: str) -> Spot | None:
-        """Return which word `letters` most likely begins, or all of which they are; None where
-        there is none.
-        """
+        """Return the word that most likely begins with `letters`; None if there is none."""
         expected = self.expected()
         if expected and self.word(expected).startswith(letters):
             return expected
@@ -166,7 +166,7 @@ class _Walk:
         return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)
 
     def write(self, spot: Spot | None) -> None:
-        """Go on behind the word at `spot`."""
+        """Continue after the word at `spot`."""
         if spot:
             text, place = spot
             step = place - self.places[text]

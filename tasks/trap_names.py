@@ -1,10 +1,10 @@
-"""Which cheap strategy a completion follows: the name of the trap it is in, if it is in one.
+"""Recognise the cheap strategy (the trap) that a completion follows, if it follows one.
 
-Seen from word to word: each pair of neighbours is a step that goes on along A, along B, in turn
-(as the target does) or out of turn (A and B in turns, with one of them ahead of its place). A
-strategy is one kind of step throughout, or one kind up to some place and another from there. A
-slip spoils a step or two, so shares of steps stay what they are where texts compared place by
-place, or words counted, would not.
+Each pair of neighbouring words is a step. A step continues in A, continues in B, takes turns (as
+the target does), or takes turns with one text ahead of its place. A strategy is one kind of step
+throughout, or one kind up to some place and another kind from there on. Shares of steps are robust:
+a single mistake changes one or two steps, whereas it would shift all later words if texts were
+compared place by place.
 """
 
 from collections import defaultdict
@@ -14,14 +14,17 @@ from itertools import pairwise
 
 import numpy as np
 
-ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = range(
-    5
-)  # B leads by one word: the commonest way to be out of turn
-MOST = 0.7  # share of steps that makes a strategy
-# share of steps that two kinds must explain beyond one alone, and LEAST of them: more than one
-# slip spoils
+# Kinds of steps. B_LEADS is the most frequent case of OUT_OF_TURN: B is one word ahead.
+ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = range(5)
+
+# A strategy explains at least this share of the steps.
+MOST = 0.7
+
+# A change of strategy must explain this share of the steps more than one strategy alone does, and
+# at least LEAST steps, which is more than a single mistake changes.
 MORE = 0.1
 LEAST = 3
+
 ALONE = {ALONG_A: "copies A", ALONG_B: "copies B", B_LEADS: "B first", OUT_OF_TURN: "turn lost"}
 CHANGES = {
     (ALONG_A, ALONG_B): "A then B",
@@ -33,15 +36,16 @@ CHANGES = {
 
 
 class TrapNames:
-    """Knows the steps of one problem: texts `a` and `b`, and `target`, their interleaving."""
+    """Names the traps of one problem: texts `a` and `b`, and their interleaving, the `target`."""
 
     def __init__(self, a: Sequence[str], b: Sequence[str], target: Sequence[str]):
         self.a, self.b, self.target, self.words = a, b, target, {*a, *b}
 
     @cached_property
     def kinds(self) -> dict[tuple[str, str], int]:
-        """(word, next word) -> a bit for each kind that this step can be. Made when the first name
-        is asked for: right answers need none.
+        """For each (word, next word), a bit for each kind that this step can be.
+
+        This is computed when it is needed first, because right answers do not need it.
         """
         kinds: dict[tuple[str, str], int] = defaultdict(int)
 
@@ -53,28 +57,21 @@ class TrapNames:
             add(kind, text, text[1:])
             add(kind, text, text[2:])  # a word was left out
         add(IN_TURN, self.target, self.target[1:])
-        for lead in (
-            -2,
-            -1,
-            1,
-            2,
-            # by how many words B is ahead: the step from A's word i goes to B's i + lead, and on to
-            # A's i + 1
-        ):
+        # B is `lead` words ahead: word i of A is followed by word i + lead of B, then by word i + 1
+        # of A.
+        for lead in (-2, -1, 1, 2):
             for kind in (OUT_OF_TURN, *[B_LEADS][: lead == 1]):
                 add(kind, self.a[max(0, -lead) :], self.b[max(0, lead) :])
                 add(kind, self.b[max(0, lead - 1) :], self.a[max(0, 1 - lead) :])
         return dict(kinds)
 
     def name(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> str | None:
-        """Return the trap that a completion of these `words` is in, None if it is in none that has
-        a name.
+        """Return the name of the trap that a completion of these `words` is in, or None.
 
-        `matches` are the places (in the completion, in the target) of the words that its best
-        alignment matches. Strategies are those of `tasks.traps.strategies`, each wherever it
-        begins or stops; besides "turn lost" (from some place on, or by more than a word), "runs
-        on" (past the end of a whole answer) and "empty". What is nearly right has to be kept out
-        by the caller.
+        `matches` are the pairs of places (in the completion, in the target) that the best alignment
+        matches. The names are those of `tasks.traps.strategies`, and "turn lost" (from some place
+        on, or by more than a word), "runs on" (after a whole answer) and "empty". The caller has to
+        exclude completions that are nearly right.
         """
         if not words:
             return "empty"
@@ -91,9 +88,8 @@ class TrapNames:
         once = [word for word, before in zip(known, [None, *known]) if word != before]
         found = self._strategy(once)
         if found == IN_TURN:
-            reached = (
-                sum(j >= 0.75 * wanted for _, j in matches) > 0.125 * wanted
-            )  # half of its last quarter
+            # Half of the last quarter of the target.
+            reached = sum(j >= 0.75 * wanted for _, j in matches) > 0.125 * wanted
             return "stops half way" if len(words) < 0.8 * wanted and not reached else None
         if not isinstance(found, int):
             return found
@@ -102,21 +98,20 @@ class TrapNames:
         return ALONE[found]
 
     def _strategy(self, words: Sequence[str]) -> int | str | None:
-        """Return the kind of most steps, else the name of the change that explains most of them,
-        if any does.
+        """Return the kind of most steps, or the name of the change that explains most of them.
+
+        Returns None if neither explains enough.
         """
         steps = [self.kinds.get(step, 0) for step in pairwise(words)]
         if not steps:
             return IN_TURN if words[:1] == self.target[:1] else None
         seen = np.array(steps)[:, None] >> np.arange(5) & 1  # (steps, kinds)
-        before = np.concatenate(
-            [np.zeros((1, 5), int), seen.cumsum(axis=0)]
-        )  # how many of the first k steps are of a kind
+        # before[k]: how many of the first k steps are of each kind.
+        before = np.concatenate([np.zeros((1, 5), int), seen.cumsum(axis=0)])
         total = before[-1]
         alone = max(range(5), key=lambda kind: total[kind])
-        if alone == OUT_OF_TURN and total[B_LEADS] >= MOST * len(
-            steps
-        ):  # some steps of a slip are out of turn otherwise
+        # After a mistake some steps are out of turn in another way.
+        if alone == OUT_OF_TURN and total[B_LEADS] >= MOST * len(steps):
             alone = B_LEADS
         more, gains = max(LEAST, MORE * len(steps)), {}
         for (first, then), name in CHANGES.items():

@@ -1,8 +1,7 @@
-"""What cheap strategies earn: `python -m tasks.traps` prints every strategy × length × reward of
-the interleave task.
+"""What cheap strategies earn under each reward of the interleave task: `python -m tasks.traps`.
 
-A reward that pays a strategy well which ignores one of the texts invites the policy to stay there:
-at 25 words plain similarity pays 0.50 for copying A.
+If a reward pays well for a strategy that ignores one of the texts, a policy can get stuck there.
+Plain similarity pays 0.50 for copying A at 25 words.
 """
 
 import sys
@@ -35,9 +34,7 @@ def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
 
 
 def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
-    """Return what each strategy would write for A = `a` and B = `b`: traps, small slips, and the
-    right answer.
-    """
+    """Return what each strategy would write: the traps, small mistakes, and the right answer."""
     right, third = interleaved(a, b), 2 * (len(a) // 3)
     return {
         "right": right,
@@ -52,8 +49,9 @@ def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
 
 
 def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str], float]:
-    """Return the mean pay of each (strategy, level, reward) over `samples` problems of the
-    validation split.
+    """Return the mean reward of each (strategy, level, name of the reward).
+
+    The mean is over `samples` problems of the validation split.
     """
     tasks = {reward: Interleave(reward) for reward in Interleave.rewards}
     pay: dict[tuple[str, int, str], list[float]] = {}
