@@ -492,3 +492,8 @@ def test_a_foreign_kind_that_does_not_fit_the_model_has_no_line(tiny_model, monk
     monkeypatch.setattr(foreign, "KINDS", {"long": long})
     assert evaluation.main(flags) == 2
     assert "--foreign: no problem of level 2 fits the model" in capsys.readouterr().err
+
+
+def test_an_empty_task_is_no_task(capsys):
+    assert evaluation.main(["--task", "", "--problems", "2"]) == 2
+    assert "--task : no such task" in capsys.readouterr().err

@@ -87,7 +87,9 @@ def make_request(
     `others` are the words of the command line that may be flags of the task. Raises UserError for
     an unknown flag, and if a run's task is a program that the flags do not name.
     """
-    spec = flags.task or implied_task(others) or config.task
+    spec = flags.task
+    if spec is None:  # an empty one is a mistake
+        spec = implied_task(others) or config.task
     is_runs_task = spec == config.task
     where = Path(flags.model)
     if is_runs_task:
