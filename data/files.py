@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -210,19 +211,8 @@ def json_kind(value: Any) -> str:
 
 def read_bytes(path: str | Path) -> bytes:
     """Return what is in an ordinary file of at most MOST_BYTES; UserError otherwise."""
-    try:
-        # A pipe without a writer would block otherwise.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:
-            _check_file(path, file)
-            return file.read()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        # There is a null byte in the path.
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    with _opened(path) as file:
+        return file.read()
 
 
 def check_file(path: str | Path) -> None:
@@ -230,12 +220,26 @@ def check_file(path: str | Path) -> None:
 
     For files that a library reads.
     """
+    with _opened(path):
+        pass
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    """Open an ordinary file of at most MOST_BYTES; UserError if that fails, or reading it does."""
     try:
+        # A pipe without a writer would block otherwise.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
             _check_file(path, file)
+            yield file
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        # There is a null byte in the path.
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _check_file(path: str | Path, file: BinaryIO) -> None:

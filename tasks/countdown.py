@@ -59,14 +59,12 @@ class Countdown:
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return the score of each completion."""
-        numbers, target = sorted(problem.data["numbers"]), problem.data["target"]
         scores = []
         for completion in completions:
             answer = final_answer(completion)
-            value, used = evaluated(answer or "")
-            is_formed = value is not None and sorted(used) == numbers
-            is_right = is_formed and value == target
-            reward = 1.0 if is_right else FORM if is_formed else 0.0
+            value = _value_of(answer, problem)
+            is_right = value == problem.data["target"]
+            reward = 1.0 if is_right else FORM if value is not None else 0.0
             scores.append(Score(reward, {"answer": answer}, exact=is_right))
         return scores
 
@@ -76,13 +74,18 @@ class Countdown:
 
     def answer(self, problem: Problem, completion: str) -> str | None:
         """Return the value of the answer, because many expressions are the same answer."""
-        value, used = evaluated(final_answer(completion) or "")
-        is_formed = value is not None and sorted(used) == sorted(problem.data["numbers"])
-        return str(value) if is_formed else None
+        value = _value_of(final_answer(completion), problem)
+        return None if value is None else str(value)
 
     def max_new_tokens(self, level: int) -> int:
         """Return the completion budget, unless --max-new-tokens gives one."""
         return BUDGET
+
+
+def _value_of(answer: str | None, problem: Problem) -> Fraction | None:
+    """Return the value of an answer; None unless it is an expression over the problem's numbers."""
+    value, used = evaluated(answer or "")
+    return value if sorted(used) == sorted(problem.data["numbers"]) else None
 
 
 def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:

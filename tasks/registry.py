@@ -4,8 +4,6 @@ A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +11,7 @@ from typing import Any
 
 from data.errors import UserError
 from tasks.checks import calling, check_options, check_task
+from tasks.own_files import load_from_file
 from tasks.protocol import Task
 from tasks.wording import check_placeholders
 
@@ -105,18 +104,10 @@ def _load_class(spec: str) -> Any:
         raise UserError(
             f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
         )
-    if not path.is_file():
-        raise UserError(f"--task {spec}: no file {path}")
-
-    module_spec = importlib.util.spec_from_file_location(f"users_task_{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None, "a .py file has both"
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses resolve postponed annotations there
-    with calling(f"--task {spec}: the file"):
-        module_spec.loader.exec_module(module)
-    if not isinstance(getattr(module, name, None), type):
+    found = load_from_file(path, name, kind="task", where=f"--task {spec}")
+    if not isinstance(found, type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
-    return getattr(module, name)
+    return found
 
 
 def programs_of(spec: str, task: Task) -> list[Path]:

@@ -77,25 +77,31 @@ class RewardFunctions:
         UserError, which names the row and the completion, if a call fails, takes too long, or
         returns anything but finite numbers.
         """
-        jobs = [
-            (function, group, self._start(function, group))
+        started = [
+            [(function, self._start(function, group)) for function in self.functions]
             for group in groups
-            for function in self.functions
         ]
-        found: dict[int, list[dict[str, float]]] = {
-            id(group): [{} for _ in group[1]] for group in groups
-        }
-        for function, group, running in jobs:
-            for components, more in zip(
-                found[id(group)], self._finish(function, group, running), strict=True
-            ):
-                for name in more.keys() & components.keys():
+        return [
+            self._finish_group(group, calls) for group, calls in zip(groups, started, strict=True)
+        ]
+
+    def _finish_group(
+        self,
+        group: tuple[Problem, Sequence[str]],
+        started: Sequence[tuple["_Function", Sequence["_Call"]]],
+    ) -> list[Score]:
+        """Return the score of each completion of a group, whose calls have started."""
+        components: list[dict[str, float]] = [{} for _ in group[1]]
+        for function, calls in started:
+            more = self._finish(function, group, calls)
+            for of_completion, others in zip(components, more, strict=True):
+                for name in others.keys() & of_completion.keys():
                     raise UserError(
                         f"reward {function.name}: another function has a component {name!r} too; "
                         "give it another name"
                     )
-                components |= more
-        return [[self._score(components) for components in found[id(group)]] for group in groups]
+                of_completion |= others
+        return [self._score(of_completion) for of_completion in components]
 
     def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list["_Call"]:
         problem, completions = group

@@ -7,10 +7,8 @@ function. Two columns are special if they exist: `split` ("train", "validation" 
 and 10 %. Rows with the same prompt, up to case and white space, are one problem: the first counts.
 """
 
-import importlib.util
 import json
 import random
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,9 @@ from typing import Any
 
 from data.errors import UserError
 from data.rows import Row, read_rows
-from tasks.checks import calling, check_problem
+from tasks.checks import check_problem
 from tasks.duplicates import near_duplicates
+from tasks.own_files import load_from_file
 from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
 from tasks.rewards import RewardFunctions, RewardSettings
 
@@ -153,16 +152,7 @@ def load_function(spec: str) -> Callable:
     path = Path(where)
     if path.suffix != ".py":
         raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
-    if not path.is_file():
-        raise UserError(f"--reward-file {spec}: no file {path}")
-
-    module_spec = importlib.util.spec_from_file_location(f"users_reward_{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None, "a .py file has both"
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses resolve postponed annotations there
-    with calling(f"--reward-file {spec}: the file"):
-        module_spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function = load_from_file(path, name, kind="reward", where=f"--reward-file {spec}")
     if not callable(function):
         raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
     return function

@@ -23,7 +23,7 @@ WIRES = {
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
     # The programs connect the packages.
-    "grpo/tools/console.py": {"data.streams"},
+    "grpo/tools/commands.py": {"data.streams"},
     "grpo/tools/train.py": {"data.streams", "tasks.dataset"},
     "grpo/tools/evaluation/program.py": {"tasks.dataset"},
     "grpo/api.py": {"tasks.rows"},

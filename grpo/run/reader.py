@@ -190,6 +190,6 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
 def load_run(path: str | Path) -> RunData:
     """Return the stored data of the run in directory `path`. Files are read when they are needed.
 
-    Raises UserError if there is no run.
+    Raises UserError if the directory is not that of a run.
     """
     return RunData(path)

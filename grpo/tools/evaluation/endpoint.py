@@ -74,7 +74,6 @@ class Endpoint:
         self.concurrency = concurrency
         self.asked = self.remembered = 0
         self.failures: list[str] = []
-        self.pause = FIRST_PAUSE
 
         self._store = AnswerFile(answers)
         self._left_out: set[str] = set()  # arguments that the server does not know
@@ -127,7 +126,7 @@ class Endpoint:
             **question.sampling,
             "seed": int(key, 16) % 2**31,
         }
-        pause, said = self.pause, ""
+        pause, said = FIRST_PAUSE, ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(pause * random.uniform(0.5, 1.0))
