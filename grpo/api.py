@@ -19,9 +19,10 @@ from typing import Any
 
 from grpo.config import Config, checked, load_config
 from grpo.distributed import process_group
+from grpo.flags import with_texts
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import PromptFormat, system_text, template_arguments
+from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.rollout.generate import generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.reader import RunData
@@ -61,7 +62,7 @@ def train(
     Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
     in one line what is wrong, and KeyboardInterrupt after Ctrl-C; the last step is saved then.
     """
-    given = _given(settings)
+    given = with_texts(checked(settings, "train()"))
     task = None
     if data is not None or reward is not None:
         named, options = _options(data, reward)
@@ -92,14 +93,6 @@ def _train(given: dict[str, Any], task: Task | None) -> "TrainedRun":
     if outcome.policy is None or outcome.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(outcome.folder, outcome.policy, outcome.status)
-
-
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as the command line would give them, checked."""
-    given = checked(settings, "train()")
-    if "system" in given:
-        given["system"] = system_text(given["system"])
-    return given
 
 
 def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     sources = [read_settings(source) for source in flags.pop("config", [])]
     wording_file = flags.get("wording", "--config")
     given: dict[str, Any] = {}
-    for settings in (*sources, _with_texts(flags)):
+    for settings in (*sources, with_texts(flags)):
         given |= settings
 
     if "task" not in given and (implied := implied_task(unknown)):
@@ -176,7 +176,7 @@ def read_settings(source: str) -> dict[str, Any]:
         for name in FILLED_IN:
             if name in values:
                 raise UserError(f"{where}: {name} is filled in by the run; leave it out")
-        return _with_texts(checked(values, where))
+        return with_texts(checked(values, where))
 
     values = checked({k: v for k, v in values.items() if k not in OF_ONE_RUN}, where)
     if start := values.pop("start", None):
@@ -184,7 +184,7 @@ def read_settings(source: str) -> dict[str, Any]:
     return values
 
 
-def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
+def with_texts(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with the texts of the files that it names.
 
     So the run keeps the texts, even if the files change later.

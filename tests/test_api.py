@@ -201,3 +201,10 @@ def test_the_example_learns(home):
     (run,) = Path("runs").iterdir()
     first, last = load_run(run).reports[0], load_run(run).reports[-1]
     assert first["mean"] < 0.2 and last["mean"] > 0.95
+
+
+def test_a_wording_is_read_from_its_file(home):
+    Path("wording.txt").write_text("Weave these.\nOne: {a}\nTwo: {b}\n")
+    more = QUICK | {"max_new_tokens": 64}
+    run = train(task="interleave", level=3, name="a", wording="wording.txt", **more)
+    assert run.rollouts(1)[0]["prompt"].startswith("Weave these.\nOne: ")
