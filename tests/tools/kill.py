@@ -69,6 +69,13 @@ MISHAPS = ("link", "full", "pipe")
 # After this many kills a run may end.
 KILLS_PER_RUN = 5
 
+# A run of SMALL opens, renames or removes files some 170 times; its first checkpoint is whole after
+# about 60 of them. A kill comes at one of the first so many.
+KILLED_WRITES = 120
+
+# Each mishap is met at least so often.
+MISHAPS_AT_LEAST = 5
+
 
 def start(
     arguments: list[str], log: Path, at_write: int = 0, torn: bool = False, mishap: str = ""
@@ -165,7 +172,7 @@ def killed_run(
         child = start(
             command,
             log,
-            at_write=rng.randint(1, 60) if kind in ("write", "torn") else 0,
+            at_write=rng.randint(1, KILLED_WRITES) if kind in ("write", "torn") else 0,
             torn=kind == "torn",
             mishap=mishap,
         )
@@ -235,7 +242,9 @@ def main(argv=None) -> int:
                 written(Path("runs") / f"whole-{i}"),
                 time.monotonic() - start_time,
             )
-        while sum(kills[kind] for kind in KILLS) < asked.kills:
+        while sum(kills[kind] for kind in KILLS) < asked.kills or (
+            asked.mishaps and min(kills[mishap] for mishap in MISHAPS) < MISHAPS_AT_LEAST
+        ):
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
                 killed_run(
