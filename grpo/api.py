@@ -20,6 +20,7 @@ from typing import Any
 from grpo.config import Config, checked, load_config
 from grpo.distributed import process_group
 from grpo.flags import with_texts
+from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -29,8 +30,8 @@ from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
-from grpo.tools.train import start_run
-from tasks.base import REWARD_FILE, Task, UserError
+from grpo.tools.train import FromPython, start_run
+from tasks.base import REWARD_FILE, UserError
 from tasks.rows import Rows
 
 # The task of rows and reward functions.
@@ -56,12 +57,17 @@ def train(
       `reward_weights`, lies in `reward_range`. A call takes at most `reward_timeout` seconds, and
       `reward_workers` calls run side by side.
     - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... With
-      ``resume="runs/NAME"``, `data` and `reward` are given again.
+    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The
+      `loss` may be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions
+      and `data` are given again.
 
     Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
     in one line what is wrong, and KeyboardInterrupt after Ctrl-C; the last step is saved then.
     """
+    own_loss = None
+    if callable(settings.get("loss")):
+        own_loss = from_python(settings["loss"])
+        settings["loss"] = own_loss.spec
     given = with_texts(checked(settings, "train()"))
     task = None
     if data is not None or reward is not None:
@@ -83,13 +89,13 @@ def train(
         }
         options |= {name: text for name, text in shown.items() if text}
         given |= {"task": DATA, "task_options": options}
-    return _train(given, task)
+    return _train(given, FromPython(task, own_loss))
 
 
-def _train(given: dict[str, Any], task: Task | None) -> "TrainedRun":
+def _train(given: dict[str, Any], parts: FromPython) -> "TrainedRun":
     config = Config(**given)
     with process_group(config.device) as ranks:
-        outcome = start_run(config, given, ranks, [], task)
+        outcome = start_run(config, given, ranks, [], parts)
     if outcome.policy is None or outcome.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(outcome.folder, outcome.policy, outcome.status)

@@ -32,6 +32,7 @@ from grpo.choices import (
     TRACKERS,
     WAYS,
     is_draft_mode,
+    is_loss,
 )
 from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
@@ -302,9 +303,10 @@ class Config:
     # Algorithm
     loss: str = flag(
         "dapo",
-        "loss: how tokens are weighted and clipped",
+        "how tokens are weighted and clipped: " + ", ".join(LOSSES) + ", or "
+        "path/to/file.py:function for your own",
         group=ALGORITHM,
-        choices=LOSSES,
+        metavar="LOSS",
         is_basic=True,
     )
     scale: str = flag(
@@ -557,6 +559,8 @@ class Config:
         for name, choices in (("accept_changes", SOURCES), ("track", TRACKERS)):
             is_good = set(names_in(getattr(self, name))) <= set(choices)
             yield name, is_good, f"give one of {', '.join(choices)}"
+        fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
+        yield "loss", is_loss(self.loss), fix
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         yield "device", is_device, "give one of auto, cpu, cuda"
 

@@ -21,6 +21,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.oom_retry import OomRetry
+from grpo.learn.own_loss import OwnLoss, load_loss
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, update
 from grpo.model.policy import Policy
@@ -64,6 +65,8 @@ class Trainer:
         policy: Policy,
         supply: Supply | None = None,
         ranks: Ranks = SINGLE,
+        *,
+        own_loss: OwnLoss | None = None,
     ):
         self.config = config
         self.task = task
@@ -86,6 +89,7 @@ class Trainer:
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
+        self.own_loss = own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
         policy.reserved_bytes = reserved_bytes(config, policy, ranks)
         micro_tokens = config.micro_tokens or policy.tokens_at_once
@@ -220,7 +224,10 @@ class Trainer:
 
         budgets = [self.stream.budget(self.policy.encode(g.problem), g.problem) for g in kept]
         settings = update_settings(
-            self.config, max_length=max(budgets), truncate=self.sampler.truncate
+            self.config,
+            max_length=max(budgets),
+            truncate=self.sampler.truncate,
+            own_loss=self.own_loss,
         )
         first_pass: dict = {}  # log-probabilities of the first epoch, for importance_limit
         run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)

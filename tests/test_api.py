@@ -31,6 +31,8 @@ FLAGS = (
     "--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4 --config"
 ).split() + ["{warmup: 0}"]
 
+SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
+
 OWN = """
 def reward(prompt, completion, answer, **row):
     wrote = completion.split()
@@ -145,6 +147,91 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     capsys.readouterr()
     assert main(["--resume", "runs/a", *named, "--steps", "3"]) == 2
     assert "task: own.py" in capsys.readouterr().err
+
+
+OWN_LOSS = """
+def loss(inputs, settings):
+    ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+    clipped_RT = ratio_RT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    advantages_RT = inputs.advantages
+    return -(ratio_RT * advantages_RT).minimum(clipped_RT * advantages_RT)
+"""
+
+
+def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--config", "{clip_high: 0.28, epochs: 2}"]
+    assert main([*small, "--steps", "2", "--name", "dapo"]) in (0, 3)
+    own = ["--loss", "mine.py:loss"]
+    assert main([*small, *own, "--steps", "2", "--name", "own"]) in (0, 3)
+    one, other = load_run("runs/dapo"), load_run("runs/own")
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
+    assert "loss" in one.metrics[1] and one.rollouts(2) == other.rollouts(2)  # DAPO, written again
+
+    Path("mine.py").write_text("raise SystemExit('executed')")
+    capsys.readouterr()
+    for program, arguments in (
+        (main, ["--resume", "runs/own"]),
+        (inspect.main, ["runs/own", "replay", "1"]),
+    ):
+        assert program(arguments) == 2
+        assert one_line(capsys).endswith("if you trust it, give --loss mine.py:loss as well\n")
+    assert evaluation.main(["--model", "runs/own", "--problems", "2"]) == 0  # needs no loss
+
+    capsys.readouterr()
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "executed" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS + "# changed\n")
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "changed since it was saved: loss: mine.py" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS)
+    assert inspect.main(["runs/own", "replay", "2", *own]) == 0
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('no')", "--loss mine.py:loss raised ValueError: no"),
+        ("return inputs.logp_RT.mean()", "--loss mine.py:loss: its loss has the shape ()"),
+        ("return inputs.logp_RT / 0", "--loss mine.py:loss: its loss is -inf at token 0 of row 0"),
+    ],
+)
+def test_a_wrong_loss_is_one_line_and_loses_nothing(home, capsys, body, message):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--loss", "mine.py:loss", "--name", "a"]
+    assert main([*small, "--steps", "1"]) in (0, 3)
+    Path("mine.py").write_text(f"def loss(inputs, settings):\n    {body}\n")
+    resumed = ["--resume", "runs/a", "--loss", "mine.py:loss", "--accept-changes", "loss"]
+    capsys.readouterr()
+    assert main([*resumed, "--steps", "2"]) == 2
+    assert message in one_line(capsys)
+    assert len(load_run("runs/a").metrics) == 1
+    Path("mine.py").write_text(OWN_LOSS)
+    assert main([*resumed, "--steps", "2"]) in (0, 3)
+
+
+def test_a_loss_may_be_a_function_in_python(home, capsys):
+    def loss(inputs, settings):
+        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+
+    options = dict(task="interleave", level=3, **QUICK | {"max_new_tokens": 64})
+    run = train(**options, loss=loss, name="a")
+    assert run.config["loss"] == "python:loss" and len(run.metrics) == 2
+    assert len(train(resume="runs/a", loss=loss, steps=3).metrics) == 3
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", "--steps", "4"]) == 2
+    assert "give it again, as grpo.train(loss=FUNCTION)" in one_line(capsys)
+    with pytest.raises(UserError, match="^--loss mse: give one of grpo, .* or path/to/file.py:"):
+        train(**options, loss="mse")
+
+
+def one_line(capsys):
+    """Return the standard error of a program, which is one line."""
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
 
 
 def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):

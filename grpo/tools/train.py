@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from data.text import quoted
 from grpo.config import Config
 from grpo.distributed import RANK, Ranks, process_group
 from grpo.flags import parse
+from grpo.learn.own_loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.resolve import resolve_config
@@ -66,12 +68,25 @@ class Outcome(NamedTuple):
     policy: Policy | None = None
 
 
+@dataclass(frozen=True)
+class FromPython:
+    """Parts of a run that are Python values, which no setting can name."""
+
+    task: Task | None = None
+    own_loss: OwnLoss | None = None
+
+
 def start_run(
-    config: Config, given: dict, ranks: Ranks, losses: list[str], task: Task | None = None
+    config: Config,
+    given: dict,
+    ranks: Ranks,
+    losses: list[str],
+    parts: FromPython = FromPython(),
 ) -> Outcome:
-    """Open or resume the run, and train. `task` is the task itself, if it cannot be loaded."""
+    """Open or resume the run, and train. The `parts` replace those that the settings name."""
     opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
-    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
+    task = parts.task or load_task(config.task, config.reward, config.task_options, config.wording)
+    parts = replace(parts, task=task, own_loss=parts.own_loss or load_loss(config.loss))
     problems = training_set(config, task)
     check_installed(config.track)
     config = resolve_config(config, task, {problem.level for problem in problems})
@@ -95,7 +110,7 @@ def start_run(
                 locks.enter_context(locked(opened.folder))
 
             with Interrupt() as interrupt, console:
-                trainer = make_trainer(config, opened, task, problems, ranks, console)
+                trainer = make_trainer(config, opened, parts, problems, ranks, console)
                 run = Run(opened, trainer, dependencies, console, locks, losses)
                 status = train(run, trainer, console, interrupt)
                 return Outcome(status, run.folder, trainer.policy)
@@ -118,7 +133,7 @@ def training_set(config: Config, task: Task) -> list[Problem]:
 def make_trainer(
     config: Config,
     opened: OpenedRun,
-    task: Task,
+    parts: FromPython,
     problems: Sequence[Problem],
     ranks: Ranks,
     console: Console,
@@ -128,6 +143,8 @@ def make_trainer(
         policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
     config = with_learning_rate(config, policy)
 
+    task = parts.task
+    assert task is not None, "it was loaded"
     supply = Supply(
         task,
         seed=config.seed,
@@ -135,7 +152,7 @@ def make_trainer(
         dataset=problems,
         mixed=config.mixed,
     )
-    trainer = Trainer(config, task, policy, supply, ranks)
+    trainer = Trainer(config, task, policy, supply, ranks, own_loss=parts.own_loss)
     trainer.check_fit()
     return trainer
 

@@ -74,7 +74,7 @@ TABLE = {
         ),
         ("KL the other way round", "kl_k3", "ref_RT - logp_RT", "logp_RT - ref_RT"),
         ("cispo's ratio keeps its gradient", "policy_loss", "clipped_RT.detach()", "clipped_RT"),
-        ("mask multiplied", "_zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
+        ("mask multiplied", "zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
         (
             "importance weighs the KL as well",
             "step_loss",
@@ -88,6 +88,31 @@ TABLE = {
             "_log_ratio(inputs).exp",
             "_log_ratio(inputs).exp().detach",
         ),
+    ],
+    ("grpo/learn/own_loss.py", "grpo/test_own_loss.py"): [
+        (
+            "padding reaches a user's loss",
+            "_without_padding",
+            "zero_padding(inputs.old_RT, mask_RT)",
+            "inputs.old_RT",
+        ),
+        (
+            "padding of a user's loss reaches the gradient",
+            "_CheckedTerm.backward",
+            "zero_padding(d_logp_RT, inputs.mask_RT)",
+            "d_logp_RT",
+        ),
+        (
+            "the gradient of a user's loss is not checked",
+            "_CheckedTerm.backward",
+            "own.check_finite(d_logp_RT, inputs, 'its gradient')",
+            "None",
+        ),
+        ("an unnamed loss file is executed", "trust_loss", "spec not in allowed", "False"),
+    ],
+    ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
+        ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
+        ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),
     ],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
         (
