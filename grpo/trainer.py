@@ -33,6 +33,7 @@ from grpo.training.build import (
     reserved_bytes,
     update_settings,
 )
+from grpo.training.callbacks import Callback, run_callback
 from grpo.training.control import apply_control
 from grpo.training.host_memory import keep_freed_memory
 from grpo.training.imitation import draw_answers, has_right_targets
@@ -55,7 +56,9 @@ MOST_BATCHES = 4  # of prompts that dynamic sampling takes for one step
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
-    Every rank holds an identical trainer.
+    Every rank holds an identical trainer. `config` is resolved (`grpo.resolve`,
+    `grpo.training.build.with_learning_rate`); `grpo.make_trainer` does that. The `callbacks` are
+    called after each step, in order, on rank 0 alone.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Trainer:
         ranks: Ranks = SINGLE,
         *,
         own_loss: OwnLoss | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config = config
         self.task = task
@@ -96,6 +100,8 @@ class Trainer:
         self.oom_retry = OomRetry(policy, self.optimizer, micro_tokens)
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
+
+        self.callbacks = list(callbacks)
 
         # The progress of the run.
         self.done = 0  # steps
@@ -127,7 +133,11 @@ class Trainer:
         learned = self.update_policy(step, kept)
         timer.lap("update")
 
-        return self.observe(step, problems, groups, learned, timer)
+        report = self.observe(step, problems, groups, learned, timer)
+        if self.ranks.is_rank0:
+            for callback in self.callbacks:
+                run_callback(callback, report)
+        return report
 
     def collect(self, step: int, timer: StepTimer) -> tuple[list[Indexed], list[Group]]:
         """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
