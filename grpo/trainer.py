@@ -46,6 +46,7 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
+from grpo.training.truncation import add_soft_penalty, masked_ratio
 from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import Task, credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
@@ -185,6 +186,8 @@ class Trainer:
             answered = [(group.problem, group.texts) for group in local]
             for group, scores in zip(local, scores_of_groups(self.task, answered), strict=True):
                 group.scores = scores
+            if self.config.truncated == "soft-penalty":
+                add_soft_penalty(local, self.budget, self.config.soft_penalty_tokens)
             timer.lap("score")
 
             tried = self.ranks.gather(local)
@@ -224,7 +227,8 @@ class Trainer:
         """Run `epochs` updates on the kept groups. Without groups there is no update.
 
         Returns the last update's metrics with the first one's parity, which compares sampler and
-        trainer before the weights change.
+        trainer before the weights change. Under ``truncated: mask`` truncated completions take no
+        part, and without others there is no update either.
         """
         assert self.config.learning_rate is not None, "the configuration is resolved"
         for parameters in self.optimizer.param_groups:
@@ -232,7 +236,13 @@ class Trainer:
         if not kept:
             return {}
 
-        budgets = [self.stream.budget(self.policy.encode(g.problem), g.problem) for g in kept]
+        masked = {}
+        if self.config.truncated == "mask":
+            masked = {"completions/masked_ratio": masked_ratio(kept)}
+            if all(completion.is_truncated for group in kept for completion in group.completions):
+                return masked
+
+        budgets = [self.budget(group) for group in kept]
         settings = update_settings(
             self.config,
             max_length=max(budgets),
@@ -244,7 +254,11 @@ class Trainer:
         history = [self.oom_retry.run(run, kept) for _ in range(self.config.epochs)]
 
         parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
-        return history[-1] | parity
+        return history[-1] | parity | masked
+
+    def budget(self, group: Group) -> int:
+        """Return the most new tokens that a completion of `group` may take."""
+        return self.stream.budget(self.policy.encode(group.problem), group.problem)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor on the learning rate at `step` (1, 2, ...)."""

@@ -77,6 +77,7 @@ class UpdateSettings:
     importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
     parity_limit: float = 0.0  # nats; 0: no limit
     own_loss: OwnLoss | None = None
+    masks_truncated: bool = False  # truncated completions take no part
 
     @property
     def loss(self) -> LossSettings:
@@ -156,6 +157,7 @@ def update(
         settings.weights,
         micro_tokens=micro_tokens,
         max_length=settings.max_length,
+        masks_truncated=settings.masks_truncated,
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,

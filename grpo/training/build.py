@@ -91,4 +91,5 @@ def update_settings(
         importance_limit=config.importance_limit,
         parity_limit=config.parity_limit,
         own_loss=own_loss,
+        masks_truncated=config.truncated == "mask",
     )

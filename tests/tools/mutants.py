@@ -110,6 +110,42 @@ TABLE = {
         ),
         ("an unnamed loss file is executed", "trust_loss", "spec not in allowed", "False"),
     ],
+    ("grpo/training/truncation.py", "grpo/test_truncation.py"): [
+        (
+            "the penalty begins at once",
+            "soft_penalty",
+            "max(length - (budget - tokens), 0)",
+            "max(length, 0)",
+        ),
+        (
+            "the penalty is a reward",
+            "add_soft_penalty",
+            "score.reward + penalty",
+            "score.reward - penalty",
+        ),
+    ],
+    ("grpo/trainer.py", "grpo/test_truncation.py"): [
+        (
+            "a step of truncated completions is learned from",
+            "Trainer.update_policy",
+            "all(completion.is_truncated for group in kept for completion in group.completions)",
+            "False",
+        ),
+    ],
+    ("grpo/learn/batch.py", "grpo/test_truncation.py"): [
+        (
+            "truncated completions stay",
+            "_rows",
+            "masks_truncated and completion.is_truncated",
+            "False",
+        ),
+        (
+            "truncated completions stay in the denominator",
+            "_rows",
+            "[len(completion.tokens) for rows in kept for _, completion in rows]",
+            "[len(completion.tokens) for group in groups for completion in group.completions]",
+        ),
+    ],
     ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
         ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
         ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),
