@@ -152,4 +152,5 @@ def _loss(config: Config) -> str:
         f"{f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
         f"groups without variance: {config.on_degenerate}"
         + (", alarms stop the run" if config.on_alarm == "stop" else "")
+        + (f"; truncated completions: {config.truncated}" if config.truncated != "learn" else "")
     )

@@ -92,6 +92,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             metavar="FILE:FUNCTION",
             help="the run's reward, if that is a program of yours: allows it to be executed",
         )
+        part.add_argument(
+            "--loss",
+            metavar="FILE:FUNCTION",
+            help="the run's loss, if that is a program of yours: allows it to be executed",
+        )
 
     degenerate = commands.add(
         "degenerate", show_degenerate, "the groups whose rewards do not vary", over_steps=True
