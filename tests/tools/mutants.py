@@ -146,6 +146,24 @@ TABLE = {
             "[len(completion.tokens) for group in groups for completion in group.completions]",
         ),
     ],
+    ("tasks/reward_calls.py", "tasks/test_rewards.py"): [
+        (
+            "the watcher is not told of the end",
+            "Progress.__exit__",
+            "self._tell(len(self.calls))",
+            "None",
+        ),
+    ],
+    ("tasks/reward_process.py", "tasks/test_rewards.py"): [
+        ("a process outlives ours", "_read", "os._exit(0)", "None"),
+        ("prints reach the pipe", "main", "os.dup2(2, 1)", "None"),
+        (
+            "a process is started for each call",
+            "RewardProcess.begin",
+            "self._process is not None",
+            "False",
+        ),
+    ],
     ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
         ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
         ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),
