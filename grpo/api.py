@@ -41,7 +41,7 @@ from tasks.rows import Rows
 DATA = "data"
 
 # Settings that only a run has.
-OF_RUNS = ("resume", "name", "track")
+OF_RUNS = ("resume", "name", "track", "keep_difficulty")
 
 
 def train(
