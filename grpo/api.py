@@ -41,7 +41,7 @@ from tasks.rows import Rows
 DATA = "data"
 
 # Settings that only a run has.
-OF_RUNS = ("resume", "name", "track")
+OF_RUNS = ("resume", "name", "track", "keep_difficulty")
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
     reward_weights: Mapping[str, float] | None = None,
     columns: Mapping[str, str] | None = None,
     reward_timeout: float = 60.0,
-    reward_workers: int = 32,
+    reward_workers: int | str = 32,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> "TrainedRun":
@@ -62,7 +62,7 @@ def train(
       DataFrame, or a list of mappings; see `tasks.rows` for the columns.
     - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`. Their sum, with
       `reward_weights`, lies in `reward_range`. A call takes at most `reward_timeout` seconds, and
-      `reward_workers` calls run side by side.
+      `reward_workers` calls run side by side; "processes:N" runs those of a file in N processes.
     - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
     - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The
       `loss` may be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions
@@ -116,7 +116,7 @@ def _given(
     reward_weights: Mapping[str, float] | None = None,
     columns: Mapping[str, str] | None = None,
     reward_timeout: float = 60.0,
-    reward_workers: int = 32,
+    reward_workers: int | str = 32,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> tuple[dict[str, Any], FromPython]:

@@ -67,6 +67,9 @@ ON_RESUME = (
     "track",
 )
 
+# The mean scores of the problems that `keep_difficulty: true` keeps.
+MIDDLING = [0.2, 0.8]
+
 # Groups of settings, in the order of --help-all.
 RUN = "Run"
 DATA = "Task and data"
@@ -232,6 +235,12 @@ class Config:
         metavar="JSON",
     )
     task_options: dict = setting({}, "the task's own flags, e.g. {'family': 'product'}", group=DATA)
+    keep_difficulty: list | None = setting(
+        None,
+        "before training, measure the mean score of every problem of --data or --dataset, and "
+        "train on those within this range alone; true stands for [0.2, 0.8]",
+        group=DATA,
+    )
     mixed: bool = setting(
         False, "train on all levels of the dataset, as they come (filled in)", group=DATA
     )
@@ -598,6 +607,9 @@ class Config:
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
         rate = self.learning_rate
         yield "learning_rate", rate is None or 0 <= rate < 1, "give a number from 0 up to 1"
+        limits = self.keep_difficulty
+        fix = "give the lowest and the highest mean score, e.g. [0.2, 0.8]"
+        yield "keep_difficulty", limits is None or is_score_range(limits), fix
         mark = self.promote_at
         yield "promote_at", mark is None or 0 <= mark <= 1, "give a score from 0 to 1"
         fix = f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
@@ -691,6 +703,16 @@ class Config:
         )
 
 
+def is_score_range(limits: Sequence[Any]) -> bool:
+    """Return whether `limits` are two scores, from 0 to 1, that do not fall.
+
+    >>> is_score_range([0.2, 0.8]), is_score_range([0.8, 0.2]), is_score_range([0.2])
+    (True, False, False)
+    """
+    are_numbers = all(type(end) in (int, float) for end in limits)
+    return are_numbers and len(limits) == 2 and 0 <= limits[0] <= limits[1] <= 1
+
+
 # Settings that are at least 0.
 FROM_ZERO = (
     "shots",
@@ -763,6 +785,8 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises UserError for unknown names and for values of the wrong type.
     """
     values = translated(values)
+    if isinstance(values.get("keep_difficulty"), bool):
+        values["keep_difficulty"] = list(MIDDLING) if values["keep_difficulty"] else None
     kinds = get_type_hints(Config)
     for name, value in values.items():
         if name not in kinds:

@@ -20,6 +20,11 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     `levels` are those of the --dataset. Raises UserError where it lacks a level that is to be
     trained on.
     """
+    if config.keep_difficulty and not levels:
+        raise UserError(
+            f"--config: keep_difficulty {config.keep_difficulty}: task {config.task} makes new "
+            "problems without end; give a set of problems by --data or --dataset"
+        )
     is_builtin = config.model == "builtin"
     is_chosen = bool(config.level or config.curriculum)
     level = config.level

@@ -18,6 +18,7 @@ from tasks.optional import (
     sources_of,
     summary_of,
     unseen_texts,
+    watch_scoring,
 )
 from tasks.own_files import load_from_file
 from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, is_right, key_of, split_of_key
@@ -83,5 +84,6 @@ __all__ = [
     "summary_of",
     "trust",
     "unseen_texts",
+    "watch_scoring",
     "worded",
 ]

@@ -31,6 +31,18 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     return checked
 
 
+def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
+    """Let `task` say how far it is while its scores take long.
+
+    It calls ``show(done, total, seconds)`` now and then, for any parts that it counts; `seconds` is
+    the time since it began.
+    """
+    watch = getattr(task, "watch", None)
+    if watch is not None:
+        with calling(f"task {task.name}: watch()"):
+            watch(show)
+
+
 def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     """Return the function that says how a reward was earned word by word, for --credit alignment.
 

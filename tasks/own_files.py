@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,15 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     with calling(f"{where}: the file"):
         spec.loader.exec_module(module)
     return getattr(module, name, None)
+
+
+def load_function(spec: str) -> Callable:
+    """Return the reward function ``path/to/file.py:name``. Raises UserError if there is none."""
+    where, _, name = spec.rpartition(":")
+    path = Path(where)
+    if path.suffix != ".py":
+        raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
+    function = load_from_file(path, name, kind="reward", where=f"--reward-file {spec}")
+    if not callable(function):
+        raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
+    return function

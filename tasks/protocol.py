@@ -99,6 +99,7 @@ class Task(Protocol):
     - `answer(problem, completion)`: see `answer_of`;
     - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
     - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
+      `watch(show)`: see `watch_scoring`;
     - `program`: the files of the user's own that it executes; `from_python`: whether it was made
       from Python values, so that no command line can load it;
     - `placeholders`: what a wording of the user's own may contain: a mapping of name to a function

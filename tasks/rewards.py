@@ -9,26 +9,23 @@ components to numbers, whose weighted sum is the reward. A function with a param
 gets lists instead, one entry for each completion of the group, and returns a list (the convention
 of TRL). Functions may be coroutines (``async def``), for a judge behind a server.
 
-The calls of a batch run side by side, in threads or in one event loop. Results are put in the order
-of the completions, so they do not depend on timing.
+The calls of a batch run side by side, in threads, in processes, or in one event loop
+(`tasks.reward_calls`). Results are put in the order of the completions, so they do not depend on
+timing.
 """
 
-import asyncio
 import inspect
 import math
-import queue
-import threading
-import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from data.errors import UserError
 from data.text import shortened
-from tasks.checks import calling
 from tasks.protocol import COMPONENT, Problem, Score
+from tasks.reward_calls import Bound, Call, Calls, Progress, Show
 
 # Rounding may leave a sum of components this far below the highest reward.
 ROUNDING = 1e-9
@@ -45,13 +42,16 @@ class RewardSettings:
     - `weights`: the weight of each component, by default 1;
     - `highest`: the highest reward; a completion that earns it is right;
     - `timeout`: the most seconds that one call may take;
-    - `workers`: how many calls run side by side.
+    - `workers`: how many calls run side by side;
+    - `program`: the function as ``path/to/file.py:name``, if calls run in processes, which load it
+      themselves; None if they run in threads.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
     highest: float = 1.0
     timeout: float = 60.0
     workers: int = 32
+    program: str | None = None
 
 
 class RewardFunctions:
@@ -63,7 +63,9 @@ class RewardFunctions:
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise UserError(f"reward functions {', '.join(names)}: each needs a name of its own")
-        self._calls = _Calls(self.settings.workers, self.settings.timeout)
+        self.watcher: Show | None = None  # is told how many calls are done, while they run
+        self._calls = Calls(self.settings.workers, self.settings.timeout, self.settings.program)
+        weakref.finalize(self, self._calls.close)
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if a function has a parameter that the `row` lacks."""
@@ -81,19 +83,23 @@ class RewardFunctions:
             [(function, self._start(function, group)) for function in self.functions]
             for group in groups
         ]
-        return [
-            self._finish_group(group, calls) for group, calls in zip(groups, started, strict=True)
-        ]
+        every = list(chain.from_iterable(calls for group in started for _, calls in group))
+        with Progress(every, self.watcher) as progress:
+            return [
+                self._finish_group(group, calls, progress)
+                for group, calls in zip(groups, started, strict=True)
+            ]
 
     def _finish_group(
         self,
         group: tuple[Problem, Sequence[str]],
-        started: Sequence[tuple["_Function", Sequence["_Call"]]],
+        started: Sequence[tuple["_Function", Sequence[Call]]],
+        progress: Progress,
     ) -> list[Score]:
         """Return the score of each completion of a group, whose calls have started."""
         components: list[dict[str, float]] = [{} for _ in group[1]]
         for function, calls in started:
-            more = self._finish(function, group, calls)
+            more = self._finish(function, group, calls, progress)
             for of_completion, others in zip(components, more, strict=True):
                 for name in others.keys() & of_completion.keys():
                     raise UserError(
@@ -103,7 +109,7 @@ class RewardFunctions:
                 of_completion |= others
         return [self._score(of_completion) for of_completion in components]
 
-    def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list["_Call"]:
+    def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list[Call]:
         problem, completions = group
         calls = function.calls(problem, completions)
         return [self._calls.start(call) for call in calls]
@@ -112,18 +118,19 @@ class RewardFunctions:
         self,
         function: "_Function",
         group: tuple[Problem, Sequence[str]],
-        running: Sequence["_Call"],
+        running: Sequence[Call],
+        progress: Progress,
     ) -> list[dict[str, float]]:
         """Return the components of each completion of the group."""
         problem, completions = group
         size = len(completions)
         whose = f"reward {function.name}, {problem.data.get('where', problem.key)}"
         if function.takes_group:
-            returned = self._calls.result(running[0], f"{whose}, {size} completions")
+            returned = self._calls.result(running[0], f"{whose}, {size} completions", progress)
             results = _listed(returned, size, whose)
         else:
             results = [
-                self._calls.result(call, f"{whose}, completion {number}")
+                self._calls.result(call, f"{whose}, completion {number}", progress)
                 for number, call in enumerate(running, start=1)
             ]
         return [
@@ -184,7 +191,7 @@ class _Function:
                     f"{', '.join(sorted(row))}; rename a column by --columns {name}=COLUMN"
                 )
 
-    def calls(self, problem: Problem, completions: Sequence[str]) -> list[Callable[[], Any]]:
+    def calls(self, problem: Problem, completions: Sequence[str]) -> list[Bound]:
         """Return the calls for a group: one, or one for each completion."""
         row = problem.data["row"]
         if self.takes_group:
@@ -197,103 +204,10 @@ class _Function:
             for completion in completions
         ]
 
-    def _call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    def _call(self, arguments: Mapping[str, Any]) -> Bound:
         if not self.takes_all:
             arguments = {name: arguments[name] for name in self.parameters if name in arguments}
-        return _Bound(self.function, dict(arguments), self.is_async)
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A function and its arguments, to be called in a thread or in the event loop."""
-
-    function: Callable
-    arguments: dict[str, Any]
-    is_async: bool
-
-    def __call__(self) -> Any:
-        return self.function(**self.arguments)
-
-
-class _Call:
-    """A call that was started: its future, and when it began to run."""
-
-    def __init__(self) -> None:
-        self.future: Future = Future()
-        self.began = math.inf  # while it waits for a free worker
-
-
-class _Calls:
-    """Runs calls side by side, each no longer than `timeout` seconds.
-
-    Threads are daemons: one that hangs does not keep the process from ending.
-    """
-
-    def __init__(self, workers: int, timeout: float):
-        self.workers = workers
-        self.timeout = timeout
-        self._waiting: queue.SimpleQueue = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def start(self, bound: Any) -> _Call:
-        """Start a call, which runs as soon as a worker is free."""
-        call = _Call()
-        if bound.is_async:
-            asyncio.run_coroutine_threadsafe(self._run_async(bound, call), self._event_loop())
-            return call
-
-        self._waiting.put((bound, call))
-        if len(self._threads) < self.workers:
-            thread = threading.Thread(target=self._work, daemon=True, name="reward")
-            self._threads.append(thread)
-            thread.start()
-        return call
-
-    def result(self, call: _Call, whose: str) -> Any:
-        """Return the result of a call.
-
-        Raises UserError, which begins with `whose`, if the call raises or takes too long.
-        """
-        with calling(whose):
-            while True:
-                left = call.began + self.timeout - time.monotonic()
-                try:
-                    return call.future.result(max(0.01, min(left, 1.0)))
-                except FutureTimeout as error:
-                    if call.future.done():  # the function itself raised TimeoutError
-                        raise
-                    if time.monotonic() < call.began + self.timeout:
-                        continue
-                    raise UserError(
-                        f"{whose}: took more than {self.timeout:g} s; make it faster, or raise "
-                        "--reward-timeout"
-                    ) from error
-
-    def _work(self) -> None:
-        """Run waiting calls, one after the other, in a thread of its own."""
-        while True:
-            bound, call = self._waiting.get()
-            call.began = time.monotonic()
-            try:
-                call.future.set_result(bound())
-            except BaseException as error:  # reported where the result is awaited
-                call.future.set_exception(error)
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._free = asyncio.Semaphore(self.workers)
-            threading.Thread(target=self._loop.run_forever, daemon=True, name="rewards").start()
-        return self._loop
-
-    async def _run_async(self, bound: Any, call: _Call) -> None:
-        async with self._free:
-            call.began = time.monotonic()
-            try:
-                call.future.set_result(await bound())
-            except BaseException as error:  # reported where the result is awaited
-                call.future.set_exception(error)
+        return Bound(self.function, dict(arguments), self.is_async)
 
 
 def _listed(returned: Any, size: int, whose: str) -> list[Any]:

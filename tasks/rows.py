@@ -18,7 +18,7 @@ from data.errors import UserError
 from data.rows import Row, read_rows
 from tasks.checks import check_problem
 from tasks.duplicates import near_duplicates
-from tasks.own_files import load_from_file
+from tasks.own_files import load_function
 from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
 from tasks.rewards import RewardFunctions, RewardSettings
 
@@ -50,7 +50,8 @@ class Rows:
         "(default: 1 each)",
         "reward-timeout": "the most seconds that a call of the reward function may take "
         "(default: 60)",
-        "reward-workers": "how many calls of the reward function run side by side (default: 32)",
+        "reward-workers": "how many calls of the reward function run side by side, in threads "
+        "(default: 32); processes:N for N processes, which use several cores",
     }
 
     def __init__(
@@ -73,6 +74,12 @@ class Rows:
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else list(reward_functions)
         self.reward_range = _range(reward_range)
+        workers, in_processes = _workers(reward_workers)
+        if in_processes and reward_file is None:
+            raise UserError(
+                f"--reward-workers {reward_workers}: a process loads the reward from its file; "
+                "give it as path/to/file.py:function"
+            )
         settings = RewardSettings(
             weights={
                 name: _number(value, "--reward-weights")
@@ -80,7 +87,8 @@ class Rows:
             },
             timeout=_number(reward_timeout, "--reward-timeout", above=0),
             highest=self.reward_range[1],
-            workers=int(_number(reward_workers, "--reward-workers", above=0)),
+            workers=workers,
+            program=reward_file if in_processes else None,
         )
         self.functions = RewardFunctions(functions, settings)
 
@@ -106,6 +114,10 @@ class Rows:
     def score_groups(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
         """Return the scores of several groups, whose completions are scored side by side."""
         return self.functions.scores(groups)
+
+    def watch(self, show: Callable[[int, int, float], None]) -> None:
+        """Let `show` be told how many calls are done, of how many, and since how many seconds."""
+        self.functions.watcher = show
 
     def problems(self, split: str) -> list[Problem]:
         """Return all problems of a split: training goes through them in epochs."""
@@ -144,18 +156,6 @@ class Rows:
 def file_of(spec: str | None) -> list[Path]:
     """Return the file of ``path/to/file.py:name``; [] for None."""
     return [Path(spec.rpartition(":")[0])] if spec else []
-
-
-def load_function(spec: str) -> Callable:
-    """Return the function ``path/to/file.py:name``. Raises UserError if there is none."""
-    where, _, name = spec.rpartition(":")
-    path = Path(where)
-    if path.suffix != ".py":
-        raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
-    function = load_from_file(path, name, kind="reward", where=f"--reward-file {spec}")
-    if not callable(function):
-        raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
-    return function
 
 
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
@@ -279,6 +279,19 @@ def _range(given: str | Iterable[float]) -> tuple[float, float]:
     if not low < high:
         raise UserError(f"--reward-range {given}: the first must be below the second")
     return low, high
+
+
+def _workers(given: str | int) -> tuple[int, bool]:
+    """Return how many workers there are, and whether they are processes.
+
+    >>> _workers("processes:4"), _workers(32)
+    ((4, True), (32, False))
+    """
+    kind, colon, number = str(given).rpartition(":")
+    is_known = kind == ("processes" if colon else "")
+    if not (is_known and number.isascii() and number.isdecimal() and int(number)):
+        raise UserError(f"--reward-workers {given}: give a number of threads, or processes:N")
+    return int(number), bool(colon)
 
 
 def _number(given: Any, flag: str, above: float = float("-inf")) -> float:

@@ -50,15 +50,32 @@ class Supply:
         return problems[self._epoch(len(problems), epoch)[place]]
 
     @property
+    def problems(self) -> list[Problem]:
+        """All problems of the dataset; [] without one."""
+        return [problem for part in self.dataset.values() for problem in part]
+
+    def keep(self, keys: Container[str]) -> None:
+        """Leave out the problems of the dataset whose key is not one of `keys`.
+
+        Every index is then another problem, so this comes before the first is drawn.
+        """
+        kept = {
+            level: [problem for problem in part if problem.key in keys]
+            for level, part in self.dataset.items()
+        }
+        self.dataset = {level: part for level, part in kept.items() if part}
+        assert self.dataset, "without problems, the supply would be the endless stream"
+
+    @property
     def levels(self) -> list[int]:
         """The levels of the dataset, rising; [] without one."""
-        return sorted({problem.level for part in self.dataset.values() for problem in part})
+        return sorted({problem.level for problem in self.problems})
 
     def sample(self, level: int, seed: int) -> Iterable[Problem]:
         """Return problems of `level` that training may draw, in an order that depends on `seed`."""
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
-        problems = [each for part in self.dataset.values() for each in part if each.level == level]
+        problems = [each for each in self.problems if each.level == level]
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:

@@ -109,6 +109,27 @@ def test_the_command_line_and_the_library_make_the_same_run(home):
         assert one["text"] == other["text"] and one["reward"] == other["reward"]
 
 
+def test_rewards_in_processes_make_the_same_run(home, capsys):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    for name, workers in (("threads", "4"), ("processes", "processes:2")):
+        flags = [*FLAGS, "--reward-workers", workers, "--steps", "2", "--name", name]
+        assert main([*command, *flags]) in (0, 3)
+    alike(load_run("runs/threads"), load_run("runs/processes"))
+    with pytest.raises(UserError, match="--reward-workers processes:2: a process loads the reward"):
+        train(ROWS, reward, reward_workers="processes:2", **QUICK)
+    for wrong in ("0", "x", "processes:", "processes:0", "threads:3", "1.5"):
+        with pytest.raises(UserError, match=f"--reward-workers {wrong}: give a number of threads"):
+            train("rows.jsonl", "own.py:reward", reward_workers=wrong, **QUICK)
+
+
+def test_a_reward_process_that_dies_ends_the_run_with_one_line(home, capsys):
+    Path("dies.py").write_text("import os\ndef reward(completion):\n    os.abort()\n")
+    flags = [*FLAGS, "--reward-workers", "processes:2", "--steps", "2", "--name", "a"]
+    assert main(["--data", "rows.jsonl", "--reward-file", "dies.py:reward", *flags]) == 2
+    line = one_line(capsys)
+    assert "completion 1 ended its process (killed by SIGABRT)" in line and "reward reward" in line
+
+
 def test_a_run_is_resumed_to_the_same_weights(home):
     options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
     whole = train(ROWS, reward, name="whole", **options)

@@ -24,6 +24,9 @@ class Display(Protocol):
     def step(self, report: StepReport) -> None:
         """Show a step."""
 
+    def scoring(self, done: int, total: int, seconds: float) -> None:
+        """Show how many parts of the scoring in progress are done, after so many seconds."""
+
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Show a line of eval.jsonl."""
 

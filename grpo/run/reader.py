@@ -88,6 +88,11 @@ class RunData:
         return Records(decision_of(line) for line in self._log("curriculum.jsonl"))
 
     @cached_property
+    def difficulty(self) -> Records:
+        """The lines of difficulty.jsonl; [] if the run keeps problems of any difficulty."""
+        return self._log("difficulty.jsonl")
+
+    @cached_property
     def group_index(self) -> Records:
         """A record for each group of all steps, see `grpo.run.rollouts.summaries`.
 

@@ -22,6 +22,7 @@ from grpo.run import preparation, promotion
 from grpo.run.conclusion import files_of, next_commands, supply_line, verdict_of
 from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
+from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Display
 from grpo.run.facts import facts, with_resumption
 from grpo.run.files import NoFiles, RunFiles
@@ -113,6 +114,8 @@ class Run:
 
         Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
+        # First, because it decides which problems there are.
+        filter_by_difficulty(self.context, self.folder, is_new=self.opened.checkpoint is None)
         self._show_prompt()
 
         policy_notes = self.trainer.policy.notes

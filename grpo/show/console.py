@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -25,6 +26,11 @@ from grpo.show.tables import SURVEY, show_table
 
 # Number of steps in the sparkline, and in the mean beside it.
 HISTORY = 30
+
+# Without a terminal: the seconds that scoring takes before a line says how far it is, and the
+# seconds between two such lines.
+SCORING_FIRST = 10.0
+SCORING_EVERY = 30.0
 
 
 class Console:
@@ -64,6 +70,8 @@ class Console:
             file=self.file, force_terminal=self.terminal, highlight=False, markup=False
         )
         self._live = Live(console=self._rich)
+        self._panel: RenderableType = Text()
+        self._next_scoring = SCORING_FIRST
 
         # State for the panel: seconds per step, recent rewards, the best reward, and evaluations.
         self._pace: float | None = None
@@ -130,7 +138,8 @@ class Console:
                 metric=self.metric,
                 reward_range=self.reward_range,
             )
-            self._live.update(panel(report, view))
+            self._panel = panel(report, view)
+            self._live.update(self._panel)
             # Needed for the first panel only. rich then redraws it four times a second.
             self._live.start(refresh=True)
         elif report.step % self.log_every == 0 or report.step == self.total_steps:
@@ -138,6 +147,22 @@ class Console:
 
         for event in report.events:
             self.say(event)
+
+    def scoring(self, done: int, total: int, seconds: float) -> None:
+        """Show how far slow scoring is: below the panel, or by a line every SCORING_EVERY seconds.
+
+        It has ended if all parts are done.
+        """
+        line = f"scoring {done:,}/{total:,}, {seconds:.0f} s"
+        if self.terminal:
+            below = [Text(line, "dim")] if done < total else []
+            self._live.start()
+            self._live.update(Group(self._panel, *below), refresh=True)
+        elif done == total:
+            self._next_scoring = SCORING_FIRST
+        elif seconds >= self._next_scoring:
+            self.say(line)
+            self._next_scoring = seconds + SCORING_EVERY
 
     def evaluation(self, line: Evaluation) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""

@@ -39,12 +39,16 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
 
 
 def _problems(config: Config, task: Task) -> str:
+    some = ""
+    if limits := config.keep_difficulty:
+        some = f", of which those with a mean score from {limits[0]:g} to {limits[1]:g}"
     if own := problems_of(task, "train"):
-        return f"the {len(own):,} training problems of the data, shuffled each epoch"
+        return f"the {len(own):,} training problems of the data{some}, shuffled each epoch"
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")
-    return f"{config.dataset}, {'all levels in its order' if config.mixed else 'only these levels'}"
+    levels = "all levels in its order" if config.mixed else "only these levels"
+    return f"{config.dataset}, {levels}{some}"
 
 
 def _prompt(config: Config) -> str:

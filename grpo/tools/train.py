@@ -30,7 +30,16 @@ from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from grpo.training.build import with_learning_rate
 from grpo.training.callbacks import Callback
-from tasks.base import Problem, Task, exit_status, load_task, problems_of, range_of, worded
+from tasks.base import (
+    Problem,
+    Task,
+    exit_status,
+    load_task,
+    problems_of,
+    range_of,
+    watch_scoring,
+    worded,
+)
 from tasks.dataset import read_problems
 from tasks.supply import Supply
 
@@ -116,6 +125,7 @@ def start_run(
         metric=getattr(task, "metric", "score"),
         reward_range=range_of(task),
     )
+    watch_scoring(task, console.scoring)
     try:
         with ExitStack() as locks:
             # A resumed run is locked from here on, a new one when its directory is made.

@@ -467,3 +467,37 @@ def test_a_pipe_of_another_encoding_does_not_stop_the_run():
     with Console(300, file=pipe) as console:
         console.say("10 → 25")
     assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
+
+
+def wait_for_scores(console):
+    """Two waits: of 75 seconds, and of 3."""
+    for seconds in range(75):
+        console.scoring(seconds * 3, 256, seconds)
+    console.scoring(256, 256, 75.5)
+    console.scoring(1, 256, 3.0)
+    console.scoring(256, 256, 3.5)
+
+
+def test_slow_scoring_is_a_line_now_and_then():
+    assert plain(wait_for_scores) == [
+        "scoring 30/256, 10 s",
+        "scoring 120/256, 40 s",
+        "scoring 210/256, 70 s",
+    ]
+
+
+def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
+    def use(console):
+        console.step(report())
+        console.scoring(12, 256, 3.2)
+        assert "scoring 12/256, 3 s" in rendered(console._live.renderable)
+        assert "reward" in rendered(console._live.renderable)  # the panel stays
+        console.scoring(256, 256, 4.0)
+        assert "scoring" not in rendered(console._live.renderable)
+
+    assert "scoring 12/256, 3 s" in ESCAPE_CODE.sub("", written(use, force_terminal=True))
+
+
+def test_scoring_before_the_first_step_needs_no_panel():
+    output = written(wait_for_scores, force_terminal=True)
+    assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)

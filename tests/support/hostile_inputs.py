@@ -114,6 +114,7 @@ def _rows() -> Iterator[Input]:
         ("--reward-timeout", "-1"),
         ("--reward-workers", "0"),
         ("--reward-workers", "x"),
+        ("--reward-workers", "processes:0"),
         ("--data", "/dev/zero"),
         ("--data", "nowhere.parquet"),
         ("--data", "rows.jsonl/x"),

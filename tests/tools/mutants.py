@@ -146,6 +146,51 @@ TABLE = {
             "[len(completion.tokens) for group in groups for completion in group.completions]",
         ),
     ],
+    ("tasks/reward_calls.py", "tasks/test_rewards.py"): [
+        (
+            "the watcher is not told of the end",
+            "Progress.__exit__",
+            "self._tell(len(self.calls))",
+            "None",
+        ),
+    ],
+    ("tasks/reward_process.py", "tasks/test_rewards.py"): [
+        ("a process outlives ours", "_read", "os._exit(0)", "None"),
+        ("prints reach the pipe", "main", "os.dup2(2, 1)", "None"),
+        (
+            "a process is started for each call",
+            "RewardProcess.begin",
+            "self._process is not None",
+            "False",
+        ),
+    ],
+    ("grpo/curriculum/difficulty.py", "grpo/test_difficulty.py"): [
+        ("the limits are left out", "outcome_of", "score <= high", "score < high"),
+        ("samples of the pre-flight", "", "SEED = 3_000_029", "SEED = 3_000_003"),
+    ],
+    ("grpo/run/difficulty.py", "grpo/test_difficulty.py"): [
+        (
+            "a resumed run measures again",
+            "filter_by_difficulty",
+            "_measure(run, limits) if is_new else run.ranks.on_rank0(lambda: _stored(run, folder))",
+            "_measure(run, limits)",
+        ),
+        (
+            "nothing is left out",
+            "filter_by_difficulty",
+            "{each.key for each in found if each.outcome == 'kept'}",
+            "{each.key for each in found}",
+        ),
+    ],
+    ("grpo/run/session.py", "grpo/test_difficulty.py"): [
+        (
+            "the first prompt is drawn before problems are left out",
+            "Run.begin",
+            "filter_by_difficulty(self.context, self.folder, "
+            "is_new=self.opened.checkpoint is None)",
+            "None",
+        ),
+    ],
     ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
         ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
         ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),

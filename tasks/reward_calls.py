@@ -1,0 +1,177 @@
+"""Calls of reward functions side by side: in threads, in processes, or in one event loop.
+
+A thread waits for its call to end. With processes each thread has one of its own, which computes,
+so that functions in pure Python use several cores. Coroutines share one event loop in any case.
+"""
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+from data.errors import UserError
+from tasks.checks import calling
+from tasks.reward_process import CallError, RewardProcess
+
+# Is told the calls that are done, all calls, and the seconds since they were started.
+Show = Callable[[int, int, float], None]
+
+# Seconds between two looks at how many calls are done.
+LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function and its arguments."""
+
+    function: Callable
+    arguments: dict[str, Any]
+    is_async: bool
+
+    def __call__(self) -> Any:
+        """Call the function, or make its coroutine."""
+        return self.function(**self.arguments)
+
+
+class Call:
+    """A call that was started: its future, and when it began to run."""
+
+    def __init__(self) -> None:
+        self.future: Future = Future()
+        self.began = math.inf  # while it waits for a free worker
+
+
+class Progress:
+    """Tells a watcher how many of some calls are done, while their results are awaited.
+
+    It begins after LOOK seconds. If it told anything, it ends with all of them.
+    """
+
+    def __init__(self, calls: Sequence[Call], show: Show | None):
+        self.calls = calls
+        self.show = show
+        self._start = self._last = time.monotonic()
+        self._has_shown = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._has_shown:
+            self._tell(len(self.calls))
+
+    def look(self) -> None:
+        """Tell how many calls are done, if that was not told lately."""
+        if self.show is not None and time.monotonic() >= self._last + LOOK:
+            self._tell(sum(call.future.done() for call in self.calls))
+            self._has_shown = True
+
+    def _tell(self, done: int) -> None:
+        assert self.show is not None
+        self._last = time.monotonic()
+        self.show(done, len(self.calls), self._last - self._start)
+
+
+class Calls:
+    """Runs calls side by side, each no longer than `timeout` seconds.
+
+    They run in up to `workers` threads, or processes that load the `program` themselves. Threads
+    are daemons: one that hangs does not keep the process from ending. Nor does a process, which
+    ends with ours.
+    """
+
+    def __init__(self, workers: int, timeout: float, program: str | None = None):
+        self.workers = workers
+        self.timeout = timeout
+        self.program = program
+        self._waiting: queue.SimpleQueue = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._processes: list[RewardProcess] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, bound: Bound) -> Call:
+        """Start a call, which runs as soon as a worker is free."""
+        call = Call()
+        if bound.is_async:
+            asyncio.run_coroutine_threadsafe(self._run_async(bound, call), self._event_loop())
+            return call
+
+        self._waiting.put((bound, call))
+        if len(self._threads) < self.workers:
+            thread = threading.Thread(target=self._work, daemon=True, name="reward")
+            self._threads.append(thread)
+            thread.start()
+        return call
+
+    def result(self, call: Call, whose: str, progress: Progress) -> Any:
+        """Return the result of a call.
+
+        Raises UserError, which begins with `whose`, if the call raises or takes too long, or if its
+        process ends.
+        """
+        with calling(whose):
+            while True:
+                progress.look()
+                left = call.began + self.timeout - time.monotonic()
+                try:
+                    return call.future.result(max(0.01, min(left, LOOK)))
+                except CallError as error:
+                    raise UserError(f"{whose} {error}") from error
+                except FutureTimeout as error:
+                    if call.future.done():  # the function itself raised TimeoutError
+                        raise
+                    if time.monotonic() < call.began + self.timeout:
+                        continue
+                    raise UserError(
+                        f"{whose}: took more than {self.timeout:g} s; make it faster, or raise "
+                        "--reward-timeout"
+                    ) from error
+
+    def close(self) -> None:
+        """Let the threads end as soon as they are idle, and the processes now."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for process in self._processes:
+            process.kill()
+
+    def _work(self) -> None:
+        """Run waiting calls, one after the other, in a thread of its own."""
+        process = None
+        if self.program:
+            process = RewardProcess(self.program)
+            self._processes.append(process)
+        while (waiting := self._waiting.get()) is not None:
+            bound, call = waiting
+            try:
+                if process is None:
+                    call.began = time.monotonic()
+                    call.future.set_result(bound())
+                else:
+                    process.begin()
+                    call.began = time.monotonic()
+                    call.future.set_result(process.call(bound.arguments))
+            except BaseException as error:  # reported where the result is awaited
+                call.future.set_exception(error)
+        if process is not None:
+            process.close()
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._free = asyncio.Semaphore(self.workers)
+            threading.Thread(target=self._loop.run_forever, daemon=True, name="rewards").start()
+        return self._loop
+
+    async def _run_async(self, bound: Bound, call: Call) -> None:
+        async with self._free:
+            call.began = time.monotonic()
+            try:
+                call.future.set_result(await bound())
+            except BaseException as error:  # reported where the result is awaited
+                call.future.set_exception(error)
