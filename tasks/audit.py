@@ -25,9 +25,9 @@ from tasks.base import (
     blaming,
     exit_status,
     load_task,
+    require_trusted_task,
     sources_of,
     summary_of,
-    trust,
 )
 
 # The kinds of sources that decide what the problems are.
@@ -64,7 +64,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     """
     check_links(folder)
     config = read_config(folder / "config.yaml")
-    trust(config["task"], config["task_options"], allowed, folder)
+    require_trusted_task(config["task"], config["task_options"], allowed, folder)
     task = load_task(config["task"], options=config["task_options"])
 
     stored = _read_stored(folder, task)

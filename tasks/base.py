@@ -29,8 +29,8 @@ from tasks.registry import (
     load_task,
     options_of,
     programs_of,
+    require_trusted_task,
     split_options,
-    trust,
 )
 from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups
 from tasks.streams import problem_at, problem_stream
@@ -77,7 +77,7 @@ __all__ = [
     "split_of_key",
     "split_options",
     "summary_of",
-    "trust",
+    "require_trusted_task",
     "unseen_texts",
     "worded",
 ]

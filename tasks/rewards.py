@@ -1,16 +1,16 @@
-"""A user's reward functions: how they are found, called, limited in time, and made into scores.
+"""A user's reward functions: how they are checked, called, limited in time, and made into scores.
 
     def reward(prompt, completion, answer, **row):
         return {"correct": float(completion.endswith(answer)), "format": 0.2}
 
-A function is called with the names of its parameters: `prompt`, `completion`, and any column of the
-row (`answer` ...). With ``**row`` it gets all other columns. It returns a number, or a mapping of
-components to numbers, whose weighted sum is the reward. A function with a parameter `completions`
-gets lists instead, one entry for each completion of the group, and returns a list (the convention
-of TRL). Functions may be coroutines (``async def``), for a judge behind a server.
+A function may have the parameters `prompt` and `completion`, and any column of the row (`answer`
+...). With ``**row`` it gets all other columns. It returns a number, or a mapping of components to
+numbers, whose weighted sum is the reward. A function with a parameter `completions` gets lists
+instead, one entry for each completion of the group, and returns a list (the convention of TRL).
+Functions may be coroutines (``async def``), e.g. for a judge behind a server.
 
-The calls of a batch run side by side, in threads or in one event loop. Results are put in the order
-of the completions, so they do not depend on timing.
+The calls of a batch run concurrently, in threads or in one event loop. The results are in the order
+of the completions and do not depend on timing.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from data.text import shortened
 from tasks.checks import calling
 from tasks.protocol import COMPONENT, Problem, Score
 
-# Rounding may leave a sum of components this far below the highest reward.
+# Because of rounding, a sum of components may be this far below the highest reward.
 ROUNDING = 1e-9
 
 # Parameters that are not columns of a row.
@@ -45,7 +45,7 @@ class RewardSettings:
     - `weights`: the weight of each component, by default 1;
     - `highest`: the highest reward; a completion that earns it is right;
     - `timeout`: the most seconds that one call may take;
-    - `workers`: how many calls run side by side.
+    - `workers`: how many calls run at the same time.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class RewardSettings:
 
 
 class RewardFunctions:
-    """One or several reward functions, whose components are added up."""
+    """One or more reward functions, whose components are added up."""
 
     def __init__(self, functions: Sequence[Callable], settings: RewardSettings | None = None):
         self.settings = settings or RewardSettings()
@@ -63,6 +63,7 @@ class RewardFunctions:
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise UserError(f"reward functions {', '.join(names)}: each needs a name of its own")
+
         self._calls = _Calls(self.settings.workers, self.settings.timeout)
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
@@ -71,7 +72,7 @@ class RewardFunctions:
             function.check(row, where)
 
     def scores(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
-        """Return the score of each completion of each group, all computed side by side.
+        """Return the score of each completion of each group, all computed concurrently.
 
         A group is a problem, whose `data` has the columns of its row, and its completions. Raises
         UserError, which names the row and the completion, if a call fails, takes too long, or
@@ -91,19 +92,21 @@ class RewardFunctions:
         started: Sequence[tuple["_Function", Sequence["_Call"]]],
     ) -> list[Score]:
         """Return the score of each completion of a group, whose calls have started."""
-        components: list[dict[str, float]] = [{} for _ in group[1]]
+        _, completions = group
+        components: list[dict[str, float]] = [{} for _ in completions]  # of all functions so far
         for function, calls in started:
-            more = self._finish(function, group, calls)
-            for of_completion, others in zip(components, more, strict=True):
-                for name in others.keys() & of_completion.keys():
+            of_function = self._finish(function, group, calls)
+            for so_far, further in zip(components, of_function, strict=True):
+                for name in further.keys() & so_far.keys():
                     raise UserError(
                         f"reward {function.name}: another function has a component {name!r} too; "
                         "give it another name"
                     )
-                of_completion |= others
+                so_far |= further
         return [self._score(of_completion) for of_completion in components]
 
     def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list["_Call"]:
+        """Start the calls of a function for a group."""
         problem, completions = group
         calls = function.calls(problem, completions)
         return [self._calls.start(call) for call in calls]
@@ -114,10 +117,11 @@ class RewardFunctions:
         group: tuple[Problem, Sequence[str]],
         running: Sequence["_Call"],
     ) -> list[dict[str, float]]:
-        """Return the components of each completion of the group."""
+        """Wait for the calls of a function; return the components of each completion."""
         problem, completions = group
         size = len(completions)
         whose = f"reward {function.name}, {problem.data.get('where', problem.key)}"
+
         if function.takes_group:
             returned = self._calls.result(running[0], f"{whose}, {size} completions")
             results = _listed(returned, size, whose)
@@ -126,12 +130,14 @@ class RewardFunctions:
                 self._calls.result(call, f"{whose}, completion {number}")
                 for number, call in enumerate(running, start=1)
             ]
+
         return [
             _components(result, function.name, f"{whose}, completion {number}")
             for number, result in enumerate(results, start=1)
         ]
 
     def _score(self, components: Mapping[str, float]) -> Score:
+        """Return the score of a completion: the weighted sum of its components."""
         weights = self.settings.weights
         for name in weights:
             if name not in components:
@@ -139,6 +145,7 @@ class RewardFunctions:
                     f"--reward-weights {name}: no such component; there are "
                     f"{', '.join(sorted(components))}"
                 )
+
         reward = math.fsum(weights.get(name, 1.0) * value for name, value in components.items())
         parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
         is_right = reward >= self.settings.highest - ROUNDING
@@ -146,16 +153,24 @@ class RewardFunctions:
 
 
 class _Function:
-    """A reward function, and how it is called."""
+    """A reward function, and how it is called.
+
+    - `is_async`: whether calls are coroutines;
+    - `takes_group`: whether one call scores all completions of a group;
+    - `takes_all`: whether it gets all columns (``**row``);
+    - `parameters`, `required`: the names of its parameters, and of those without a default.
+    """
 
     def __init__(self, function: Callable):
         if not callable(function):
             raise UserError(f"reward {function!r}: give a function")
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  (an object with async __call__)
-        )
+
+        # An object with an async __call__ counts as well.
+        called = getattr(function, "__call__", None)  # noqa: B004
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
+
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -166,6 +181,7 @@ class _Function:
         self.parameters = [one.name for one in named]
         self.required = [one.name for one in named if one.default is one.empty]
         self.takes_group = "completions" in self.parameters
+
         if any(one.kind is one.POSITIONAL_ONLY for one in named):
             raise UserError(f"reward {self.name}: has parameters without a name; remove the /")
 
@@ -177,6 +193,7 @@ class _Function:
                 f"reward {self.name}: has no parameter completion (or completions, for a whole "
                 "group)"
             )
+
         for name in self.required:
             if name not in row and name not in own:
                 raise UserError(
@@ -192,12 +209,14 @@ class _Function:
             columns = {name: [value] * size for name, value in row.items()}
             columns |= {"prompts": [problem.prompt] * size, "completions": list(completions)}
             return [self._call(columns)]
+
         return [
             self._call(row | {"prompt": problem.prompt, "completion": completion})
             for completion in completions
         ]
 
     def _call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        """Return a call with those of the `arguments` that the function has parameters for."""
         if not self.takes_all:
             arguments = {name: arguments[name] for name in self.parameters if name in arguments}
         return _Bound(self.function, dict(arguments), self.is_async)
@@ -216,17 +235,17 @@ class _Bound:
 
 
 class _Call:
-    """A call that was started: its future, and when it began to run."""
+    """A call that was started: its result, and when it began to run."""
 
     def __init__(self) -> None:
         self.future: Future = Future()
-        self.began = math.inf  # while it waits for a free worker
+        self.began = math.inf  # until a worker is free
 
 
 class _Calls:
-    """Runs calls side by side, each no longer than `timeout` seconds.
+    """Runs calls concurrently, each for at most `timeout` seconds.
 
-    Threads are daemons: one that hangs does not keep the process from ending.
+    The threads are daemons, so a call that hangs does not keep the process from ending.
     """
 
     def __init__(self, workers: int, timeout: float):
@@ -281,6 +300,7 @@ class _Calls:
                 call.future.set_exception(error)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop, which is started when it is first needed."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._free = asyncio.Semaphore(self.workers)
@@ -288,6 +308,7 @@ class _Calls:
         return self._loop
 
     async def _run_async(self, bound: Any, call: _Call) -> None:
+        """Run a call in the event loop as soon as a worker is free."""
         async with self._free:
             call.began = time.monotonic()
             try:
@@ -297,7 +318,7 @@ class _Calls:
 
 
 def _listed(returned: Any, size: int, whose: str) -> list[Any]:
-    """Return what a function of a whole group returned as a list of one result a completion."""
+    """Return the results for a whole group as a list: one result for each completion."""
     if hasattr(returned, "tolist"):
         returned = returned.tolist()
     if isinstance(returned, str | Mapping) or not isinstance(returned, Sequence):
@@ -318,6 +339,7 @@ def _components(result: Any, name: str, whose: str) -> dict[str, float]:
     named = result if isinstance(result, Mapping) else {name: result}
     if not named:
         raise UserError(f"{whose}: returned no component")
+
     components = {}
     for key, value in named.items():
         value = value.item() if hasattr(value, "item") else value

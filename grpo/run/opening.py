@@ -12,7 +12,7 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.run.checkpoint import checkpoints, find_resume, step_of
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.start import start_from
-from tasks.base import REWARD_FILE, UserError, trust
+from tasks.base import REWARD_FILE, UserError, require_trusted_task
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
 
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     allowed = (given.get("task"), given.get("task_options", {}).get(REWARD_FILE))
-    trust(saved["task"], saved["task_options"], allowed, folder)
+    require_trusted_task(saved["task"], saved["task_options"], allowed, folder)
     if "task_options" in given:  # those that are left out are the run's own
         given = given | {"task_options": saved["task_options"] | given["task_options"]}
     changed = {

@@ -24,7 +24,7 @@ from grpo.records import Group
 from grpo.run.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.run.reader import RunData
 from grpo.trainer import Trainer
-from tasks.base import UserError, load_task, trust
+from tasks.base import UserError, load_task, require_trusted_task
 
 # The programs of a run that the user allows to be executed.
 Allowed = Collection[str | None]
@@ -107,7 +107,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
     """
     config = load_config(run.path / "config.yaml")
-    trust(config.task, config.task_options, allowed, run.path)
+    require_trusted_task(config.task, config.task_options, allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)

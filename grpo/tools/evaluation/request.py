@@ -19,8 +19,8 @@ from tasks.base import (
     check_wording,
     implied_task,
     load_task,
+    require_trusted_task,
     split_options,
-    trust,
 )
 from tasks.levels import parse_levels
 
@@ -93,14 +93,14 @@ def make_request(
     is_runs_task = spec == config.task
     where = Path(flags.model)
     if is_runs_task:
-        trust(spec, {}, (flags.task,), where)
+        require_trusted_task(spec, {}, (flags.task,), where)
     given, others = split_options(spec, others)
     if others:
         raise UserError(
             f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
         )
     options = {**(config.task_options if is_runs_task else {}), **given}
-    trust(spec, options, (spec, given.get(REWARD_FILE)), where)
+    require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
     prompt = _prompt_flags(flags, config, spec, is_runs_task)
     task = load_task(spec, options=options, wording=prompt.wording)
 
