@@ -1,4 +1,4 @@
-"""The library: `train` trains, `load_model` loads, and what they return is used from Python.
+"""The library: `train` trains a model, and `load_model` loads one.
 
     from grpo import train
 
@@ -8,8 +8,8 @@
     run = train(data="problems.jsonl", reward=reward, steps=50)
     print(run.verdict, run.policy.generate(["What is 2 + 3?"]))
 
-Everything that `train.py` writes is written here as well, so a run can be resumed, replayed,
-inspected and reported.
+A run writes the same files as with `train.py`, so it can be resumed, replayed, inspected and
+reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from grpo.tools.train import start_run
 from tasks.base import REWARD_FILE, Task, UserError
 from tasks.rows import Rows
 
-# The task of rows and reward functions.
+# The name of the task of rows and reward functions.
 DATA = "data"
 
 
@@ -52,17 +52,19 @@ def train(
 
     - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
       DataFrame, or a list of mappings; see `tasks.rows` for the columns.
-    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`. Their sum, with
-      `reward_weights`, lies in `reward_range`. A call takes at most `reward_timeout` seconds, and
-      `reward_workers` calls run side by side.
+    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`. Their sum,
+      weighted by `reward_weights`, must lie in `reward_range`. A call may take at most
+      `reward_timeout` seconds, and `reward_workers` calls run at the same time.
     - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
     - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... With
       ``resume="runs/NAME"``, `data` and `reward` are given again.
 
     Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
-    in one line what is wrong, and KeyboardInterrupt after Ctrl-C; the last step is saved then.
+    in one line what is wrong, and KeyboardInterrupt after Ctrl-C, when the last step has been
+    saved.
     """
     given = with_texts(checked(settings, "train()"))
+
     task = None
     if data is not None or reward is not None:
         named, options = _options(data, reward)
@@ -76,6 +78,8 @@ def train(
             reward_workers=reward_workers,
             reward_functions=() if named else _functions(reward),
         )
+
+        # Recorded in config.yaml, so that the command line can load the task again.
         shown = {
             "columns": ",".join(f"{name}={column}" for name, column in (columns or {}).items()),
             "reward-range": ",".join(f"{end:g}" for end in reward_range),
@@ -87,22 +91,25 @@ def train(
 
 
 def _train(given: dict[str, Any], task: Task | None) -> "TrainedRun":
+    """Train with the settings `given`, on `task` or the one that they name."""
     config = Config(**given)
     with process_group(config.device) as ranks:
         outcome = start_run(config, given, ranks, [], task)
+
     if outcome.policy is None or outcome.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(outcome.folder, outcome.policy, outcome.status)
 
 
 def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
-    """Return the file of the reward function, if it is named, and what the run can record."""
+    """Return the spec of the reward function, if it is in a file, and the options to record."""
     named = reward if isinstance(reward, str) else None
     options = {"data": str(data)} if isinstance(data, str | Path) else {}
     return named, options | ({REWARD_FILE: named} if named else {})
 
 
 def _functions(reward: Any) -> tuple[Callable, ...]:
+    """Return the reward functions: one or several."""
     if reward is None:
         raise UserError("train(): data without a reward; give reward=FUNCTION")
     return tuple(reward) if isinstance(reward, Sequence) else (reward,)
@@ -127,12 +134,13 @@ class Model:
     ) -> list[str]:
         """Return one completion of each prompt, which is the user's turn of a chat.
 
-        The run's system turn stands before it. `temperature` 0 takes the likeliest token each time.
+        The run's system turn comes first. A `temperature` of 0 always takes the likeliest token.
         The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
         an answer in the model's context.
         """
         if isinstance(prompts, str):
             raise UserError("generate: give a list of prompts")
+
         encoded = [self._policy.encode(prompt) for prompt in prompts]
         rooms = [self._policy.context - len(prompt) for prompt in encoded]
         if min(rooms, default=1) < 1:
@@ -140,6 +148,7 @@ class Model:
                 f"generate: a prompt is longer than the model's context of {self._policy.context} "
                 "tokens"
             )
+
         groups = generate(
             self._policy,
             encoded,
@@ -152,7 +161,7 @@ class Model:
 
 
 class TrainedRun(RunData):
-    """A run that `train` has made: its data (see `grpo.run.reader`), and its policy.
+    """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
 
     `status` is the exit status of `train.py`: 0 if the policy has learned, 3 if it has not.
     """
@@ -170,12 +179,13 @@ class TrainedRun(RunData):
 def load_model(model: str, device: str = "auto") -> Model:
     """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
 
-    An adapter is put on the base model that it was trained on. Raises UserError if the model cannot
-    be loaded.
+    An adapter is loaded on the base model that it was trained on. Raises UserError if the model
+    cannot be loaded.
     """
     checkpoint, _ = checkpoint_of(model)
     if checkpoint is None:
         return Model(load_policy(model, device=device))
+
     config = load_config(checkpoint.parent.parent / "config.yaml")
     policy, _ = load_run_policy(checkpoint, config, device)
     policy.use(PromptFormat(config.system, None, template_arguments(config.chat_template_kwargs)))

@@ -1,6 +1,6 @@
-"""The interface of tasks: what `grpo`, and a task of the user's own, import.
+"""The interface of tasks: what `grpo` and a user's task import.
 
-`grpo` knows this file and no task by name.
+`grpo` imports this file and knows no task by name.
 """
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
@@ -46,6 +46,8 @@ __all__ = [
     "Score",
     "Task",
     "UserError",
+    "answer_of",
+    "blaming",
     "check_wording",
     "credits_of",
     "declared_budget",
@@ -53,23 +55,22 @@ __all__ = [
     "exit_status",
     "flags_of_tasks",
     "foreign_of",
-    "is_right",
-    "key_of",
     "implied_task",
     "is_of_project",
+    "is_right",
+    "key_of",
     "levels_of",
     "load_task",
-    "answer_of",
-    "blaming",
     "needs",
     "notes_of",
     "options_of",
     "plain_texts_of",
     "problem_at",
-    "problems_of",
     "problem_stream",
+    "problems_of",
     "programs_of",
     "range_of",
+    "require_trusted_task",
     "rescaled",
     "scores_of",
     "scores_of_groups",
@@ -77,7 +78,6 @@ __all__ = [
     "split_of_key",
     "split_options",
     "summary_of",
-    "require_trusted_task",
     "unseen_texts",
     "worded",
 ]

@@ -108,10 +108,12 @@ def _differences(results: list[dict[str, Any]], metric: str) -> Table:
 
     of_first = {_name(result): _values(result) for result in results if result["model"] == first}
     for result in results:
-        name, values = _name(result), _values(result)
+        name = _name(result)
+        values = _values(result)
         shared = sorted(values.keys() & of_first.get(name, {}).keys())
         if result["model"] == first or not shared:
             continue
+
         differences = [values[key] - of_first[name][key] for key in shared]
         low, high = mean_interval(differences, bounds=(-1.0, 1.0))
         table.add_row(
@@ -158,6 +160,7 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
     lines = []
     for result in results:
         name = _name(result)
+
         if result["n"] < result["asked"]:
             lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
         if result["too_long"]:
@@ -165,6 +168,8 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 f"{name}: {result['too_long']} problems do not fit the model's context or the "
                 "budget and were left out"
             )
+
+        # Only models behind an endpoint have these two.
         if result.get("failed"):
             lines.append(
                 f"warning: {name}: {result['failed']} requests failed; their problems are left "
@@ -176,6 +181,7 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 f"{name}: {result['prompt_tokens']:,} prompt tokens and "
                 f"{result['completion_tokens']:,} completion tokens{cost}"
             )
+
         if warning := truncation_warning(result):
             lines.append(f"warning: {warning}")
     return lines

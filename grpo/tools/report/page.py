@@ -32,7 +32,7 @@ from grpo.variance import COLLAPSED
 from tasks.base import Parser, UserError, exit_status
 
 # The folder of report.html and its parts.
-ROOM = Path(__file__).parent
+FOLDER = Path(__file__).parent
 SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
@@ -73,10 +73,9 @@ def report(argv: Sequence[str] | None) -> int:
     arguments = parse(argv)
     runs = [load_run(path) for path in arguments.runs]
     output = write_report(runs, arguments.output, arguments.megabytes)
-    line = (
-        f"{output}: {output.stat().st_size / 1e6:.1f} MB, {len(runs)} "
-        f"run{'s' * (len(runs) > 1)}; open it in a browser"
-    )
+    size = f"{output.stat().st_size / 1e6:.1f} MB"
+    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+    line = f"{output}: {size}, {count}; open it in a browser"
     print(printable(line))
     return 0
 
@@ -130,30 +129,32 @@ def page(runs: Sequence[RunData], budget: int) -> str:
     samples = [kept_samples(run, budget) for run in runs]
     descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(description["name"] for description in descriptions)
+
+    data = json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
+    blocks = [data_block("data", data)]
+    blocks += [data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)]
+
     scripts = {
         "plotly": get_plotlyjs(),
-        "script": "".join((ROOM / name).read_text() for name in SCRIPTS),
+        "script": "".join((FOLDER / name).read_text() for name in SCRIPTS),
     }
-    blocks = [
-        data_block(
-            "data", json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
-        ),
-        *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)),
-    ]
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
-        "style": (ROOM / "report.css").read_text(),
+        "style": (FOLDER / "report.css").read_text(),
         "data": "\n".join(blocks),
-        "hashes": " ".join(
-            f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-            for script in scripts.values()
-        ),
+        "hashes": " ".join(script_hash(script) for script in scripts.values()),
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
-    frame = (ROOM / "report.html").read_text()
+    frame = (FOLDER / "report.html").read_text()
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
+
+
+def script_hash(script: str) -> str:
+    """Return what the page's Content-Security-Policy says to allow this script and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
 
 
 def data_block(name: str, text: str) -> str:
@@ -179,37 +180,28 @@ def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
     That is metrics, evaluations, decisions, warnings, checkpoints and settings. The page has the
     completions of the steps in `kept`.
     """
-    lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
-    names = dict.fromkeys(
-        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
-    )
     config = {name: value for name, value in run.config.items() if name != "facts"}
     facts = run.config.get("facts") or {}
     control = config.get("control") or "none"
+    lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
+    checkpoints = (run.path / "checkpoints").glob("step-*")
+
     return {
         "name": escape_control(run.path.resolve().name),
         "path": escape_control(str(run.path)),
         "control": None if control == "none" else escape_control(str(control)),
         "headline": headline(run),
         "heldout": heldout(run),
-        "metrics": {name: [short(line.get(name)) for line in lines] for name in names},
+        # The curves, and how many of the steps they show.
+        "metrics": curves(lines),
         "drawn": len(lines),
         "made": len(run.metrics),
+        # What happened, by step.
         "evals": [{key: short(line.get(key)) for key in EVALUATION} for line in run.evals],
-        "decisions": [
-            {
-                "step": line["step"],
-                "kind": line["kind"],
-                "from": line["from"],
-                "to": line["to"],
-                "why": escape_control(line["why"]),
-            }
-            for line in run.decisions
-        ],
+        "decisions": [decision_shown(line) for line in run.decisions],
         "warnings": warnings_of(run.metrics),
-        "checkpoints": sorted(
-            int(path.name[5:]) for path in (run.path / "checkpoints").glob("step-*")
-        ),
+        "checkpoints": sorted(int(path.name.removeprefix("step-")) for path in checkpoints),
+        # The settings, and which steps have completions.
         "config": listed(config),
         "facts": listed(facts),
         "stored": len(run.steps()),
@@ -217,25 +209,49 @@ def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
+def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return the values of each metric that is a number, one for each line."""
+    names = dict.fromkeys(
+        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
+    )
+    return {name: [short(line.get(name)) for line in lines] for name in names}
+
+
+def decision_shown(line: Record) -> dict[str, Any]:
+    """Return what the page shows of a line of curriculum.jsonl."""
+    shown = {name: line[name] for name in ("step", "kind", "from", "to")}
+    return shown | {"why": escape_control(line["why"])}
+
+
 def headline(run: RunData) -> list[tuple[str, str]]:
     """Return the facts at the head of the page, as (name, text)."""
-    config, last = run.config, run.metrics[-1] if run.metrics else {}
-    facts = config.get("facts") or {}
-    threads = f", {facts['threads']} threads" if facts.get("threads") else ""
+    config = run.config
     unit = next((line.get("unit") or "" for line in run.evals), "")
+
+    model = config.get("model")
+    if config.get("start") not in (None, model):
+        model = f"{model}, started from {config['start']}"
+
+    last = run.metrics[-1] if run.metrics else {}
     time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
-    model, start = config.get("model"), config.get("start")
-    facts_by_name = {
+    time += " h" if time.count(":") > 1 else " min"
+
+    facts = config.get("facts") or {}
+    hardware = facts.get("device", "unknown")
+    if facts.get("threads"):
+        hardware = f"{hardware}, {facts['threads']} threads"
+
+    texts = {
         "task": config.get("task"),
         "level": f"{config.get('level', '')} {unit}",
-        "model": f"{model}, started from {start}" if start not in (None, model) else model,
+        "model": model,
         "reward": config.get("reward") or "the task's own reward",
         "steps": f"{len(run.metrics):,}",
         "tokens": f"{last.get('num_tokens', 0):,}",
-        "time": time + (" h" if time.count(":") > 1 else " min"),
-        "hardware": f"{facts.get('device', 'unknown')}{threads}",
+        "time": time,
+        "hardware": hardware,
     }
-    return [(name, escape_control(str(value)).strip()) for name, value in facts_by_name.items()]
+    return [(name, escape_control(str(text)).strip()) for name, text in texts.items()]
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
@@ -246,18 +262,20 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
     series: dict[tuple, list[Record]] = {}
     for line in run.reports:
         series.setdefault((line["level"], line.get("temperature", 1.0)), []).append(line)
-    order = sorted(series, key=lambda key: (key[0] != run.config.get("level"), key))
+
+    own_level = run.config.get("level")
     found = []
-    for level, temperature in order:
-        first, last = series[level, temperature][0], series[level, temperature][-1]
-        ends = [first, last] if last is not first else [last]
+    for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
+        lines = series[level, temperature]
+        last = lines[-1]
+        ends = [lines[0], last] if len(lines) > 1 else [last]
+
+        what = f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
+        sampling = f"temperature {temperature:g}" if temperature else "greedy"
         found.append(
             {
-                "what": escape_control(
-                    f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
-                ).strip(),
-                "how": f"{counted(last)}, "
-                + (f"temperature {temperature:g}" if temperature else "greedy"),
+                "what": escape_control(what).strip(),
+                "how": f"{counted(last)}, {sampling}",
                 "scores": [interval(line) for line in ends],
                 "exact": " → ".join(f"{line['exact']:.2f}" for line in ends),
             }
@@ -268,44 +286,46 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
 
-    A trap counts from half of a step's completions on, a collapse from half of its groups on. Each
-    is listed where it begins.
+    What holds for several steps in a row is listed at the first of them.
     """
     found = []
     before: set[str] = set()
     for line in lines:
-        now = {
-            f"at least half of the completions are in a trap: {escape_control(name[6:])}"
-            for name, share in line.items()
-            if name.startswith("traps/") and share >= 0.5
-        }
-        if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (
-            line.get("groups/count") or math.inf
-        ):
-            now.add("at least half of the groups collapsed")
-        now |= {
-            escape_control(event) for event in line.get("events", ()) if event.startswith("ALARM")
-        }
-        if line.get("stopped"):
-            now.add(f"stopped: {escape_control(line['stopped'])}")
+        now = troubles_of(line)
         found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
         before = now
     return found
 
 
+def troubles_of(line: Record) -> set[str]:
+    """Return what went wrong at a step.
+
+    A trap counts if it has at least half of the completions, a collapse if at least half of the
+    groups collapsed.
+    """
+    troubles = {escape_control(each) for each in line.get("events", ()) if each.startswith("ALARM")}
+    for name, share in line.items():
+        if name.startswith("traps/") and share >= 0.5:
+            trap = escape_control(name.removeprefix("traps/"))
+            troubles.add(f"at least half of the completions are in a trap: {trap}")
+
+    collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
+    groups = line.get("groups/count") or math.inf
+    if collapsed >= 0.5 * groups:
+        troubles.add("at least half of the groups collapsed")
+    if line.get("stopped"):
+        troubles.add(f"stopped: {escape_control(line['stopped'])}")
+    return troubles
+
+
 def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values as the page shows them."""
-    return [
-        (
-            escape_control(str(name)),
-            "–"
-            if value in (None, "", {})
-            else escape_control(
-                value if isinstance(value, str) else json.dumps(value, default=str)
-            ),
-        )
-        for name, value in values.items()
-    ]
+    """Return names and values as the page shows them, e.g. ("level", "25")."""
+    found = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        is_empty = value in (None, "", {})
+        found.append((escape_control(str(name)), "–" if is_empty else escape_control(text)))
+    return found
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
@@ -313,20 +333,26 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
     Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
-    steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
-    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {
-        line["step"] for line in warnings_of(run.metrics)
-    }
+    steps = run.steps()
+    pieces = pieces_of(run.path)
+
+    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
+    marked |= {line["step"] for line in warnings_of(run.metrics)}
     notable = sorted(marked & set(steps))
+
+    # The notable steps leave half of the budget, so that the first and last steps always fit.
+    kept: dict[int, str] = {}
+    used = 0
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
-        # The notable steps leave half of the budget, so that the first and last steps always fit.
-        for step in (wanted[i] for i in evenly_spaced(len(wanted))):
-            if step not in kept:
-                text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
-                if used + len(text) > most:
-                    break
-                kept[step] = text
-                used += len(text)
+        for place in evenly_spaced(len(wanted)):
+            step = wanted[place]
+            if step in kept:
+                continue
+            text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
+            if used + len(text) > most:
+                break
+            kept[step] = text
+            used += len(text)
     return dict(sorted(kept.items()))
 
 
@@ -335,13 +361,13 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
     chosen = {}
     used = 40  # the bytes around the groups
     for number in evenly_spaced(len(groups)):
-        text = harmless_json(
-            json.dumps(packed(groups[number], number, pieces), separators=(",", ":"))
-        )
+        values = packed(groups[number], number, pieces)
+        text = harmless_json(json.dumps(values, separators=(",", ":")))
         if used + len(text) + 1 > budget:
             break
         chosen[number] = text
         used += len(text) + 1
+
     in_order = ",".join(text for _, text in sorted(chosen.items()))
     return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
 
