@@ -142,12 +142,11 @@ def nw_align_batch(
     and errors are those of `nw_score`.
     """
     if _is_standard(match, mismatch, gap, gap_open):
-        return [
-            Alignment(
-                columns.score(k), _ops(columns.operations(k), columns.firsts[k], columns.second)
-            )
-            for columns, k in _columns(pairs, keep_moves=True)
-        ]
+        alignments = []
+        for columns, k in _columns(pairs, keep_moves=True):
+            ops = _ops(columns.operations(k), columns.firsts[k], columns.second)
+            alignments.append(Alignment(columns.score(k), ops))
+        return alignments
 
     batch = _Batch(pairs, match, mismatch, gap, gap_open)
     moves: list[np.ndarray] = []
@@ -288,7 +287,8 @@ class _Batch:
 
         If `moves` is given, the moves into the inner cells of each diagonal are appended to it.
         """
-        lengths_a, total = self.lengths[0], self.lengths.sum(axis=0)
+        lengths_a = self.lengths[0]
+        total = self.lengths.sum(axis=0)
 
         # These are the results on diagonals 0 and 1, which have no inner cells.
         shifted = np.where(total == 0, self.dtype.type(0), self.opening)
@@ -323,21 +323,21 @@ class _Batch:
     def _diagonals(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Yield (inner, above, pair_scores) for the diagonals d = 2, 3, ...
 
-        `inner` are the rows of the inner cells, `above` the same rows less one, and `pair_scores`
-        (rows, B) what it scores to pair the two symbols of each cell.
+        `inner` are the rows of the inner cells, `above` the rows before them, and `pair_scores`
+        (rows, B) the score of pairing the two symbols of each cell.
         """
         n, m = len(self.a), len(self.b)
 
         # Along a diagonal b is read backwards: row i + m - d of its reversal is b[j - 1].
         reversed_b = self.b[::-1].copy()
         for d in range(2, n + m + 1) if n and m else ():
-            first, end = max(1, d - m), min(n, d - 1) + 1
-            equal = self.a[first - 1 : end - 1] == reversed_b[first + m - d : end + m - d]
-            yield (
-                slice(first, end),
-                slice(first - 1, end - 1),
-                np.where(equal, self.match, self.mismatch),
-            )
+            first = max(1, d - m)
+            end = min(n, d - 1) + 1
+
+            symbols_a = self.a[first - 1 : end - 1]
+            symbols_b = reversed_b[first + m - d : end + m - d]
+            pair_scores = np.where(symbols_a == symbols_b, self.match, self.mismatch)
+            yield slice(first, end), slice(first - 1, end - 1), pair_scores
 
     def _linear(self, moves: list[np.ndarray] | None) -> Iterator[np.ndarray]:
         """Yield the best scores (N + 1, B) on the diagonals 2, 3, ... with linear gaps.

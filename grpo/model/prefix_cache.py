@@ -362,13 +362,17 @@ def attention(
     unsupported = [
         name for name, value in others.items() if value is not None and name not in HARMLESS
     ]
+
     if isinstance(attention_mask, LocalMask):
         sliding_window = min(attention_mask.size, sliding_window or attention_mask.size)
     elif attention_mask is not None:
         unsupported.append("attention_mask")
+
     if dropout:
         unsupported.append("dropout")
-    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal:
         unsupported.append("is_causal=False")
     if unsupported:
         raise UserError(
@@ -382,6 +386,7 @@ def attention(
             f"--model: its attention window is {sliding_window} tokens, but prompt and completion "
             f"have {length}; give shorter problems, or a model with full attention"
         )
+
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return shared.attend(module.layer_idx, query, key, value, scale), None
 

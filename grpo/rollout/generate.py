@@ -171,9 +171,9 @@ def generate(
     """
     settings = PromptSettings(temperatures, budgets, truncate, guesses)
     group_size = len(keys[0])
-    batch_size = policy.prompts_at_once(
-        group_size, max(map(len, prompts)), max(budgets) + SHORT + 1
-    )
+    room = max(budgets) + SHORT + 1
+    batch_size = policy.prompts_at_once(group_size, max(map(len, prompts)), room)
+
     answers: list[list[Completion]] = []
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
@@ -203,17 +203,7 @@ def _generate(
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
     width = budget + longest + 1  # drafts may reach beyond the budget, where they never count
 
-    request = DecodeRequest(
-        prompts,
-        keys=torch.tensor([key for group in keys for key in group]),
-        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
-        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
-        truncate=settings.truncate,
-        room=width,
-    )
-    step = cuda_step(policy)
-    decoder: Decoder = CudaDecoder(step, request) if step else EagerDecoder(policy, request)
-
+    decoder = _make_decoder(policy, prompts, keys, settings, width)
     drafter = None
     if is_drafted and settings.guesses is not None and drafting is not None:
         plans = DraftPlans(policy, [guess for guess in settings.guesses for _ in range(G)], width)
@@ -224,6 +214,7 @@ def _generate(
     lengths = torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # the completion that each row of the decoder is writing
     drafts = torch.empty(P * G, 0, dtype=torch.long)
+
     while len(rows):
         # One forward pass: the drafts are verified, and one more token is drawn.
         start = time.perf_counter()
@@ -248,6 +239,27 @@ def _generate(
         for ids, lp, n in zip(tokens, logprobs, lengths)
     ]
     return [flat[p * G : (p + 1) * G] for p in range(P)]
+
+
+def _make_decoder(
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    keys: Sequence[Sequence[int]],
+    settings: PromptSettings,
+    room: int,
+) -> Decoder:
+    """Return a decoder with `room` tokens for each completion: on a GPU the CUDA decoder."""
+    G = len(keys[0])
+    request = DecodeRequest(
+        prompts,
+        keys=torch.tensor([key for group in keys for key in group]),
+        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
+        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
+        truncate=settings.truncate,
+        room=room,
+    )
+    step = cuda_step(policy)
+    return CudaDecoder(step, request) if step else EagerDecoder(policy, request)
 
 
 class _Drafter:
@@ -302,6 +314,7 @@ class _Drafter:
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
+    """Return a completion. Raises FloatingPointError if a log-probability is not finite."""
     for i, value in enumerate(logprobs):
         if not math.isfinite(value):
             raise FloatingPointError(

@@ -1,13 +1,13 @@
 """Speculative decoding from the task's own guesses.
 
 The task guesses how a completion continues, and several tokens are verified in one forward pass.
-Each place of a completion has its own uniform number (`sampling.uniform`), so what is drawn there
-depends on that number and on the policy's distribution alone. If it is the guessed token, a forward
+Each place of a completion has its own uniform number (`sampling.uniform`), so the token drawn there
+depends only on that number and on the policy's distribution. If it is the guessed token, a forward
 pass is saved. The first token that differs is itself the sample, and the task guesses again from
 there. So drafts change how long a rollout takes, and nothing else.
 
-Departure from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
-model and needs a test of acceptance; here it is deterministic, as in prompt lookup decoding.
+Difference to speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
+model and needs a test of acceptance. Here it is deterministic, as in prompt lookup decoding.
 
 Shapes: C completions, k drafted tokens.
 """
@@ -26,20 +26,25 @@ from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)  # of drafts, in tokens
+# The lengths of drafts, in tokens.
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)
 
-# In tokens. Longer drafts are only for completions with so large a budget, and a plan is never made
-# for fewer tokens.
+# Drafts of more tokens are only for completions whose budget is as large. Plans are made for at
+# least so many tokens.
 SHORT = 31
 
-NO_TOKEN = -1  # a token that is never drawn
+# A token that is never drawn.
+NO_TOKEN = -1
 
 # Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
 # never be reached.
 CHARACTERS_PER_TOKEN = 10
 
-MIN_GAIN = 1.3  # drafts are made only if they promise to be so much faster
-PRIOR_WEIGHT = 4  # tokens of the general record that count beside those of each present row
+# Drafts are made only if they are expected to be faster by this factor.
+MIN_GAIN = 1.3
+
+# The general record counts like this many tokens of each row.
+PRIOR_WEIGHT = 4
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 
@@ -77,7 +82,7 @@ class AcceptanceModel:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step; from now on the earlier counts have half their weight."""
+        """Begin a step. The counts of earlier steps lose half of their weight."""
         self.matched, self.slipped = self.matched / 2, self.slipped / 2
         self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
@@ -98,17 +103,19 @@ class AcceptanceModel:
     ) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
-        A pass over n tokens is taken to last as long as `flat` + n of them, and a new plan
-        as long as `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on
-        average at acceptance a (arXiv:2211.17192, eq. 1).
+        The time of a pass over n tokens is modelled as that of `flat` + n tokens, and the time of
+        a new plan as that of `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a)
+        tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
 
-        The record of the present rows, `matched` and `slipped`, counts beside the general one,
-        because the rows left at the end of a rollout are those that went astray. A small gain is
-        not worth the risk. A fixed length is returned as it is, or the longest there is room for.
+        The record of the current rows, `matched` and `slipped`, is combined with the general one,
+        because the last rows of a rollout are often those that depart from their plans. Without a
+        gain of MIN_GAIN the length is 0. A fixed length is returned unchanged, or the longest one
+        that is possible.
         """
         if self.fixed is not None:
             return min(self.fixed, lengths[-1])
 
+        # The acceptance of the current rows, with the general record as the prior.
         prior = PRIOR_WEIGHT * rows
         a = (matched + prior * self.acceptance) / (matched + slipped + prior)
 
@@ -169,9 +176,9 @@ def parse_mode(mode: str) -> int | None:
 class DraftPlans:
     """What each completion is expected to write, in tokens.
 
-    `guesses[c]` takes the text so far and returns the rest of it. A new plan is made, when the
-    completion is next drafted for, once it has slipped or the plan's end is reached. Completions
-    with the same guess and the same text are planned together.
+    `guesses[c]` takes the text so far and returns the rest of it. A completion that needs a draft
+    gets a new plan if it has departed from the old one, or reached its end. Completions with the
+    same guess and the same text are planned together.
 
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
@@ -183,14 +190,15 @@ class DraftPlans:
         self.policy = policy
         self.end = [policy.end]
 
-        # Each completion has its own copy of the guess, and knows the first one with the same.
+        # Each completion has its own copy of the guess. `first` is the first one with the same.
         self.guesses = [copy(guess) for guess in guesses]
         first = {guess: c for c, guess in reversed(list(enumerate(guesses)))}
         self.first = [first[guess] for guess in guesses]
 
         # The text of each completion, as far as it was decoded, and the number of tokens it takes.
         count = len(guesses)
-        self.texts, self.decoded = [""] * count, [0] * count
+        self.texts = [""] * count
+        self.decoded = [0] * count
         self.tokens_of_word: dict[str, list[int]] = {}  # with the white space before it
 
         self.planned = torch.full((count, width), NO_TOKEN)
@@ -211,9 +219,10 @@ class DraftPlans:
             return torch.empty(len(rows), 0, dtype=torch.long)
 
         needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
-        lost = (live & needs_plan).nonzero()[:, 0]
-        if len(lost):
-            self._plan(rows[lost], tokens, written[lost], max(k, SHORT))
+        to_plan = (live & needs_plan).nonzero()[:, 0]
+        if len(to_plan):
+            self._plan(rows[to_plan], tokens, written[to_plan], max(k, SHORT))
+
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
     def observe(
@@ -238,13 +247,13 @@ class DraftPlans:
         return int(matched.sum()), int(slipped.sum())
 
     def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
-        """Plan again how `rows` continue, for at least `k` tokens if the text goes on so long."""
+        """Plan how `rows` continue, for at least `k` tokens unless the text ends before."""
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
             key = (self.first[row], n, tokens[row, :n].numpy().tobytes())
             alike.setdefault(key, []).append(row)
 
-        # Of long guesses only the beginning is tokenized, up to a whole word.
+        # Only the beginning of a long guess is tokenized, up to a whole word.
         most = CHARACTERS_PER_TOKEN * k
         parts, is_whole = [], []
         for (_, n, _), (row, *_) in alike.items():
@@ -258,25 +267,25 @@ class DraftPlans:
             self._set(same, start, [*plan, *self.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:
-        """Return what the completion has written. Only what is new is decoded, up to a whole
-        character.
+        """Return the text of a completion, of which only the new tokens are decoded.
 
-        It is decoded together with the token before it, because some tokenizers drop a space at the
-        beginning.
+        They are decoded together with the token before them, because some tokenizers drop a space
+        at the beginning. If they end within a character, they are decoded again next time.
         """
         before = max(0, self.decoded[row] - 1)
         new = tokens[before:].tolist()
         known = self.policy.decode(new[: self.decoded[row] - before])
         text = self.texts[row] + self.policy.decode(new)[len(known) :]
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self.texts[row], self.decoded[row] = text, len(tokens)
+            self.texts[row] = text
+            self.decoded[row] = len(tokens)
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of `texts`, word by word.
 
         The words of a problem recur, and most tokenizers separate words. Each word is encoded after
-        a line end, because many tokenizers put a space before what stands first.
+        a line end, because many tokenizers add a space at the beginning of a text.
         """
         words = [_PIECE.findall(text) for text in texts]
         new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
@@ -290,11 +299,12 @@ class DraftPlans:
         return plain_tokens(self.policy.tokenizer, texts)
 
     def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
-        """Write down a plan for its rows, from `start` on.
+        """Set the plan of some rows from place `start` on.
 
-        Nothing follows a plan that is whole, so it never has to be replaced.
+        A plan that `is_whole` ends with the completion, so its end is never reached.
         """
-        rows, width = list(rows), self.planned.shape[1]
+        rows = list(rows)
+        width = self.planned.shape[1]
         end = min(start + len(plan), width)
         self.planned[rows, start:end] = torch.tensor(plan[: end - start], dtype=torch.long)
         if is_whole:

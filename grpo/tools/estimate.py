@@ -207,7 +207,7 @@ def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
 
 def _update(config: Config, model: Model, work: Work, gpu: Gpu, local: int, number: int) -> float:
     """Return the seconds of an update on `local` groups in a `number` of micro-batches."""
-    reference = bool(config.beta)
+    reference = bool(config.beta)  # one forward pass more
     completions = local * work.group * work.tokens
     tokens = completions + work.prompt * max(local, number)  # each micro-batch runs its prompts
 
