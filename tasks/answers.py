@@ -42,9 +42,8 @@ box, and wherever the sentence continues.
 Digits are grouped as one to three digits, then groups of exactly three. All groups have the same
 separator: a comma, an underscore, or one space (also a no-break, figure or thin space). So "12 345"
 is read as 12345, although two numbers may have been meant; guesses listed like that count as one
-number. Percentages and millions are refused because their value is not the number in the text.
-
-The time is linear in the length of the text.
+number. Percentages and millions are refused because their value is not the number in the text. The
+time is linear in the length of the text.
 """
 
 import re

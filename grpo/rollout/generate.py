@@ -38,11 +38,12 @@ MAX_TOO_LONG = 16
 class Decoder(Protocol):
     """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU.
 
-    `flat` and `aim` describe the cost of a pass; see `AcceptanceModel.length`.
+    `fixed_cost_tokens` and `plan_cost_tokens` describe what a pass and a plan cost; see
+    `AcceptanceModel.length`.
     """
 
-    flat: int
-    aim: int
+    fixed_cost_tokens: int
+    plan_cost_tokens: int
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -234,11 +235,11 @@ def _generate(
         if drafter is not None and len(rows):
             drafts = drafter.propose(decoder, rows, tokens, lengths)
 
-    flat = [
+    completions = [
         _completion(policy, ids[:n].tolist(), lp[:n].tolist())
         for ids, lp, n in zip(tokens, logprobs, lengths)
     ]
-    return [flat[p * G : (p + 1) * G] for p in range(P)]
+    return [completions[p * G : (p + 1) * G] for p in range(P)]
 
 
 def _make_decoder(
@@ -284,14 +285,14 @@ class _Drafter:
         start: float,
     ) -> None:
         """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
-        matched, slipped = self.plans.observe(rows, written, chosen, count)
+        matched, rejected = self.plans.observe(rows, written, chosen, count)
         self.drafting.observe(
             Observation(
                 draft_length=drafts.shape[1],
                 rows=self.distinct,
-                flat=decoder.flat,
+                fixed_cost_tokens=decoder.fixed_cost_tokens,
                 matched=matched,
-                slipped=slipped,
+                rejected=rejected,
                 completions=int((count > 0).sum()),
                 tokens=int(count.sum()),
                 seconds=time.perf_counter() - start,
@@ -304,11 +305,11 @@ class _Drafter:
         self.distinct = int(live.sum())
         k = self.drafting.length(
             self.distinct,
-            decoder.flat,
-            decoder.aim,
+            decoder.fixed_cost_tokens,
+            decoder.plan_cost_tokens,
             [k for k in decoder.lengths if k <= self.longest],
             self.plans.matched[rows[live]].sum().item(),
-            self.plans.slipped[rows[live]].sum().item(),
+            self.plans.rejected[rows[live]].sum().item(),
         )
         return self.plans.offer(rows, live, tokens, lengths[rows], k)
 

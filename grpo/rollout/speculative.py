@@ -51,19 +51,21 @@ _PIECE = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass of a decoder did, e.g. ``Observation(draft_length=7, rows=1, flat=48,
-    matched=28, slipped=0, completions=4, tokens=32, seconds=0.01)``.
+    """What one pass of a decoder did, e.g. ``Observation(draft_length=7, rows=1,
+    fixed_cost_tokens=48, matched=28, rejected=0, completions=4, tokens=32, seconds=0.01)``.
 
-    `draft_length` is 0 for any number of passes without drafts. `rows` had different tokens, of
-    `completions` completions, which gained `tokens` tokens; `matched` and `slipped` of these agreed
-    with the plans, or did not. `flat` describes the decoder, see `AcceptanceModel.length`.
+    - `draft_length`: 0 for any number of passes without drafts;
+    - `rows`: rows of the pass with different tokens; `completions`: the completions they stand for;
+    - `fixed_cost_tokens`: that of the decoder, see `AcceptanceModel.length`;
+    - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
+    - `tokens`: tokens that the completions gained; `seconds`: the time of the pass.
     """
 
     draft_length: int
     rows: int
-    flat: int
+    fixed_cost_tokens: int
     matched: int
-    slipped: int
+    rejected: int
     completions: int
     tokens: int
     seconds: float
@@ -72,42 +74,42 @@ class Observation:
 class AcceptanceModel:
     """How often drafted tokens are accepted, and so how long the next drafts should be.
 
-    `mode` is "auto", "off", or a fixed length. `matched` and `slipped` are recent counts of drafted
-    tokens that were accepted, or were not; the other figures are those of the present step.
+    `mode` is "auto", "off", or a fixed length. `matched` and `rejected` are recent counts of
+    drafted tokens that were accepted, or were not; the other figures are those of the current step.
     """
 
     def __init__(self, mode: str = "auto"):
         self.fixed = parse_mode(mode)
-        self.matched, self.slipped = 8.0, 2.0  # assumed until something is observed
+        self.matched, self.rejected = 8.0, 2.0  # assumed until something is observed
         self.begin()
 
     def begin(self) -> None:
         """Begin a step. The counts of earlier steps lose half of their weight."""
-        self.matched, self.slipped = self.matched / 2, self.slipped / 2
+        self.matched, self.rejected = self.matched / 2, self.rejected / 2
         self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
 
     @property
     def acceptance(self) -> float:
         """The probability that a drafted token is accepted."""
-        return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
+        return (self.matched + 0.1) / (self.matched + self.rejected + 0.2)
 
     def length(
         self,
         rows: int,
-        flat: int,
-        aim: int,
+        fixed_cost_tokens: int,
+        plan_cost_tokens: int,
         lengths: Sequence[int] = LENGTHS,
         matched: float = 0,
-        slipped: float = 0,
+        rejected: float = 0,
     ) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
-        The time of a pass over n tokens is modelled as that of `flat` + n tokens, and the time of
-        a new plan as that of `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a)
-        tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
+        The time of a pass over n tokens is modelled as that of `fixed_cost_tokens` + n tokens, and
+        the time of a new plan as that of `plan_cost_tokens`. Drafts of k tokens yield
+        (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
 
-        The record of the current rows, `matched` and `slipped`, is combined with the general one,
+        The record of the current rows, `matched` and `rejected`, is combined with the general one,
         because the last rows of a rollout are often those that depart from their plans. Without a
         gain of MIN_GAIN the length is 0. A fixed length is returned unchanged, or the longest one
         that is possible.
@@ -117,11 +119,11 @@ class AcceptanceModel:
 
         # The acceptance of the current rows, with the general record as the prior.
         prior = PRIOR_WEIGHT * rows
-        a = (matched + prior * self.acceptance) / (matched + slipped + prior)
+        a = (matched + prior * self.acceptance) / (matched + rejected + prior)
 
         def speed(k: int) -> float:
             tokens = (1 - a ** (k + 1)) / (1 - a)
-            return tokens / (flat + rows * (k + 1 + aim * (1 - a**k)))
+            return tokens / (fixed_cost_tokens + rows * (k + 1 + plan_cost_tokens * (1 - a**k)))
 
         best = max(lengths, key=speed)
         return best if speed(best) > MIN_GAIN * speed(0) else 0
@@ -129,7 +131,7 @@ class AcceptanceModel:
     def observe(self, seen: Observation) -> None:
         """Learn from a pass."""
         self.matched += seen.matched
-        self.slipped += seen.slipped
+        self.rejected += seen.rejected
         self.tokens += seen.tokens
         self.passes += seen.completions if seen.draft_length else seen.tokens
         self.seconds += seen.seconds
@@ -138,8 +140,8 @@ class AcceptanceModel:
         slower = 1.0
         if seen.draft_length:
             passes = seen.tokens / seen.completions
-            cost = seen.flat + seen.rows * (seen.draft_length + 1)
-            slower = passes * (seen.flat + seen.rows) / cost
+            cost = seen.fixed_cost_tokens + seen.rows * (seen.draft_length + 1)
+            slower = passes * (seen.fixed_cost_tokens + seen.rows) / cost
         self.plain_seconds += seen.seconds * slower
 
     def metrics(self) -> dict[str, float]:
@@ -154,11 +156,11 @@ class AcceptanceModel:
 
     def state_dict(self) -> dict[str, float]:
         """Return the state as JSON types."""
-        return {"matched": self.matched, "slipped": self.slipped}
+        return {"matched": self.matched, "rejected": self.rejected}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Take over a state of `state_dict`."""
-        self.matched, self.slipped = state["matched"], state["slipped"]
+        self.matched, self.rejected = state["matched"], state["rejected"]
 
 
 def parse_mode(mode: str) -> int | None:
@@ -183,7 +185,7 @@ class DraftPlans:
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
     - `is_stale` (C,): whether the completion has departed from its plan;
-    - `matched`, `slipped` (C,): tokens that agreed with the plans, and that did not.
+    - `matched`, `rejected` (C,): tokens that agreed with the plans, and that did not.
     """
 
     def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
@@ -205,7 +207,7 @@ class DraftPlans:
         self.until = torch.zeros(count, dtype=torch.long)
         self.is_stale = torch.zeros(count, dtype=torch.bool)
         self.matched = torch.zeros(count, dtype=torch.long)
-        self.slipped = torch.zeros(count, dtype=torch.long)
+        self.rejected = torch.zeros(count, dtype=torch.long)
         no_tokens = torch.empty(count, 0, dtype=torch.long)
         self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
@@ -230,7 +232,7 @@ class DraftPlans:
     ) -> tuple[int, int]:
         """Compare what was written, `count` tokens (R,) from `written` on, with the plans.
 
-        Returns how many tokens matched, and how many rows slipped.
+        Returns how many tokens matched, and in how many rows one was rejected.
         """
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
@@ -239,12 +241,12 @@ class DraftPlans:
         is_compared = is_written & is_planned
         as_planned = chosen == self.planned[rows[:, None], places]
 
-        slipped = (is_compared & ~as_planned).any(1)
+        rejected = (is_compared & ~as_planned).any(1)
         matched = (is_compared & as_planned).long().cumprod(1).sum(1)
-        self.is_stale[rows[slipped]] = True
+        self.is_stale[rows[rejected]] = True
         self.matched[rows] += matched
-        self.slipped[rows] += slipped
-        return int(matched.sum()), int(slipped.sum())
+        self.rejected[rows] += rejected
+        return int(matched.sum()), int(rejected.sum())
 
     def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
         """Plan how `rows` continue, for at least `k` tokens unless the text ends before."""

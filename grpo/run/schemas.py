@@ -293,7 +293,7 @@ class DraftingState(TypedDict):
     """The "drafting" in a trainer's state."""
 
     matched: Number
-    slipped: Number
+    rejected: Number
 
 
 class TrainerState(TypedDict):

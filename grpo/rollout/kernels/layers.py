@@ -157,7 +157,6 @@ def rotate_and_store(
     s = tl.load(sin + angle).to(tl.float32)
     dtype: tl.constexpr = q_MHD.dtype.element_ty
 
-    # The two halves of the head.
     wait()
     first = finish_product(
         qkv_SMO, lora_b_first, bias_O, scale,
@@ -176,7 +175,6 @@ def rotate_and_store(
     else:
         if head < H + K:
             first, second = _rotate(first, second, c, s, k_weight, head_eps, D)
-
         cache = row_keys if head < H + K else row_values
         is_stored = (tl.load(live_R + r) != 0) & (place >= 0) & (place < row_room)
         at = ((tl.load(slot_R + r) * K + (head - H) % K) * row_room + place) * D
