@@ -31,8 +31,7 @@ several. The number of a label that begins a line ("Step 2:") does not count. Th
 - denied: a sentence with "not", "n't", "never", "wrong", ...: "the answer is not 52", "52 is
   wrong". Accepted: "I can't be sure. It is 52."
 - open box: ``\boxed{4`` without its brace: cut off
-- open reasoning: ``<think>52`` without its ``</think>``: cut off. Accepted:
-  ``<think>50</think>52``
+- open reasoning: ``<think>52`` without ``</think>``: cut off. Accepted: ``<think>50</think>52``
 - too long: more than MAX_CHARACTERS of text, MAX_DIGITS of digits (leading zeros count)
 
 An exclamation mark directly after a number either ends a sentence or is a factorial. It is a
@@ -149,7 +148,8 @@ _BOUNDING = {"than", "least", "most", "above", "below", "over", "under"}
 
 # What makes the number before it a bound: "< x", "≠ \alpha", "less than".
 _IS_BOUND = re.compile(
-    rf"[^\S\n]*+(?:(?:(?!{_TAG})[<>]++=?+|[≤≥≠≈]|!=|{_BOUND})[^\S\n]*+[\w($\\{{-]|[a-z]++[^\S\n]++than\b)",
+    rf"[^\S\n]*+(?:(?:(?!{_TAG})[<>]++=?+|[≤≥≠≈]|!=|{_BOUND})[^\S\n]*+[\w($\\{{-]"
+    r"|[a-z]++[^\S\n]++than\b)",
     re.IGNORECASE,
 )
 

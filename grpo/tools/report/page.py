@@ -33,7 +33,14 @@ from tasks.base import Parser, UserError, exit_status
 
 # The folder of report.html and its parts.
 FOLDER = Path(__file__).parent
-SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
+SCRIPTS = (
+    "report_metrics.js",
+    "report_charts.js",
+    "report_samples.js",
+    "report_words.js",
+    "report_search.js",
+    "report.js",
+)
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MOST_POINTS = 2000
