@@ -20,9 +20,12 @@ from grpo.model.llama import Block, FastLlama
 from grpo.model.merged_linear import MergedLinear
 from grpo.rollout.cuda_memory import DecodeMemory
 
-BLOCK_M = 16  # tokens that a program handles
-BLOCK = 128  # columns that a program handles
-FEW_TOKENS = 64  # up to so many tokens, a product on a Hopper GPU is `kernels.multiply`
+# Tokens and columns that a program handles.
+BLOCK_M = 16
+BLOCK = 128
+
+# Up to this many tokens, products on a Hopper GPU are computed by `kernels.multiply`.
+FEW_TOKENS = 64
 
 
 class Product(NamedTuple):
@@ -83,7 +86,7 @@ class CudaLayers:
     def tile_tokens(self, T: int) -> int:
         """Return how many tokens that share a prompt read its keys together.
 
-        They have 32 queries together, or 64 where a row alone has so many.
+        They have 32 queries together, or 64 if a single row has as many.
         """
         return max(1, 64 // self.Q if T * self.Q >= 64 else min(16, 32 // self.Q))
 

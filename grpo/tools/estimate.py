@@ -31,7 +31,7 @@ PRODUCTS = 0.58
 DECODED = 1.7
 ATTENTION = 0.2
 
-# Seconds that each layer adds to a decoding step, besides matrix products and attention.
+# Seconds that each layer adds to a decoding step, without matrix products and attention.
 LAYER = 16e-6
 
 # Seconds that the host needs to launch all kernels of a micro-batch: the least time it can take.

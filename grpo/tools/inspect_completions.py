@@ -34,7 +34,7 @@ POLICY_FIGURES = {"entropy": ("entropy", ".4f"), "parity": ("parity", "+.1e")}
 
 
 def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the completions of a group beside the target, highest reward first."""
+    """Show the completions of a group next to the target, highest reward first."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
     order = sorted(range(len(group.completions)), key=lambda sample: -group.scores[sample].reward)
     target = group.problem.target

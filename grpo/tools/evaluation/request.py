@@ -128,7 +128,7 @@ def make_request(
 def _prompt_flags(
     flags: argparse.Namespace, config: Config, spec: str, is_runs_task: bool
 ) -> PromptFlags:
-    """Return the prompt's flags. The run's wording counts for the run's own task alone."""
+    """Return the prompt's flags. The run's wording applies only to the run's own task."""
     wording = flags.wording
     if wording:
         wording = wording_text(flags.wording)
@@ -155,7 +155,7 @@ def _levels(
     if text:
         return parse_levels(text, "--words")
 
-    # The run's level means the same for its own task, on whatever texts.
+    # The run's level means the same for its own task on other texts.
     differing = {
         name
         for name in {*options, *config.task_options}

@@ -13,7 +13,7 @@ from grpo.records import Group
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.figures import ALL_KINDS
 
-# Columns, if standard output is no terminal.
+# Columns, if standard output is not a terminal.
 WIDTH = 100
 
 
@@ -41,7 +41,7 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
-    console.print("\nthe first prompt as the model was sent it", style="bold")
+    console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in first["sent"]:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     for result in results:
@@ -135,7 +135,7 @@ def _values(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _split_name(result: dict[str, Any]) -> str:
-    """Return which texts were evaluated on, in words."""
+    """Return the name of the texts that were evaluated on."""
     texts = result.get("texts")
     return f"the {result['split']} split" + (f" of {texts}" if texts else "")
 
@@ -156,7 +156,7 @@ def _sampling_text(result: dict[str, Any]) -> str:
 
 
 def remarks(results: list[dict[str, Any]]) -> list[str]:
-    """Return what a reader must know besides the figures of the table."""
+    """Return what a reader must know in addition to the figures of the table."""
     lines = []
     for result in results:
         name = _name(result)
