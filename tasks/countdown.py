@@ -64,7 +64,8 @@ class Countdown:
             answer = final_answer(completion)
             value = _value_of(answer, problem)
             is_right = value == problem.data["target"]
-            reward = 1.0 if is_right else FORM if value is not None else 0.0
+            of_wrong = FORM if value is not None else 0.0
+            reward = 1.0 if is_right else of_wrong
             scores.append(Score(reward, {"answer": answer}, exact=is_right))
         return scores
 

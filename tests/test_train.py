@@ -575,7 +575,7 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, capsys):
     for log in ("metrics.jsonl", "eval.jsonl"):
         assert {line["control"] for line in read_metrics(folder / log)} == {control}
     said = capsys.readouterr().out.splitlines()
-    assert f"{control}: NOT A REAL RUN" in "".join(said)
+    assert f"{control}: a control experiment" in "".join(said)
     about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
     assert len(about) == 6 and all(f"CONTROL {control}" in line for line in about)
     assert (

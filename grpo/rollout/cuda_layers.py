@@ -114,10 +114,16 @@ class CudaLayers:
         return functional.rms_norm(x_ME, (self.E,), norm.weight, norm.variance_epsilon)
 
     def _attention_plan(self, R: int, T: int, tiles: int, memory: DecodeMemory) -> AttentionPlan:
+        """Return how the keys are divided into splits, and the tokens into programs."""
         # Many splits take long to combine, but few tokens make few programs, and the GPU has
         # processors to fill. Measured on an H100 and an H200.
         M = R * T
-        prompt_split, row_split = (128, 256) if M <= 16 else (256, 256) if M < 64 else (512, 1024)
+        if M <= 16:
+            prompt_split, row_split = 128, 256
+        elif M < 64:
+            prompt_split, row_split = 256, 256
+        else:
+            prompt_split, row_split = 512, 1024
         if memory.capacity.prompt_room <= 128:
             prompt_split = 64
         prompt_splits = -(-memory.capacity.prompt_room // prompt_split)
@@ -141,6 +147,7 @@ class CudaLayers:
         )
 
     def _buffers(self, x_ME: Tensor, plan: AttentionPlan) -> PassBuffers:
+        """Return the tensors that the kernels of a forward pass write."""
         M, H, D = len(x_ME), self.H, self.D
 
         def floats(*size: int) -> Tensor:

@@ -113,11 +113,9 @@ def advantage_of(group: Group, sample: int) -> str:
     if not group.advantages:
         return "none"
     advantage = group.advantages[sample]
-    return (
-        f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
-        if isinstance(advantage, list)
-        else f"{advantage:+.3f}"
-    )
+    if isinstance(advantage, list):
+        return f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
+    return f"{advantage:+.3f}"
 
 
 def said_of(parts: Record) -> str:
