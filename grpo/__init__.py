@@ -33,7 +33,7 @@ _check_names()
 from grpo.run.reader import RunData, load_run  # noqa: E402  (its imports need the check)
 
 # These load torch, which takes seconds, so they are imported when they are first used.
-_OF_API = ("train", "load_model", "TrainedRun", "Model")
+_OF_API = ("train", "make_trainer", "load_model", "TrainedRun", "Trainer", "Model")
 
 __all__ = ["RunData", "load_run", *_OF_API]
 

@@ -1,4 +1,4 @@
-"""The library: `train` trains a model, and `load_model` loads one.
+"""The library: `train` trains, `make_trainer` prepares a loop of your own, `load_model` loads.
 
     from grpo import train
 
@@ -20,6 +20,7 @@ from typing import Any
 from grpo.config import Config, checked, load_config
 from grpo.distributed import process_group
 from grpo.flags import with_texts
+from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -29,12 +30,18 @@ from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
-from grpo.tools.train import start_run
-from tasks.base import REWARD_FILE, Task, UserError
+from grpo.tools.train import FromPython, load_parts, start_run
+from grpo.tools.train import make_trainer as loaded_trainer
+from grpo.trainer import Trainer
+from grpo.training.callbacks import Callback
+from tasks.base import REWARD_FILE, UserError
 from tasks.rows import Rows
 
 # The name of the task of rows and reward functions.
 DATA = "data"
+
+# Settings that only a run has.
+OF_RUNS = ("resume", "name", "track")
 
 
 def train(
@@ -46,6 +53,7 @@ def train(
     columns: Mapping[str, str] | None = None,
     reward_timeout: float = 60.0,
     reward_workers: int = 32,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> "TrainedRun":
     """Train a model on rows and a reward function, and return the run.
@@ -56,13 +64,68 @@ def train(
       weighted by `reward_weights`, must lie in `reward_range`. A call may take at most
       `reward_timeout` seconds, and `reward_workers` calls run at the same time.
     - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... With
-      ``resume="runs/NAME"``, `data` and `reward` are given again.
+    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The
+      `loss` may be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions
+      and `data` are given again.
+    - `callbacks`: functions that are called after each step, before it is stored, with its
+      `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.
 
     Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
     in one line what is wrong, and KeyboardInterrupt after Ctrl-C, when the last step has been
     saved.
     """
+    given, values = _given(
+        data,
+        reward,
+        reward_range=reward_range,
+        reward_weights=reward_weights,
+        columns=columns,
+        reward_timeout=reward_timeout,
+        reward_workers=reward_workers,
+        callbacks=callbacks,
+        **settings,
+    )
+    config = Config(**given)
+    with process_group(config.device) as ranks:
+        outcome = start_run(config, given, ranks, [], values)
+    if outcome.policy is None or outcome.status > 128:
+        raise KeyboardInterrupt
+    return TrainedRun(outcome.folder, outcome.policy, outcome.status)
+
+
+def make_trainer(data: Any = None, reward: Any = None, **options: Any) -> Trainer:
+    """Return a trainer for a loop of your own, which takes the arguments of `train`.
+
+    ``trainer.step()`` makes one step. There is no run directory, and none of what a run does around
+    its steps: no pre-flight, imitation, evaluations or checkpoints. Raises UserError as `train`
+    does.
+    """
+    given, values = _given(data, reward, **options)
+    for name in OF_RUNS:
+        if given.get(name):
+            raise UserError(f"make_trainer(): {name} is of runs; use train(), or leave it out")
+    config, parts = load_parts(Config(**given), values)
+    policy = load_policy(config.model, **config.loading)
+    return loaded_trainer(config, parts, policy)
+
+
+def _given(
+    data: Any,
+    reward: Any,
+    *,
+    reward_range: tuple[float, float] = (0.0, 1.0),
+    reward_weights: Mapping[str, float] | None = None,
+    columns: Mapping[str, str] | None = None,
+    reward_timeout: float = 60.0,
+    reward_workers: int = 32,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> tuple[dict[str, Any], FromPython]:
+    """Return the settings that the arguments of `train` give, and the Python values."""
+    own_loss = None
+    if callable(settings.get("loss")):
+        own_loss = from_python(settings["loss"])
+        settings["loss"] = own_loss.spec
     given = with_texts(checked(settings, "train()"))
 
     task = None
@@ -87,18 +150,7 @@ def train(
         }
         options |= {name: text for name, text in shown.items() if text}
         given |= {"task": DATA, "task_options": options}
-    return _train(given, task)
-
-
-def _train(given: dict[str, Any], task: Task | None) -> "TrainedRun":
-    """Train with the settings `given`, on `task` or the one that they name."""
-    config = Config(**given)
-    with process_group(config.device) as ranks:
-        outcome = start_run(config, given, ranks, [], task)
-
-    if outcome.policy is None or outcome.status > 128:
-        raise KeyboardInterrupt
-    return TrainedRun(outcome.folder, outcome.policy, outcome.status)
+    return given, FromPython(task, own_loss, callbacks)
 
 
 def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
@@ -116,11 +168,12 @@ def _functions(reward: Any) -> tuple[Callable, ...]:
 
 
 class Model:
-    """A policy that answers prompts: `run.policy`, or what `load_model` returns."""
+    """A policy that answers prompts: `run.policy`, or what `load_model` returns.
+
+    `Model(trainer.policy)` is that of a trainer, between its steps.
+    """
 
     def __init__(self, policy: Policy):
-        # Examples belong to problems, and a plain prompt has none.
-        policy.use(replace(policy.format, examples=None))
         self._policy = policy
 
     def generate(
@@ -140,8 +193,7 @@ class Model:
         """
         if isinstance(prompts, str):
             raise UserError("generate: give a list of prompts")
-
-        encoded = [self._policy.encode(prompt) for prompt in prompts]
+        encoded = self._encode(prompts)
         rooms = [self._policy.context - len(prompt) for prompt in encoded]
         if min(rooms, default=1) < 1:
             raise UserError(
@@ -158,6 +210,20 @@ class Model:
             truncate=truncation(0, top_p),
         )
         return [completions[0].text for completions in groups]
+
+    def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the tokens of each prompt, without the examples of --shots.
+
+        Examples belong to problems, and a plain prompt is none.
+        """
+        format = self._policy.format
+        if format.examples is None:
+            return [self._policy.encode(prompt) for prompt in prompts]
+        self._policy.use(replace(format, examples=None))
+        try:
+            return [self._policy.encode(prompt) for prompt in prompts]
+        finally:
+            self._policy.use(format)
 
 
 class TrainedRun(RunData):

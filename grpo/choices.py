@@ -4,17 +4,30 @@ They stand apart from the code that implements them, because `--help` must not w
 """
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
 OPTIMIZERS = ("adamw", "adamw8bit")
 LORA_VARIANTS = ("lora", "rslora", "dora")
 QUANTISED = ("none", "int8", "nf4")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
+TRUNCATED = ("learn", "mask", "soft-penalty")
 PREFLIGHTS = ("on", "off", "only")
 PROMOTIONS = ("running", "heldout")
 SCHEDULES = ("constant", "cosine")
-SOURCES = ("base", "start", "dataset", "corpus", "config", "task")  # what a run depends on
+SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
 WAYS = ("auto", "off", "imitation")
 MOST_DRAFTED = 127  # tokens
+
+
+def is_loss(spec: str) -> bool:
+    """Return whether `spec` is a value of the setting `loss`.
+
+    >>> is_loss("dapo"), is_loss("my.py:loss"), is_loss("python:loss"), is_loss("mse")
+    (True, True, True, False)
+    """
+    where, _, name = spec.rpartition(":")
+    is_function = bool(name) and (where.endswith(".py") or spec == FROM_PYTHON + name)
+    return spec in LOSSES or is_function
 
 
 def is_draft_mode(mode: str) -> bool:

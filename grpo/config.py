@@ -30,8 +30,10 @@ from grpo.choices import (
     SCHEDULES,
     SOURCES,
     TRACKERS,
+    TRUNCATED,
     WAYS,
     is_draft_mode,
+    is_loss,
 )
 from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
@@ -302,9 +304,10 @@ class Config:
     # Algorithm
     loss: str = flag(
         "dapo",
-        "loss: how tokens are weighted and clipped",
+        "how tokens are weighted and clipped: " + ", ".join(LOSSES) + ", or "
+        "path/to/file.py:function for your own",
         group=ALGORITHM,
-        choices=LOSSES,
+        metavar="LOSS",
         is_basic=True,
     )
     scale: str = flag(
@@ -332,6 +335,19 @@ class Config:
     )
     clip_high: float | None = setting(
         None, "upper clip (default: that of the loss's paper)", group=ALGORITHM
+    )
+    truncated: str = setting(
+        "learn",
+        "completions that the budget cuts off: learn from them; mask: leave them out of the loss; "
+        "soft-penalty: take up to 1 off the reward of those that end near the budget or beyond",
+        group=ALGORITHM,
+        choices=TRUNCATED,
+    )
+    soft_penalty_tokens: int | None = setting(
+        None,
+        "tokens before the budget's end over which the soft penalty rises from 0 to 1 (default: a "
+        "fifth of the budget)",
+        group=ALGORITHM,
     )
     epochs: int = setting(1, "updates on each rollout", group=ALGORITHM)
     importance_limit: float = setting(
@@ -559,6 +575,8 @@ class Config:
         for name, choices in (("accept_changes", SOURCES), ("track", TRACKERS)):
             is_good = set(names_in(getattr(self, name))) <= set(choices)
             yield name, is_good, f"give one of {', '.join(choices)}"
+        fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
+        yield "loss", is_loss(self.loss), fix
 
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         yield "device", is_device, "give one of auto, cpu, cuda"
@@ -600,6 +618,8 @@ class Config:
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         fix = "gspo weighs whole sequences, not tokens; give another --loss"
         yield "credit", weighs_tokens, fix
+        is_used = self.soft_penalty_tokens is None or self.truncated == "soft-penalty"
+        yield "soft_penalty_tokens", is_used, "give truncated: soft-penalty as well"
 
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         fix = "give --lora-rank 16 too: what is quantised cannot be trained"
@@ -719,6 +739,7 @@ FROM_ONE = (
     "best_spacing",
     "temperature_factor",
     "temperature_ceiling",
+    "soft_penalty_tokens",
 )
 
 

@@ -46,6 +46,11 @@ class Completion:
     finish: str
     is_demonstration: bool = False
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the budget cut the completion off."""
+        return self.finish == "length"
+
 
 @dataclass
 class Group:

@@ -21,6 +21,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.oom_retry import OomRetry
+from grpo.learn.own_loss import OwnLoss, load_loss
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, update
 from grpo.model.policy import Policy
@@ -32,6 +33,7 @@ from grpo.training.build import (
     reserved_bytes,
     update_settings,
 )
+from grpo.training.callbacks import Callback, run_callback
 from grpo.training.control import apply_control
 from grpo.training.host_memory import keep_freed_memory
 from grpo.training.imitation import draw_answers, has_right_targets
@@ -44,6 +46,7 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
+from grpo.training.truncation import add_soft_penalty, masked_ratio
 from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import Task, credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
@@ -54,7 +57,9 @@ MOST_BATCHES = 4  # of prompts that dynamic sampling takes for one step
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
-    Every rank holds an identical trainer.
+    Every rank holds an identical trainer. `config` is resolved (`grpo.resolve`,
+    `grpo.training.build.with_learning_rate`); `grpo.make_trainer` does that. The `callbacks` are
+    called after each step, in order, on rank 0 alone.
     """
 
     def __init__(
@@ -64,6 +69,9 @@ class Trainer:
         policy: Policy,
         supply: Supply | None = None,
         ranks: Ranks = SINGLE,
+        *,
+        own_loss: OwnLoss | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config = config
         self.task = task
@@ -86,12 +94,15 @@ class Trainer:
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
+        self.own_loss = own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
         policy.reserved_bytes = reserved_bytes(config, policy, ranks)
         micro_tokens = config.micro_tokens or policy.tokens_at_once
         self.oom_retry = OomRetry(policy, self.optimizer, micro_tokens)
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
+
+        self.callbacks = list(callbacks)
 
         # The progress of the run.
         self.done = 0  # steps
@@ -123,7 +134,11 @@ class Trainer:
         learned = self.update_policy(step, kept)
         timer.lap("update")
 
-        return self.observe(step, problems, groups, learned, timer)
+        report = self.observe(step, problems, groups, learned, timer)
+        if self.ranks.is_rank0:
+            for callback in self.callbacks:
+                run_callback(callback, report)
+        return report
 
     def collect(self, step: int, timer: StepTimer) -> tuple[list[Indexed], list[Group]]:
         """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
@@ -171,6 +186,8 @@ class Trainer:
             answered = [(group.problem, group.texts) for group in local]
             for group, scores in zip(local, scores_of_groups(self.task, answered), strict=True):
                 group.scores = scores
+            if self.config.truncated == "soft-penalty":
+                add_soft_penalty(local, self.budget, self.config.soft_penalty_tokens)
             timer.lap("score")
 
             tried = self.ranks.gather(local)
@@ -210,7 +227,8 @@ class Trainer:
         """Run `epochs` updates on the kept groups. Without groups there is no update.
 
         Returns the last update's metrics with the first one's parity, which compares sampler and
-        trainer before the weights change.
+        trainer before the weights change. Under ``truncated: mask`` truncated completions take no
+        part, and without others there is no update either.
         """
         assert self.config.learning_rate is not None, "the configuration is resolved"
         for parameters in self.optimizer.param_groups:
@@ -218,16 +236,29 @@ class Trainer:
         if not kept:
             return {}
 
-        budgets = [self.stream.budget(self.policy.encode(g.problem), g.problem) for g in kept]
+        masked = {}
+        if self.config.truncated == "mask":
+            masked = {"completions/masked_ratio": masked_ratio(kept)}
+            if all(completion.is_truncated for group in kept for completion in group.completions):
+                return masked
+
+        budgets = [self.budget(group) for group in kept]
         settings = update_settings(
-            self.config, max_length=max(budgets), truncate=self.sampler.truncate
+            self.config,
+            max_length=max(budgets),
+            truncate=self.sampler.truncate,
+            own_loss=self.own_loss,
         )
         first_pass: dict = {}  # log-probabilities of the first epoch, for importance_limit
         run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)
         history = [self.oom_retry.run(run, kept) for _ in range(self.config.epochs)]
 
         parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
-        return history[-1] | parity
+        return history[-1] | parity | masked
+
+    def budget(self, group: Group) -> int:
+        """Return the most new tokens that a completion of `group` may take."""
+        return self.stream.budget(self.policy.encode(group.problem), group.problem)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor on the learning rate at `step` (1, 2, ...)."""

@@ -4,6 +4,7 @@
 """
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
+from tasks.checks import calling
 from tasks.optional import (
     answer_of,
     credits_of,
@@ -18,6 +19,7 @@ from tasks.optional import (
     summary_of,
     unseen_texts,
 )
+from tasks.own_files import load_from_file
 from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, is_right, key_of, split_of_key
 from tasks.registry import (
     REGISTRY,
@@ -48,6 +50,7 @@ __all__ = [
     "UserError",
     "answer_of",
     "blaming",
+    "calling",
     "check_wording",
     "credits_of",
     "declared_budget",
@@ -60,6 +63,7 @@ __all__ = [
     "is_right",
     "key_of",
     "levels_of",
+    "load_from_file",
     "load_task",
     "needs",
     "notes_of",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo import load_model, load_run, train
+from grpo import Model, load_model, load_run, make_trainer, train
+from grpo.model.save import save_model
 from grpo.tools import inspect
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train import main
@@ -30,6 +31,8 @@ QUICK = dict(
 FLAGS = (
     "--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4 --config"
 ).split() + ["{warmup: 0}"]
+
+SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
 
 OWN = """
 def reward(prompt, completion, answer, **row):
@@ -147,6 +150,91 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     assert "task: own.py" in capsys.readouterr().err
 
 
+OWN_LOSS = """
+def loss(inputs, settings):
+    ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+    clipped_RT = ratio_RT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    advantages_RT = inputs.advantages
+    return -(ratio_RT * advantages_RT).minimum(clipped_RT * advantages_RT)
+"""
+
+
+def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--config", "{clip_high: 0.28, epochs: 2}"]
+    assert main([*small, "--steps", "2", "--name", "dapo"]) in (0, 3)
+    own = ["--loss", "mine.py:loss"]
+    assert main([*small, *own, "--steps", "2", "--name", "own"]) in (0, 3)
+    one, other = load_run("runs/dapo"), load_run("runs/own")
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
+    assert "loss" in one.metrics[1] and one.rollouts(2) == other.rollouts(2)  # DAPO, written again
+
+    Path("mine.py").write_text("raise SystemExit('executed')")
+    capsys.readouterr()
+    for program, arguments in (
+        (main, ["--resume", "runs/own"]),
+        (inspect.main, ["runs/own", "replay", "1"]),
+    ):
+        assert program(arguments) == 2
+        assert one_line(capsys).endswith("if you trust it, give --loss mine.py:loss as well\n")
+    assert evaluation.main(["--model", "runs/own", "--problems", "2"]) == 0  # needs no loss
+
+    capsys.readouterr()
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "executed" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS + "# changed\n")
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "changed since it was saved: loss: mine.py" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS)
+    assert inspect.main(["runs/own", "replay", "2", *own]) == 0
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('no')", "--loss mine.py:loss raised ValueError: no"),
+        ("return inputs.logp_RT.mean()", "--loss mine.py:loss: its loss has the shape ()"),
+        ("return inputs.logp_RT / 0", "--loss mine.py:loss: its loss is -inf at token 0 of row 0"),
+    ],
+)
+def test_a_wrong_loss_is_one_line_and_loses_nothing(home, capsys, body, message):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--loss", "mine.py:loss", "--name", "a"]
+    assert main([*small, "--steps", "1"]) in (0, 3)
+    Path("mine.py").write_text(f"def loss(inputs, settings):\n    {body}\n")
+    resumed = ["--resume", "runs/a", "--loss", "mine.py:loss", "--accept-changes", "loss"]
+    capsys.readouterr()
+    assert main([*resumed, "--steps", "2"]) == 2
+    assert message in one_line(capsys)
+    assert len(load_run("runs/a").metrics) == 1
+    Path("mine.py").write_text(OWN_LOSS)
+    assert main([*resumed, "--steps", "2"]) in (0, 3)
+
+
+def test_a_loss_may_be_a_function_in_python(home, capsys):
+    def loss(inputs, settings):
+        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+
+    options = dict(task="interleave", level=3, **QUICK | {"max_new_tokens": 64})
+    run = train(**options, loss=loss, name="a")
+    assert run.config["loss"] == "python:loss" and len(run.metrics) == 2
+    assert len(train(resume="runs/a", loss=loss, steps=3).metrics) == 3
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", "--steps", "4"]) == 2
+    assert "give it again, as grpo.train(loss=FUNCTION)" in one_line(capsys)
+    with pytest.raises(UserError, match="^--loss mse: give one of grpo, .* or path/to/file.py:"):
+        train(**options, loss="mse")
+
+
+def one_line(capsys):
+    """Return the standard error of a program, which is one line."""
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
 def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):
     calls = []
 
@@ -188,16 +276,100 @@ def test_a_task_by_name_is_trained_as_on_the_command_line(home):
     assert run.config["task"] == "interleave" and len(run.metrics) == 2
 
 
-@pytest.mark.slow
-def test_the_example_learns(home):
-    """The ten lines of examples/first_three.py, on a task that the model was never taught."""
-    path = Path(__file__).resolve().parent.parent / "examples" / "first_three.py"
+def same_steps(reports, metrics):
+    """Assert that the steps of a loop are those of a run, times apart."""
+    for report, line in zip(reports, metrics, strict=True):
+        line = {name: value for name, value in line.items() if not _is_time(name)}
+        assert {k: v for k, v in report.metrics.items() if not _is_time(k)} == line
+
+
+def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
+    trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **QUICK)
+    reports = [trainer.step() for _ in range(2)]
+    assert sorted(path.name for path in home.iterdir()) == ["own.py", "rows.jsonl"]
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
+    same_steps(reports, run.metrics)
+
+    prompts = ["Copy text A.\nA: owl tide"] * 2
+    wrote = Model(trainer.policy).generate(prompts, max_new_tokens=8)
+    assert wrote == run.policy.generate(prompts, max_new_tokens=8)
+    save_model(trainer.policy.model, home / "saved")
+    trainer.policy.tokenizer.save_pretrained(home / "saved")
+    assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
+
+
+def test_generating_between_steps_leaves_the_examples_of_the_prompt(home):
+    options = dict(task="interleave", level=2, shots=1, **QUICK | {"max_new_tokens": 64})
+    plain, looked_at = (make_trainer(**options) for _ in range(2))
+    Model(looked_at.policy).generate(["Copy text A.\nA: owl tide"], max_new_tokens=2)
+    assert plain.step().groups[0].prompt == looked_at.step().groups[0].prompt
+
+
+def test_callbacks_are_called_after_each_step_and_add_metrics(home):
+    seen = []
+
+    def first(report):
+        seen.append(("first", report.step, len(report.groups)))
+        report.metrics["mine/longest"] = max(len(t) for g in report.groups for t in g.texts)
+
+    class Second:
+        def __call__(self, report):
+            seen.append(("second", report.step, report.metrics["mine/longest"] > 0))
+
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", callbacks=[first, Second()], **QUICK)
+    assert seen == [("first", 1, 2), ("second", 1, True), ("first", 2, 2), ("second", 2, True)]
+    texts = {line["step"]: [] for line in run.metrics}
+    for row in run.rollouts():
+        texts[row["step"]].append(len(row["text"]))
+    assert [line["mine/longest"] for line in run.metrics] == [max(texts[1]), max(texts[2])]
+
+
+def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
+    def fails(report):
+        if report.step == 2:
+            raise KeyError("gone")
+
+    def adds(report):
+        report.metrics["text"] = "no"
+
+    options = dict(reward_range=(0, 1.2), **QUICK | {"save_every": 1})
+    whole = train(ROWS, reward, name="whole", **options)
+    for name, callback, message in (
+        ("a", fails, "^callback fails, step 2 raised KeyError: 'gone'"),
+        ("b", adds, "^callback adds: its metric text is 'no'; it must be a number"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            train(ROWS, reward, name=name, callbacks=[callback], **options)
+        assert "\n" not in str(caught.value)
+    alike(whole, train(ROWS, reward, reward_range=(0, 1.2), resume="runs/a"))
+    with pytest.raises(UserError, match="resume is of runs"):
+        make_trainer(ROWS, reward, resume="runs/a")
+
+
+def example(name):
+    """Run a file of examples/ and return what it printed."""
+    path = Path(__file__).resolve().parent.parent / "examples" / name
     environment = {**os.environ, "PYTHONPATH": str(path.parents[1])}
     done = subprocess.run(
         [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert "LEARNED" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_a_loop_learns(home):
+    *steps, asked, a, b, wanted, wrote = example("loop_by_hand.py").splitlines()
+    assert re.match("asked .*", asked) and a.startswith("A: ") and b.startswith("B: ")
+    assert len(steps) < 30 and float(steps[-1].split()[3]) > 0.95
+    assert wrote.removeprefix("wrote ").split() == wanted.removeprefix("wanted ").split()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_the_example_learns(home):
+    """The ten lines of examples/first_three.py, on a task that the model was never taught."""
+    assert "LEARNED" in example("first_three.py")
     (run,) = Path("runs").iterdir()
     first, last = load_run(run).reports[0], load_run(run).reports[-1]
     assert first["mean"] < 0.2 and last["mean"] > 0.95

@@ -17,9 +17,11 @@ MAY = {  # room: what it may import of the project
 }
 WIRES = {
     # How the embedded model was made: a program of its own, like train.py and eval.py.
-    "grpo/pretrain/words.py": {"data.corpus"},
+    "grpo/pretrain/words.py": {"data.corpus", "data.strange"},
+    "grpo/pretrain/strange.py": {"data.strange"},
+    "grpo/pretrain/batches.py": {"data.strange"},
     "grpo/pretrain/tokenizer.py": {"data.corpus"},
-    "grpo/pretrain/lessons.py": {"tasks.arithmetic", "tasks.interleave"},
+    "grpo/pretrain/lessons.py": {"data.strange", "tasks.arithmetic", "tasks.interleave"},
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
     # The programs connect the packages.

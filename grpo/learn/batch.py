@@ -71,6 +71,7 @@ def micro_batches(
     micro_tokens: int,
     max_length: int,
     device: torch.device,
+    masks_truncated: bool = False,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
@@ -78,12 +79,14 @@ def micro_batches(
 
     A micro-batch has at most `micro_tokens` tokens, with each prompt counted once; 0 means no
     bound. A group that is too large is cut into parts, but never within a row. `kind` and
-    `max_length` (tokens) are arguments of `loss.token_weights`.
+    `max_length` (tokens) are arguments of `loss.token_weights`. With `masks_truncated`, completions
+    that were truncated are left out, and the weights are those of a step without them.
 
     Each of several `ranks` gets some of the rows, with about as many tokens as the others. The
     weights are always those of the whole step.
     """
-    parts = _assign(_split(groups, kind, micro_tokens, max_length, ranks), rank, ranks)
+    rows = _rows(groups, kind, max_length, masks_truncated)
+    parts = _assign(_split(groups, rows, micro_tokens, ranks), rank, ranks)
 
     bundle: list[_Part] = []
     tokens = 0
@@ -99,33 +102,54 @@ def micro_batches(
         yield _tensors(bundle, device)
 
 
-def _split(
-    groups: Sequence[Group], kind: str, micro_tokens: int, max_length: int, ranks: int
-) -> list[_Part]:
-    """Return the groups cut into parts that fit a micro-batch, with the weights of their rows."""
-    lengths = torch.tensor(
-        [len(completion.tokens) for group in groups for completion in group.completions]
-    )
+def _rows(
+    groups: Sequence[Group], kind: str, max_length: int, masks_truncated: bool
+) -> list[list[_Row]]:
+    """Return the rows of each group that count, with their weights."""
+    kept = [
+        [
+            (sample, completion)
+            for sample, completion in enumerate(group.completions)
+            if not (masks_truncated and completion.is_truncated)
+        ]
+        for group in groups
+    ]
+    lengths = torch.tensor([len(completion.tokens) for rows in kept for _, completion in rows])
     weights = iter(token_weights(kind, lengths, max_length=max_length).tolist())
 
-    parts = []
-    for group in groups:
+    by_group = []
+    for group, rows in zip(groups, kept, strict=True):
         assert len(group.advantages) == len(group.completions)
-        rows = [
-            _Row(sample, completion, group.advantages[sample], next(weights))
-            for sample, completion in enumerate(group.completions)
-        ]
-        fit = _rows_of_a_part(group, len(groups), micro_tokens, ranks)
+        by_group.append(
+            [
+                _Row(sample, completion, group.advantages[sample], next(weights))
+                for sample, completion in rows
+            ]
+        )
+    return by_group
+
+
+def _split(
+    groups: Sequence[Group], by_group: Sequence[list[_Row]], micro_tokens: int, ranks: int
+) -> list[_Part]:
+    """Return the groups, whose rows are given, cut into parts that fit a micro-batch."""
+    parts = []
+    for group, rows in zip(groups, by_group, strict=True):
+        if not rows:
+            continue
+        fit = _rows_of_a_part(group, rows, len(groups), micro_tokens, ranks)
         parts += [_Part(group, rows[start : start + fit]) for start in range(0, len(rows), fit)]
     return parts
 
 
-def _rows_of_a_part(group: Group, groups: int, micro_tokens: int, ranks: int) -> int:
-    """Return how many rows of `group`, one of so many `groups`, make up a part."""
-    size = len(group.completions)
+def _rows_of_a_part(
+    group: Group, rows: Sequence[_Row], groups: int, micro_tokens: int, ranks: int
+) -> int:
+    """Return how many of the `rows` of `group`, one of so many `groups`, make up a part."""
+    size = len(rows)
     fit = size
     if micro_tokens:
-        longest = max(len(completion.tokens) for completion in group.completions)
+        longest = max(len(row.completion.tokens) for row in rows)
         fit = max(1, (micro_tokens - len(group.prompt)) // longest)
 
     # With fewer groups than ranks, cut them, so that no rank is idle.

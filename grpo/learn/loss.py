@@ -31,6 +31,7 @@ Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever 
 hold there, even NaN, has no effect.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,15 +39,21 @@ from torch import Tensor
 
 from grpo.choices import LOSSES
 
+# The policy term of each token, and which tokens were clipped low and high: (R, T) each.
+PolicyTerm = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class LossSettings:
     """Which loss is computed, and its numbers."""
 
-    kind: str  # one of LOSSES
+    kind: str  # one of LOSSES, or the name of an own loss
     clip_low: float
     clip_high: float
     beta: float = 0.0  # weight of the KL term
+
+    # Computes the policy term instead of `policy_loss`: a user's function (`grpo.learn.own_loss`).
+    own: "Callable[[LossInputs, LossSettings], PolicyTerm] | None" = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     return torch.where(lengths_R > 0, weights_R, 0.0)
 
 
-def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Tensor, Tensor]:
+def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
     """Return the policy term of each token (0 at padding), and which tokens were clipped low and
     high: (R, T) each.
 
@@ -126,14 +133,14 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Ten
 
     if kind == "cispo":
         # The clipped ratio is a constant factor, so every token keeps a gradient.
-        loss_RT = -clipped_RT.detach() * advantages_RT * _zero_padding(inputs.logp_RT, mask_RT)
+        loss_RT = -clipped_RT.detach() * advantages_RT * zero_padding(inputs.logp_RT, mask_RT)
     else:
         # The minimum is pessimistic: a bound takes effect only where it lowers the objective.
         loss_RT = -torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)
         is_low_RT = is_low_RT & (advantages_RT < 0)
         is_high_RT = is_high_RT & (advantages_RT > 0)
 
-    return _zero_padding(loss_RT, mask_RT), is_low_RT & mask_RT, is_high_RT & mask_RT
+    return zero_padding(loss_RT, mask_RT), is_low_RT & mask_RT, is_high_RT & mask_RT
 
 
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
@@ -158,16 +165,16 @@ def step_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
     assert settings.beta == 0 or inputs.ref_RT is not None
 
     # The policy term, corrected for a sampler that differs from the trainer.
-    loss_RT, is_low_RT, is_high_RT = policy_loss(inputs, settings)
+    loss_RT, is_low_RT, is_high_RT = (settings.own or policy_loss)(inputs, settings)
     if inputs.importance_RT is not None:
-        loss_RT = loss_RT * _zero_padding(inputs.importance_RT, mask_RT)
+        loss_RT = loss_RT * zero_padding(inputs.importance_RT, mask_RT)
 
     terms = {"tokens": mask_RT, "clipped_low": is_low_RT, "clipped_high": is_high_RT}
     if inputs.ref_RT is not None:
-        logp_RT = _zero_padding(inputs.logp_RT, mask_RT)
-        terms["kl"] = kl_k3(logp_RT, _zero_padding(inputs.ref_RT, mask_RT))
+        logp_RT = zero_padding(inputs.logp_RT, mask_RT)
+        terms["kl"] = kl_k3(logp_RT, zero_padding(inputs.ref_RT, mask_RT))
     if inputs.entropy_RT is not None:
-        terms["entropy"] = _zero_padding(inputs.entropy_RT, mask_RT)
+        terms["entropy"] = zero_padding(inputs.entropy_RT, mask_RT)
 
     # The ratio on the KL term keeps its gradient: that is what turns k3's into the KL's.
     if settings.beta:
@@ -180,11 +187,11 @@ def step_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
 
 def _log_ratio(inputs: LossInputs) -> Tensor:
     """Return logp - old (R, T), 0 at padding."""
-    logp_RT = _zero_padding(inputs.logp_RT, inputs.mask_RT)
-    return logp_RT - _zero_padding(inputs.old_RT, inputs.mask_RT)
+    logp_RT = zero_padding(inputs.logp_RT, inputs.mask_RT)
+    return logp_RT - zero_padding(inputs.old_RT, inputs.mask_RT)
 
 
-def _zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
+def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
     """Return `x_RT` with 0 at padding.
 
     It selects instead of multiplying, because NaN * 0 is NaN. It is applied before any arithmetic,

@@ -20,6 +20,7 @@ from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, step_loss
 from grpo.learn.optimizer import Optimizer
+from grpo.learn.own_loss import OwnLoss
 from grpo.model.finite import check_step
 from grpo.model.matmul import low_precision_backward
 from grpo.model.packed_attention import Packing, PaddedBatch
@@ -66,7 +67,7 @@ def completion_logprobs(
 class UpdateSettings:
     """How a step updates the policy."""
 
-    kind: str  # a loss of `learn.loss.LOSSES`
+    kind: str  # a loss of `learn.loss.LOSSES`, or the name of an `own_loss`
     beta: float  # weight of the KL term
     clip_low: float
     clip_high: float
@@ -75,11 +76,18 @@ class UpdateSettings:
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
     importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
     parity_limit: float = 0.0  # nats; 0: no limit
+    own_loss: OwnLoss | None = None
+    masks_truncated: bool = False  # truncated completions take no part
 
     @property
     def loss(self) -> LossSettings:
         """The settings of the loss."""
-        return LossSettings(self.kind, self.clip_low, self.clip_high, self.beta)
+        return LossSettings(self.kind, self.clip_low, self.clip_high, self.beta, self.own_loss)
+
+    @property
+    def weights(self) -> str:
+        """The loss of `learn.loss.LOSSES` whose weights the tokens have."""
+        return self.own_loss.weights if self.own_loss else self.kind
 
 
 # Log-probabilities of each completion under the policy in the first pass over a rollout, by the
@@ -146,9 +154,10 @@ def update(
     # before it waits for the first.
     batches = micro_batches(
         groups,
-        settings.kind,
+        settings.weights,
         micro_tokens=micro_tokens,
         max_length=settings.max_length,
+        masks_truncated=settings.masks_truncated,
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,

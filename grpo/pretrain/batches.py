@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from grpo.pretrain.lessons import SHARES, example
+from data.strange import log_uniform
+from grpo.pretrain.lessons import SHARES, Example, example
+from grpo.pretrain.strange import RAW, StrangeWords
 from grpo.pretrain.tokenizer import ASSISTANT, END, SPECIAL, USER
-from grpo.pretrain.words import Words, log_uniform
+from grpo.pretrain.words import Words
 
 # The lengths of rows in tokens, and their shares of the batches.
 LENGTHS = {48: 0.15, 160: 0.19, 320: 0.16, 640: 0.16, 1280: 0.16, 3328: 0.18}
@@ -31,6 +33,20 @@ FILL = 0.75
 # The share of interleavings in long rows, by their length.
 INTERLEAVED = {320: 0.15, 640: 0.15, 1280: 0.0, 3328: 0.0}
 
+# The share of strange lessons in rows of each length. They have more tokens a word than others.
+STRANGE = {160: 0.3, 320: 0.3, 640: 0.3, 1280: 0.15, 3328: 0.0}
+
+# The words of a strange lesson, by the tokens of a long row: at least, and at most.
+STRANGE_SIZES = (1 / 25, 1 / 3)
+
+# The least share of a long row that a strange lesson fills.
+STRANGE_FILL = 0.5
+
+# A byte-level BPE writes a byte that is no printable character of Latin-1 as one from 256 on.
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+BYTES = [chr(byte) if byte in _PRINTED else chr(256 + _OTHERS.index(byte)) for byte in range(256)]
+
 
 class Batches:
     """A supply of batches: int16 tokens (rows, length), and a mask of the tokens to be learned."""
@@ -43,7 +59,11 @@ class Batches:
             str(tokenizer.decode([i])).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))
         ]
         self.rng = random.Random(seed)
-        self.words = Words(self.rng, [piece for piece in pieces if piece.isalpha()])
+        alphabetic = [piece for piece in pieces if piece.isalpha()]
+        self.words = Words(self.rng, alphabetic)
+        self.strange_words = StrangeWords(self.rng, alphabetic)
+        vocabulary = tokenizer.get_vocab()
+        self.bytes = [vocabulary[token] for token in BYTES]
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, word by word: this tokenizer never joins words or lines."""
@@ -56,6 +76,9 @@ class Batches:
 
     def _encode_word(self, word: str) -> list[int]:
         """Return the tokens of a word, whose line break may stand in front of it."""
+        if any(RAW <= ord(character) < RAW + 256 for character in word):
+            return [self.bytes[ord(character) % RAW] for character in f" {word}"]
+
         ids: list[int] = self.tokenizer(word, add_special_tokens=False).input_ids
 
         # Within a text no space stands before a line break, as the tokenizer puts one here.
@@ -66,8 +89,8 @@ class Batches:
     def lesson(self, length: int) -> tuple[list[int], int, str]:
         """Return the tokens of a lesson, where learning starts, and the skill.
 
-        The lesson fits `length` tokens. In a long row it fills a share `FILL`, unless it is an
-        interleaving, whose size is bounded.
+        The lesson fits `length` tokens. In a long row it fills a share `FILL` (`STRANGE_FILL`),
+        unless it is an interleaving, whose size is bounded.
         """
         is_long = length > LONG
         if length <= SHORTEST:
@@ -75,18 +98,30 @@ class Batches:
         else:
             shares = SHARES | {"interleave": INTERLEAVED[length]} if is_long else SHARES
             skill = self.rng.choices(list(shares), list(shares.values()))[0]
-        least = FILL * length if is_long and skill != "interleave" else 0
+
+        is_strange = self.rng.random() < STRANGE.get(length, 0.0) and skill != "language"
+        low, high = int(length / 3.5) if is_long else 4, int(length / 1.4)
+        fill = FILL
+        if is_strange:
+            low = int(length * STRANGE_SIZES[0]) if is_long else 4
+            high = int(length * STRANGE_SIZES[1])
+            fill = STRANGE_FILL
+        least = fill * length if is_long and skill != "interleave" else 0
 
         # How many tokens a lesson has is known only afterwards, so sizes are tried until one fits.
         while True:
-            size = log_uniform(int(length / 3.5) if is_long else 4, int(length / 1.4), self.rng)
-            lesson = example(skill, size, self.words)
-            head: list[int] = []
-            if lesson.prompt is not None:
-                head = [USER, *self.encode(lesson.prompt), END, ASSISTANT]
-            tokens = [*head, *self.encode(lesson.completion), END]
+            size = log_uniform(low, high, self.rng)
+            lesson = example(skill, size, self.strange_words if is_strange else self.words)
+            tokens, start = self._tokens_of(lesson)
             if least <= len(tokens) <= length:
-                return tokens, len(head), lesson.skill
+                return tokens, start, f"{lesson.skill}, strange" if is_strange else lesson.skill
+
+    def _tokens_of(self, lesson: Example) -> tuple[list[int], int]:
+        """Return the tokens of a lesson, and where learning starts: after the prompt."""
+        head: list[int] = []
+        if lesson.prompt is not None:
+            head = [USER, *self.encode(lesson.prompt), END, ASSISTANT]
+        return [*head, *self.encode(lesson.completion), END], len(head)
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a batch, and which of them are learned: (rows, length) each."""

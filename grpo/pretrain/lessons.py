@@ -15,8 +15,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from data.strange import log_uniform
 from grpo.pretrain.careless import MOST_CAREFUL, careless_interleaving
-from grpo.pretrain.words import Words, log_uniform
+from grpo.pretrain.words import Words
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 

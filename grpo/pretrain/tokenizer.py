@@ -1,6 +1,7 @@
 """The tokenizer of the embedded model: a byte-level BPE, trained on the training split."""
 
 import random
+import string
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -24,9 +25,16 @@ CHAT = (
 # piece of its own.
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+# Runs of one mark become tokens of these lengths, as in the vocabularies of larger models, so that
+# a run is a few tokens to copy instead of many to count.
+RUNS = (2, 4, 8, 16)
+
+# How often each run is shown, which decides against how many words it takes a token.
+SHOWN = 60
+
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Return the tokenizer, trained on the training documents and some prompts of each skill.
+    """Return the tokenizer, trained on the training documents, prompts of each skill, and runs.
 
     Every text gets a space in front, so a word has the same tokens at the beginning of a text as
     anywhere else. `vocabulary` is the number of tokens.
@@ -47,9 +55,10 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
         for skill in (*SHARES, "arithmetic")
         for _ in range(200)
     ]
+    runs = [f"{mark * length} " * SHOWN for mark in string.punctuation for length in RUNS]
     texts = [document.text for document in documents_of("train", load_corpus())]
     bpe.train_from_iterator(
-        texts + prompts,
+        texts + prompts + runs,
         trainers.BpeTrainer(
             vocab_size=vocabulary,
             special_tokens=SPECIAL,

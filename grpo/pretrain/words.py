@@ -10,6 +10,7 @@ import string
 from collections.abc import Sequence
 
 from data.corpus import documents_of, load_corpus
+from data.strange import log_uniform
 
 # Share of texts that contain altered words, and the share of their places that do.
 ALTERED = 0.5
@@ -44,11 +45,6 @@ def altered(word: str, rng: random.Random) -> str:
     if kind == "drop" and len(word) > 1:
         return word[:place] + word[place + 1 :]
     return word[:place] + rng.choice(LETTERS) + word[place + (kind == "change") :]
-
-
-def log_uniform(low: int, high: int, rng: random.Random) -> int:
-    """Return an integer from `low` to `high`; every order of magnitude is equally likely."""
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
 class Words:

@@ -44,9 +44,7 @@ class Dependencies:
         This happens before anything is loaded or written, and again once a model of the hub has
         been downloaded. Raises UserError if a fingerprint differs and the change is not accepted.
         """
-        self.sources = self.ranks.on_rank0(
-            lambda: sources_now(config.model, config.dataset, config.task, task, config.start)
-        )
+        self.sources = self.ranks.on_rank0(lambda: sources_now(config, task))
         checkpoint = self.opened.checkpoint
         if checkpoint is None:
             return

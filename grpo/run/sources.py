@@ -1,9 +1,10 @@
 """Fingerprints of the sources of a run: the files outside its directory that it depends on.
 
 The sources are the base model, the adapter that the run started from, the dataset, the corpus, the
-configuration and the task file. Every checkpoint holds their fingerprints in sources.json.
-`--resume` compares them with those of today and refuses each difference, unless `--accept-changes`
-names its kind. eval.py and grpo.export do the same for the base model under an adapter.
+configuration, and the files of the user's own task and loss. Every checkpoint holds their
+fingerprints in sources.json. `--resume` compares them with those of today and refuses each
+difference, unless `--accept-changes` names its kind. eval.py and grpo.export do the same for the
+base model under an adapter.
 
 A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
 hashed completely. Of a file of weights, the header (names, shapes, types) is hashed completely, but
@@ -27,6 +28,8 @@ from huggingface_hub import snapshot_download
 from data.files import read_json
 from data.text import shortened
 from grpo.choices import SOURCES
+from grpo.config import Config
+from grpo.learn.own_loss import program_of
 from grpo.model import load
 from grpo.model.gguf import is_gguf
 from tasks.base import Task, UserError, programs_of, sources_of
@@ -58,19 +61,16 @@ BASE_FILES = (
 Fingerprints = Mapping[str, str]
 
 
-def sources_now(
-    model: str, dataset: str | None, spec: str, task: Task, start: str | None = None
-) -> dict[str, Any]:
-    """Return today's fingerprints of all kinds except the configuration.
-
-    `start` is the checkpoint of an earlier run that this one started from.
-    """
+def sources_now(config: Config, task: Task) -> dict[str, Any]:
+    """Return today's fingerprints of all kinds except the configuration."""
+    dataset = config.dataset
     return {
-        "base": base_sources(model),
-        "start": start_sources(model, start),
+        "base": base_sources(config.model),
+        "start": start_sources(config.model, config.start),
         "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
-        "task": {str(file): file_digest(file) for file in programs_of(spec, task)},
+        "task": {str(file): file_digest(file) for file in programs_of(config.task, task)},
+        "loss": {str(file): file_digest(file) for file in program_of(config.loss)},
     }
 
 

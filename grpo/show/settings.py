@@ -149,7 +149,10 @@ def _loss(config: Config) -> str:
     credit = ", separate for each token by alignment" if config.credit == "alignment" else ""
     kl = f"KL weight {config.beta:g}" if config.beta else "no KL"
     alarms = ", alarms stop the run" if config.on_alarm == "stop" else ""
+    truncated = ""
+    if config.truncated != "learn":
+        truncated = f"; truncated completions: {config.truncated}"
     return (
         f"{config.loss}, advantages by {config.scale}{credit}, {kl}; groups without variance: "
-        f"{config.on_degenerate}{alarms}"
+        f"{config.on_degenerate}{alarms}{truncated}"
     )

@@ -99,6 +99,11 @@ def _add_step_commands(commands: "_Commands") -> None:
             metavar="FILE:FUNCTION",
             help="the run's reward, if that is a program of yours: allows it to be executed",
         )
+        part.add_argument(
+            "--loss",
+            metavar="FILE:FUNCTION",
+            help="the run's loss, if that is a program of yours: allows it to be executed",
+        )
 
 
 def _add_run_commands(commands: "_Commands") -> None:

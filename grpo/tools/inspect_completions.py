@@ -151,7 +151,7 @@ def _add_policy(lines: list[dict[str, Any]], run: RunData, arguments: argparse.N
     """Add to the records of tokens the policy's entropy, and sampler less trainer as parity."""
     from grpo.tools.replay import token_figures  # imports the trainer, which takes seconds
 
-    allowed = (arguments.task, arguments.reward_file)
+    allowed = (arguments.task, arguments.reward_file, arguments.loss)
     figures = token_figures(run, arguments.step, arguments.group, arguments.sample, allowed)
     for line, entropy, logprob in zip(lines, *figures):
         line |= {"entropy": entropy, "parity": line["logprob"] - logprob}
@@ -161,7 +161,8 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     """Repeat a step's update and compare; return 1 if it differs."""
     from grpo.tools.replay import replay  # imports the trainer, which takes seconds
 
-    result = replay(run, arguments.step, (arguments.task, arguments.reward_file))
+    allowed = (arguments.task, arguments.reward_file, arguments.loss)
+    result = replay(run, arguments.step, allowed)
     lines = [
         {"figure": name, "stored": old, "again": new, "same": old == new}
         for name, (old, new) in result["figures"].items()

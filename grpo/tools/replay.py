@@ -18,6 +18,7 @@ import torch
 
 from grpo.config import Config, load_config
 from grpo.learn.batch import micro_batches
+from grpo.learn.own_loss import trust_loss
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group
@@ -47,8 +48,8 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     all are equal to the bit), "step", and "start": the step of the checkpoint that it was repeated
     from, or 0.
 
-    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task or
-    reward is a program that is not `allowed`.
+    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task,
+    reward or loss is a program that is not `allowed`.
     """
     stored = next((line for line in run.metrics if line["step"] == step), None)
     if stored is None:
@@ -110,6 +111,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     """
     config = load_config(run.path / "config.yaml")
     require_trusted_task(config.task, config.task_options, allowed, run.path)
+    trust_loss(config.loss, allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)

@@ -6,27 +6,30 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from data.streams import reason_of
 from data.text import quoted
 from grpo.config import Config
-from grpo.distributed import RANK, Ranks, process_group
+from grpo.distributed import RANK, SINGLE, Ranks, process_group
 from grpo.flags import parse
+from grpo.learn.own_loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.resolve import resolve_config
 from grpo.run.dependencies import Dependencies
 from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
-from grpo.run.opening import OpenedRun, open_run
+from grpo.run.opening import open_run
 from grpo.run.session import Run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from grpo.training.build import with_learning_rate
+from grpo.training.callbacks import Callback
 from tasks.base import Problem, Task, exit_status, load_task, problems_of, range_of, worded
 from tasks.dataset import read_problems
 from tasks.supply import Supply
@@ -66,15 +69,40 @@ class Outcome(NamedTuple):
     policy: Policy | None = None
 
 
+@dataclass(frozen=True)
+class FromPython:
+    """Parts of a run that `grpo.train` gets as Python values, which no setting can name."""
+
+    task: Task | None = None
+    own_loss: OwnLoss | None = None
+    callbacks: Sequence[Callback] = ()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made of, besides configuration and policy.
+
+    The `problems` are those of `training_set`.
+    """
+
+    task: Task
+    problems: Sequence[Problem]
+    own_loss: OwnLoss | None
+    callbacks: Sequence[Callback]
+
+
 def start_run(
-    config: Config, given: dict, ranks: Ranks, losses: list[str], task: Task | None = None
+    config: Config,
+    given: dict,
+    ranks: Ranks,
+    losses: list[str],
+    values: FromPython = FromPython(),
 ) -> Outcome:
-    """Open or resume the run, and train. `task` is the task itself, if it cannot be loaded."""
+    """Open or resume the run, and train. The `values` replace parts that the settings name."""
     opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
-    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
-    problems = training_set(config, task)
+    config, parts = load_parts(config, values)
+    task = parts.task
     check_installed(config.track)
-    config = resolve_config(config, task, {problem.level for problem in problems})
 
     assert config.steps is not None, "the configuration is resolved"
 
@@ -95,7 +123,9 @@ def start_run(
                 locks.enter_context(locked(opened.folder))
 
             with Interrupt() as interrupt, console:
-                trainer = make_trainer(config, opened, task, problems, ranks, console)
+                with console.loading(config.model):
+                    policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
+                trainer = make_trainer(config, parts, policy, ranks)
                 run = Run(opened, trainer, dependencies, console, locks, losses)
                 status = train(run, trainer, console, interrupt)
                 return Outcome(status, run.folder, trainer.policy)
@@ -115,27 +145,34 @@ def training_set(config: Config, task: Task) -> list[Problem]:
     return problems_of(task, "train")
 
 
-def make_trainer(
-    config: Config,
-    opened: OpenedRun,
-    task: Task,
-    problems: Sequence[Problem],
-    ranks: Ranks,
-    console: Console,
-) -> Trainer:
-    """Load the policy, and return its trainer on the task's problems."""
-    with console.loading(config.model):
-        policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
-    config = with_learning_rate(config, policy)
+def load_parts(config: Config, values: FromPython) -> tuple[Config, Parts]:
+    """Return the configuration, resolved, and the parts: the given `values`, or what it names."""
+    task = values.task or load_task(config.task, config.reward, config.task_options, config.wording)
+    own_loss = values.own_loss or load_loss(config.loss)
+    problems = training_set(config, task)
+    config = resolve_config(config, task, {problem.level for problem in problems})
+    return config, Parts(task, problems, own_loss, values.callbacks)
 
+
+def make_trainer(config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE) -> Trainer:
+    """Return the trainer of a policy."""
+    config = with_learning_rate(config, policy)
     supply = Supply(
-        task,
+        parts.task,
         seed=config.seed,
         kind=config.problems,
-        dataset=problems,
+        dataset=parts.problems,
         mixed=config.mixed,
     )
-    trainer = Trainer(config, task, policy, supply, ranks)
+    trainer = Trainer(
+        config,
+        parts.task,
+        policy,
+        supply,
+        ranks,
+        own_loss=parts.own_loss,
+        callbacks=parts.callbacks,
+    )
     trainer.check_fit()
     return trainer
 

@@ -8,6 +8,7 @@ from grpo.curriculum.interface import Curriculum
 from grpo.curriculum.ladder import Ladder, LadderSettings
 from grpo.distributed import Ranks
 from grpo.learn.optimizer import Optimizer, default_rate, maker
+from grpo.learn.own_loss import OwnLoss
 from grpo.learn.update import UpdateSettings
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
@@ -75,7 +76,7 @@ def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:
 
 
 def update_settings(
-    config: Config, *, max_length: int, truncate: Callable | None
+    config: Config, *, max_length: int, truncate: Callable | None, own_loss: OwnLoss | None = None
 ) -> UpdateSettings:
     """Return the settings of an update whose largest completion budget is `max_length` tokens."""
     clip_low, clip_high = config.clips
@@ -89,4 +90,6 @@ def update_settings(
         truncate=truncate,
         importance_limit=config.importance_limit,
         parity_limit=config.parity_limit,
+        own_loss=own_loss,
+        masks_truncated=config.truncated == "mask",
     )

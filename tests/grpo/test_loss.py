@@ -1,9 +1,7 @@
-"""Losses in float64 against direct enumeration: a policy over 3 tokens, every answer of at most 2.
+"""Losses in float64 against direct enumeration, on the policy of `grpo.learn.enumeration`.
 
-The policy is a table of logits, one row for each context (nothing yet, after token 0, after token
-1); token 2 ends the answer. So there are seven answers in all. The oracle knows no tensors: it
-computes the objective from the papers' formulas with `math`, and its gradient by central
-differences.
+The oracle knows no tensors: it computes the objective from the papers' formulas with `math`, and
+its gradient by central differences.
 
 Shapes: R rows (answers), T tokens, C contexts, V vocabulary.
 """
@@ -16,32 +14,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import policy_loss, step_loss
 
+from grpo.learn.enumeration import (
+    ADVANTAGES,
+    ADVANTAGES_R,
+    COMPLETIONS,
+    LENGTHS_R,
+    MASK_RT,
+    OLD,
+    POLICY,
+    central_differences,
+    check_loss,
+    completion_logprobs,
+    logprobs,
+    probabilities,
+)
 from grpo.learn.loss import LOSSES, kl_k3, token_weights
 
-ANSWERS = [(2,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-ADVANTAGES = [1.5, -1.0, 0.5, -2.0, 0.0, 2.0, -0.25]
-POLICY = [[0.3, -0.2, 0.1], [1.0, 0.0, -0.5], [-0.4, 0.6, 0.2]]
-OLD = [[0.4, -0.6, 0.5], [0.2, 0.3, 0.1], [-0.1, -0.3, 0.9]]
 REFERENCE = [[0.0, 0.1, -0.3], [0.7, 0.4, 0.0], [0.5, 0.5, -0.2]]
 LOW, HIGH, BUDGET = 0.1, 0.2, 4
 CLIP = {"clip_low": LOW, "clip_high": HIGH}
 EXACTLY = {"rtol": 1e-12, "atol": 1e-14}
 
-LENGTHS_R = torch.tensor([len(answer) for answer in ANSWERS])
-MASK_RT = torch.arange(2) < LENGTHS_R[:, None]
-ADVANTAGES_R = torch.tensor(ADVANTAGES, dtype=torch.float64)
-
 
 # The oracle: plain floats.
-
-
-def answer_logprobs(table, answer):
-    """Return the log-probability of each token of `answer`."""
-    contexts = (0, *(1 + token for token in answer[:-1]))
-    return [
-        table[c][token] - math.log(sum(map(math.exp, table[c])))
-        for c, token in zip(contexts, answer, strict=True)
-    ]
 
 
 def oracle(kind, table, at, old, beta):
@@ -49,16 +44,16 @@ def oracle(kind, table, at, old, beta):
     is taken at `at`.
     """
     loss = low = high = kl = 0
-    total = sum(map(len, ANSWERS))
-    for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True):
+    total = sum(map(len, COMPLETIONS))
+    for answer, advantage in zip(COMPLETIONS, ADVANTAGES, strict=True):
         new, frozen, before, reference = (
-            answer_logprobs(t, answer) for t in (table, at, old, REFERENCE)
+            completion_logprobs(t, answer) for t in (table, at, old, REFERENCE)
         )
         length = len(answer)
         weight = {
-            "grpo": 1 / length / len(ANSWERS),
-            "gspo": 1 / length / len(ANSWERS),
-            "dr_grpo": 1 / len(ANSWERS) / BUDGET,
+            "grpo": 1 / length / len(COMPLETIONS),
+            "gspo": 1 / length / len(COMPLETIONS),
+            "dr_grpo": 1 / len(COMPLETIONS) / BUDGET,
         }.get(kind, 1 / total)
         for t in range(length):
             ratio = math.exp(new[t] - before[t])
@@ -77,40 +72,6 @@ def oracle(kind, table, at, old, beta):
             k3 = math.exp(reference[t]) / math.exp(new[t]) - 1 - (reference[t] - new[t])
             loss, kl = loss + beta * weight * math.exp(new[t] - before[t]) * k3, kl + k3
     return loss, low, high, kl
-
-
-def central_differences(function, table, step=1e-5):
-    """Return the gradient of function(table), as a table; its error is of the order of step
-    squared, 1e-10.
-    """
-
-    def shifted(c, v, by):
-        return [
-            [x + by * ((i, j) == (c, v)) for j, x in enumerate(row)] for i, row in enumerate(table)
-        ]
-
-    return [
-        [
-            (function(shifted(c, v, step)) - function(shifted(c, v, -step))) / (2 * step)
-            for v in range(3)
-        ]
-        for c in range(3)
-    ]
-
-
-# The same policy in tensors.
-
-
-def logprobs(table_CV):
-    """Return (R, T) log-probabilities of all answers. Padding depends on the table too: a leak
-    would show.
-    """
-    logprobs_CV = table_CV.log_softmax(-1)
-    first_R = torch.tensor([answer[0] for answer in ANSWERS])
-    last_R = torch.tensor([answer[-1] for answer in ANSWERS])
-    return torch.stack(
-        [logprobs_CV[0, first_R], logprobs_CV[1 + first_R.clamp(max=1), last_R]], dim=-1
-    )
 
 
 def table(values):
@@ -151,25 +112,9 @@ def test_value_and_gradient_equal_the_enumeration(kind, old, beta):
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_on_policy_expectation_is_the_policy_gradient(kind):
-    # With each answer weighted by its probability, every kind must give the gradient of
-    # -E[advantage]: REINFORCE. (For gspo too: the gradient of length * s is the sum of the
-    # gradients of logp.)
-    table_CV = table(POLICY).requires_grad_()
-    probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
-    logp_RT = logprobs(table_CV)
-    step_loss(kind, logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R, **CLIP)[
-        0
-    ].backward()
-
-    def negative_expectation(values):
-        return -sum(
-            math.exp(sum(answer_logprobs(values, answer))) * advantage
-            for answer, advantage in zip(ANSWERS, ADVANTAGES, strict=True)
-        )
-
-    expected_CV = table(central_differences(negative_expectation, POLICY))
-    torch.testing.assert_close(table_CV.grad, expected_CV, rtol=0, atol=1e-8)
+def test_every_loss_passes_the_check_for_own_losses(kind):
+    # For gspo too: the gradient of length * s is the sum of the gradients of logp.
+    check_loss(kind, clip_low=LOW, clip_high=HIGH)
 
 
 def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
@@ -177,7 +122,7 @@ def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
     # themselves are held fast, for the term of a token knows nothing of those after it. With k3
     # alone it would be the gradient of KL(reference || policy).
     table_CV = table(POLICY).requires_grad_()
-    probabilities_R = table([math.exp(sum(answer_logprobs(POLICY, answer))) for answer in ANSWERS])
+    probabilities_R = table(probabilities(POLICY))
     logp_RT = logprobs(table_CV)
     step_loss(
         "grpo",
@@ -191,7 +136,7 @@ def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
         ref_RT=logprobs(table(REFERENCE)),
     )[0].backward()
 
-    visits = [1.0] + [math.exp(answer_logprobs(POLICY, (token, 2))[0]) for token in (0, 1)]
+    visits = [1.0] + [math.exp(completion_logprobs(POLICY, (token, 2))[0]) for token in (0, 1)]
 
     def divergence(values):
         rows = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo.pretrain import train as pretrain
-from grpo.pretrain.batches import FILL, LONG, SHORTEST, Batches
+from grpo.pretrain.batches import FILL, LONG, SHORTEST, STRANGE_FILL, Batches
 from grpo.pretrain.muon import Muon, orthogonal
 from grpo.pretrain.step import Step, hidden_of, loss_of
 from grpo.pretrain.tokenizer import make_tokenizer
@@ -143,15 +143,13 @@ def test_a_row_is_filled_by_what_its_length_is_for():
     for length in (SHORTEST, 160, 640, 1280):
         lessons = [made.lesson(length) for _ in range(60)]
         assert all(len(tokens) <= length for tokens, _, _ in lessons)
-        skills = {skill for _, _, skill in lessons}
+        skills = {skill.removesuffix(", strange") for _, _, skill in lessons}
         assert (skills == {"arithmetic"}) == (length == SHORTEST)
         assert ("interleave" in skills) == (SHORTEST < length <= 640)
         if length > LONG:
-            assert all(
-                len(tokens) >= FILL * length
-                for tokens, _, skill in lessons
-                if skill != "interleave"
-            )
+            for tokens, _, skill in lessons:
+                least = STRANGE_FILL if skill.endswith(", strange") else FILL
+                assert len(tokens) >= least * length or skill.startswith("interleave")
 
 
 def test_to_prepare_teaches_nothing():

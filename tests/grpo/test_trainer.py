@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forced import Forced, trainer_for, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,49 +22,8 @@ from grpo.records import StepSummary
 from grpo.rollout.generate import budget_for
 from grpo.trainer import Trainer
 from grpo.training.metrics import StepTimer, step_summary
-from tasks.base import Problem, Score, UserError, key_of
+from tasks.base import Problem, Score, UserError
 from tasks.supply import Supply
-
-
-class Forced:
-    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd` in their
-    first `stuck` tries.
-    """
-
-    name, rewards, default_level = "forced", (), 1
-
-    def __init__(self, odd=0.5, stuck=9):
-        self.odd, self.stuck, self.drawn, self.tries = odd, stuck, {}, Counter()
-
-    def make(self, level, split, rng):
-        number = rng.randrange(10**6)
-        return Problem(
-            self.name, level, f"Copy text A.\nA: {number}", f"{number} {number}", key_of(number), {}
-        )
-
-    def score(self, problem, completions):
-        self.tries[problem.key] += 1
-        varied = self.drawn[problem.key] % 2 == 0 or self.tries[problem.key] > self.stuck
-        return [Score(0.1 * i if varied else self.odd) for i in range(len(completions))]
-
-
-def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
-    """A trainer whose prompts 1, 3, ... of each step are degenerate."""
-    config = Config(
-        task="forced",
-        level=1,
-        ramp=False,
-        learning_rate=1e-3,
-        group_size=4,
-        **{"steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
-    )
-    trainer = Trainer(config, kind(odd, stuck), policy)
-    trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
-    return trainer
-
-
-def weights(policy):
-    return [p.detach().clone() for p in policy.parameters]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

@@ -74,7 +74,7 @@ TABLE = {
         ),
         ("KL the other way round", "kl_k3", "ref_RT - logp_RT", "logp_RT - ref_RT"),
         ("cispo's ratio keeps its gradient", "policy_loss", "clipped_RT.detach()", "clipped_RT"),
-        ("mask multiplied", "_zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
+        ("mask multiplied", "zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
         (
             "importance weighs the KL as well",
             "step_loss",
@@ -88,6 +88,67 @@ TABLE = {
             "_log_ratio(inputs).exp",
             "_log_ratio(inputs).exp().detach",
         ),
+    ],
+    ("grpo/learn/own_loss.py", "grpo/test_own_loss.py"): [
+        (
+            "padding reaches a user's loss",
+            "_without_padding",
+            "zero_padding(inputs.old_RT, mask_RT)",
+            "inputs.old_RT",
+        ),
+        (
+            "padding of a user's loss reaches the gradient",
+            "_CheckedTerm.backward",
+            "zero_padding(d_logp_RT, inputs.mask_RT)",
+            "d_logp_RT",
+        ),
+        (
+            "the gradient of a user's loss is not checked",
+            "_CheckedTerm.backward",
+            "own.check_finite(d_logp_RT, inputs, 'its gradient')",
+            "None",
+        ),
+        ("an unnamed loss file is executed", "trust_loss", "spec not in allowed", "False"),
+    ],
+    ("grpo/training/truncation.py", "grpo/test_truncation.py"): [
+        (
+            "the penalty begins at once",
+            "soft_penalty",
+            "max(length - (budget - tokens), 0)",
+            "max(length, 0)",
+        ),
+        (
+            "the penalty is a reward",
+            "add_soft_penalty",
+            "score.reward + penalty",
+            "score.reward - penalty",
+        ),
+    ],
+    ("grpo/trainer.py", "grpo/test_truncation.py"): [
+        (
+            "a step of truncated completions is learned from",
+            "Trainer.update_policy",
+            "all(completion.is_truncated for group in kept for completion in group.completions)",
+            "False",
+        ),
+    ],
+    ("grpo/learn/batch.py", "grpo/test_truncation.py"): [
+        (
+            "truncated completions stay",
+            "_rows",
+            "masks_truncated and completion.is_truncated",
+            "False",
+        ),
+        (
+            "truncated completions stay in the denominator",
+            "_rows",
+            "[len(completion.tokens) for rows in kept for _, completion in rows]",
+            "[len(completion.tokens) for group in groups for completion in group.completions]",
+        ),
+    ],
+    ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
+        ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
+        ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),
     ],
     ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
         (

@@ -1,0 +1,205 @@
+"""Strange texts: random strings among words, to train a model to copy what it has never read.
+
+A policy that is trained on prose alone can be wrong on tables, code, long numbers or an alphabet it
+hardly knows (`data.foreign`). These texts widen what it is trained on, without showing any of those
+kinds: their words are random. Words come in families. Those of one family look alike, because they
+are made in one way from one small stock of characters, so they must be read to be told apart.
+
+    python -m data.strange FOLDER      write documents of strange texts to FOLDER
+
+Then `python train.py --texts FOLDER` trains on them; copy texts of your own beside them first. The
+embedded model has seen such words in its pretraining (`grpo.pretrain.strange`).
+"""
+
+import argparse
+import math
+import random
+import string
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from data.corpus import Document, documents_of, load_corpus
+from data.errors import Parser, UserError, exit_status
+from data.files import write_whole
+
+# The words of a family, and the most families that one text is made of.
+FAMILY = 24
+MOST_FAMILIES = 8
+
+# The least share of strange words in a strange text.
+LEAST_STRANGE = 0.2
+
+# How often a word of letters ends with a punctuation mark.
+MARKED = 0.1
+
+# Characters of ASCII without the space.
+PRINTABLE = string.digits + string.ascii_letters + string.punctuation
+
+# Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
+# among them. None of these characters changes under Unicode normalisation.
+SCRIPTS = {
+    "Latin Extended": (0x0100, 0x0131),
+    "Armenian": (0x0561, 0x0586),
+    "Hebrew": (0x05D0, 0x05EA),
+    "Tamil": (0x0B95, 0x0BB9),
+    "Thai": (0x0E01, 0x0E2E),
+    "Georgian": (0x10D0, 0x10F0),
+    "Ethiopic": (0x1200, 0x1248),
+    "Cherokee": (0x13A0, 0x13EF),
+    "Runic": (0x16A0, 0x16EA),
+    "Khmer": (0x1780, 0x17A2),
+    "arrows": (0x2190, 0x21FF),
+    "boxes": (0x2500, 0x259F),
+    "Braille": (0x2801, 0x28FF),
+    "Hiragana": (0x3041, 0x3096),
+    "Katakana": (0x30A1, 0x30FA),
+    "Hangul": (0xAC00, 0xD7A3),
+    "emoji": (0x1F600, 0x1F64F),
+}
+
+# A maker of the words of one family.
+Maker = Callable[[], str]
+
+
+def log_uniform(low: int, high: int, rng: random.Random) -> int:
+    """Return an integer from `low` to `high`; every order of magnitude is equally likely."""
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def script(rng: random.Random) -> Maker:
+    """Return a maker of random words of letters of one script."""
+    first, last = rng.choice(list(SCRIPTS.values()))
+    letters = [chr(code) for code in range(first, last + 1) if chr(code).isprintable()]
+    stock = rng.sample(letters, log_uniform(6, min(60, len(letters)), rng))
+    return words_of(stock, rng)
+
+
+def words_of(letters: Sequence[str], rng: random.Random) -> Maker:
+    """Return a maker of random words of `letters`, some with a punctuation mark at the end."""
+    longest = log_uniform(2, 10, rng)
+
+    def make() -> str:
+        word = "".join(rng.choices(letters, k=rng.randint(1, longest)))
+        return word + rng.choice(",.;:!?") if rng.random() < MARKED else word
+
+    return make
+
+
+def code(rng: random.Random) -> Maker:
+    """Return a maker of random strings, of up to 24 out of a few characters of ASCII."""
+    of = rng.choice([string.digits, string.digits, string.hexdigits, PRINTABLE, PRINTABLE])
+    stock = rng.sample(of, log_uniform(2, min(40, len(of)), rng))
+    if rng.random() < 0.5:
+        stock += rng.sample(string.punctuation, rng.randint(1, 3))
+    longest = log_uniform(2, 24, rng)
+    return lambda: "".join(rng.choices(stock, k=log_uniform(1, longest, rng)))
+
+
+def run(rng: random.Random) -> Maker:
+    """Return a maker of words in which a character, or two by turns, stand up to 32 times."""
+    units = [
+        "".join(rng.choices(string.punctuation if rng.random() < 0.6 else PRINTABLE, k=length))
+        for length in rng.choices([1, 1, 2], k=rng.randint(1, 4))
+    ]
+    most = rng.randint(1, 4)
+
+    def make() -> str:
+        return "".join(
+            rng.choice(units) * log_uniform(1, 32, rng) for _ in range(rng.randint(1, most))
+        )
+
+    return make
+
+
+def compound(parts: Sequence[str], rng: random.Random) -> Maker:
+    """Return a maker of words of two to seven `parts`, or of numbers, joined by a few marks."""
+    marks = rng.sample(string.punctuation, rng.randint(1, 3))
+    most = rng.randint(1, 6)
+    is_numeric = rng.random() < 0.4
+
+    def part() -> str:
+        if is_numeric:
+            return "".join(rng.choices(string.digits, k=rng.randint(1, 5)))
+        return rng.choice(parts)
+
+    def make() -> str:
+        return part() + "".join(rng.choice(marks) + part() for _ in range(rng.randint(1, most)))
+
+    return make
+
+
+def family(
+    parts: Sequence[str], rng: random.Random, script: Callable[[random.Random], Maker] = script
+) -> list[str]:
+    """Return `FAMILY` words that look alike; compounds are made of `parts`."""
+    kind = rng.choices(["script", "code", "run", "compound"], [0.4, 0.2, 0.2, 0.2])[0]
+    make = {
+        "script": lambda: script(rng),
+        "code": lambda: code(rng),
+        "run": lambda: run(rng),
+        "compound": lambda: compound(parts, rng),
+    }[kind]()
+    return [make() for _ in range(FAMILY)]
+
+
+def mingled(
+    plain: Sequence[str], families: Sequence[Sequence[str]], rng: random.Random
+) -> list[str]:
+    """Return the words `plain`, a fifth of them or more replaced by words of a few `families`."""
+    chosen = rng.choices(families, k=log_uniform(1, MOST_FAMILIES, rng))
+    stock = [word for words in chosen for word in words]
+    share = rng.uniform(LEAST_STRANGE, 1.0)
+    return [rng.choice(stock) if rng.random() < share else word for word in plain]
+
+
+def documents(count: int, words: int, seed: int = 0) -> list[Document]:
+    """Return `count` strange documents of `words` words; the plain words are training prose."""
+    prose = [word for document in documents_of("train", load_corpus()) for word in document.words]
+    found = []
+    for number in range(count):
+        rng = random.Random(f"strange/{seed}/{number}")
+        start = rng.randrange(max(1, len(prose) - words))
+        plain = prose[start : start + words]
+        families = [family(prose, rng) for _ in range(MOST_FAMILIES)]
+        title = f"strange-{seed}-{number:03}"
+        found.append(Document(title, " ".join(mingled(plain, families, rng)) + "\n"))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status, 2 for a user's mistake."""
+    return exit_status("data.strange", lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    options = parse(arguments)
+    for name in ("documents", "words"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
+
+    folder = Path(options.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; give a folder") from error
+    for document in documents(options.documents, options.words, options.seed):
+        write_whole(folder / f"{document.title}.txt", document.text.encode())
+    print(f"{folder}: {options.documents} strange documents of {options.words} words")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the flags."""
+    parser = Parser(
+        prog="python -m data.strange", description="Write documents of random words to a folder."
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="made if it does not exist")
+    parser.add_argument("--documents", type=int, default=60, metavar="N", help="default: 60")
+    parser.add_argument("--words", type=int, default=600, metavar="N", help="default: 600")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

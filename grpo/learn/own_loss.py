@@ -1,0 +1,229 @@
+"""Losses of the user's own: ``--loss path/to/file.py:function``.
+
+    def loss(inputs, settings):
+        ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+        return -ratio_RT * inputs.advantages
+
+The function gets `LossInputs` and `LossSettings` of `grpo.learn.loss` and returns the policy term
+of each token (R, T), which is minimised. Like `policy_loss` it may return two masks (R, T) besides:
+which tokens were clipped low and high. The advantages are always (R, T), and padding is 0. Weights,
+importance, the KL term and the metrics are those of `step_loss`, as for the built-in losses.
+
+An attribute `token_weights` of the function names the built-in loss whose weights its tokens have
+(`loss.token_weights`); without it they are those of dapo.
+
+Shapes: R rows (completions), T tokens.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.choices import FROM_PYTHON, LOSSES
+from grpo.learn.loss import LossInputs, LossSettings, PolicyTerm, zero_padding
+from tasks.base import UserError, calling, load_from_file
+
+# The weights of the tokens of a function that names none.
+WEIGHTS = "dapo"
+
+
+class OwnLoss:
+    """A user's loss function, called and checked. `spec` is how the user wrote it."""
+
+    def __init__(self, function: Callable, spec: str):
+        self.function = function
+        self.spec = spec
+        self.weights = getattr(function, "token_weights", WEIGHTS)
+        if self.weights not in LOSSES:
+            raise UserError(
+                f"--loss {spec}: its token_weights is {self.weights!r}; give one of "
+                f"{', '.join(LOSSES)}"
+            )
+
+    def __call__(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
+        """Return what `policy_loss` returns.
+
+        Raises UserError if the function raises, or if it or its gradient has the wrong shape or is
+        not finite.
+        """
+        return _CheckedTerm.apply(inputs.logp_RT, self, inputs, settings)
+
+    def term(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
+        """Return the policy term (0 at padding) and the two masks, checked."""
+        with self.blamed():
+            returned = self.function(inputs, settings)
+
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        if len(parts) == 1:
+            parts += 2 * (torch.zeros_like(inputs.mask_RT),)
+        if len(parts) != 3:
+            raise UserError(
+                f"--loss {self.spec}: returned {len(parts)} values; it must return one number for "
+                "each token, or these and two masks: which tokens were clipped low, and high"
+            )
+        loss_RT, is_low_RT, is_high_RT = parts
+        self._check_tensor(loss_RT, inputs, "its loss", torch.Tensor.is_floating_point, "numbers")
+        for mask_RT in (is_low_RT, is_high_RT):
+            self._check_tensor(mask_RT, inputs, "its mask", _is_bool, "truth values")
+
+        if not loss_RT.requires_grad:
+            raise UserError(
+                f"--loss {self.spec}: its loss has no gradient; compute it from inputs.logp_RT"
+            )
+        loss_RT = zero_padding(loss_RT, inputs.mask_RT)
+        self.check_finite(loss_RT, inputs, "its loss")
+        return loss_RT, is_low_RT & inputs.mask_RT, is_high_RT & inputs.mask_RT
+
+    def _check_tensor(
+        self,
+        given: Any,
+        inputs: LossInputs,
+        what: str,
+        is_kind: Callable[[Tensor], bool],
+        kind: str,
+    ) -> None:
+        """Raise UserError unless `given` is a tensor (R, T) of the right kind."""
+        shape = tuple(inputs.mask_RT.shape)
+        where = f"--loss {self.spec}: {what}"
+        if not isinstance(given, Tensor):
+            raise UserError(f"{where} is {type(given).__name__}; it must be a tensor {shape}")
+        if tuple(given.shape) != shape:
+            raise UserError(
+                f"{where} has the shape {tuple(given.shape)}; it must be {shape}: one for each "
+                "token of each completion"
+            )
+        if not is_kind(given):
+            raise UserError(f"{where} holds {given.dtype}; it must hold {kind}")
+
+    def check_finite(self, values_RT: Tensor, inputs: LossInputs, what: str) -> None:
+        """Raise UserError, which names a token, unless all `values_RT` are finite."""
+        is_bad_RT = ~values_RT.detach().isfinite()
+        if not is_bad_RT.any():
+            return
+        row, token = is_bad_RT.nonzero()[0].tolist()
+        numbers = {
+            "log-probability": inputs.logp_RT,
+            "sampler's": inputs.old_RT,
+            "advantage": inputs.advantages,
+        }
+        said = ", ".join(f"{name} {x[row, token].item():.4g}" for name, x in numbers.items())
+        raise UserError(
+            f"--loss {self.spec}: {what} is {values_RT[row, token].item()} at token {token} of row "
+            f"{row} ({said})"
+        )
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Within this context the user's code runs: what it raises becomes a UserError.
+
+        A lack of the GPU's memory stays what it is, because it can be cured
+        (`grpo.learn.oom_retry`).
+        """
+        try:
+            with calling(f"--loss {self.spec}"):
+                yield
+        except UserError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise error.__cause__ from None
+            raise
+
+
+class _CheckedTerm(torch.autograd.Function):
+    """The policy term of a user's function, whose gradient is computed and checked by itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logp_RT: Tensor, own: OwnLoss, inputs: LossInputs, settings: LossSettings
+    ) -> PolicyTerm:
+        """Return what `OwnLoss.term` returns."""
+        with torch.enable_grad():
+            leaf_RT = zero_padding(logp_RT.detach(), inputs.mask_RT).requires_grad_()
+            inputs = _without_padding(inputs, leaf_RT)
+            loss_RT, is_low_RT, is_high_RT = own.term(inputs, settings)
+        ctx.own, ctx.inputs, ctx.loss_RT = own, inputs, loss_RT
+        ctx.mark_non_differentiable(is_low_RT, is_high_RT)
+        return loss_RT.detach(), is_low_RT, is_high_RT
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient with respect to the log-probabilities, 0 at padding."""
+        own, inputs = ctx.own, ctx.inputs
+        with own.blamed():
+            (d_logp_RT,) = torch.autograd.grad(ctx.loss_RT, inputs.logp_RT, outputs[0])
+        d_logp_RT = zero_padding(d_logp_RT, inputs.mask_RT)
+        own.check_finite(d_logp_RT, inputs, "its gradient")
+        return d_logp_RT, None, None, None
+
+
+def _is_bool(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bool
+
+
+def _without_padding(inputs: LossInputs, logp_RT: Tensor) -> LossInputs:
+    """Return the inputs with 0 at padding, and the advantages as (R, T)."""
+    mask_RT = inputs.mask_RT
+    advantages_RT = inputs.advantages
+    if advantages_RT.dim() == 1:
+        advantages_RT = advantages_RT[:, None].expand(mask_RT.shape)
+
+    optional = {
+        name: zero_padding(x_RT, mask_RT)
+        for name in ("ref_RT", "entropy_RT", "importance_RT")
+        if (x_RT := getattr(inputs, name)) is not None
+    }
+    return replace(
+        inputs,
+        logp_RT=logp_RT,
+        old_RT=zero_padding(inputs.old_RT, mask_RT),
+        advantages=zero_padding(advantages_RT, mask_RT),
+        **optional,
+    )
+
+
+def load_loss(spec: str) -> OwnLoss | None:
+    """Return the loss ``path/to/file.py:function``; None for a loss of `LOSSES`.
+
+    The file is executed. Raises UserError if there is no such file or function.
+    """
+    if spec in LOSSES:
+        return None
+    if spec.startswith(FROM_PYTHON):
+        raise UserError(
+            f"--loss {spec}: is a function that was given in Python; give it again, as "
+            "grpo.train(loss=FUNCTION)"
+        )
+    where, _, name = spec.rpartition(":")
+    function = load_from_file(Path(where), name, kind="loss", where=f"--loss {spec}")
+    if not callable(function):
+        raise UserError(f"--loss {spec}: {where} defines no function {name}")
+    return OwnLoss(function, spec)
+
+
+def from_python(function: Callable) -> OwnLoss:
+    """Return the loss of a function that was given in Python."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return OwnLoss(function, f"{FROM_PYTHON}{name}")
+
+
+def program_of(spec: str) -> list[Path]:
+    """Return the file of ``path/to/file.py:function``; [] for any other loss."""
+    if spec in LOSSES or spec.startswith(FROM_PYTHON):
+        return []
+    return [Path(spec.rpartition(":")[0])]
+
+
+def trust_loss(spec: str, allowed: Collection[str | None], where: Path) -> None:
+    """Check that the user has allowed the file of the loss that the record of a run names.
+
+    Raises UserError, which names the record `where`, if `spec` is a file and not `allowed`.
+    """
+    if program_of(spec) and spec not in allowed:
+        raise UserError(
+            f"{where}: its loss is a program that would be executed, {spec}; if you trust it, give "
+            f"--loss {spec} as well"
+        )

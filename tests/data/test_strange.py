@@ -1,0 +1,84 @@
+"""Strange texts: the same each time, valid text, and nothing of the kinds that are held out."""
+
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.words import normalise
+from data import foreign, strange
+from data.corpus import documents_of, load_corpus
+from data.foreign import ALPHABETS, KINDS, generated
+
+
+def test_documents_are_the_same_each_time_and_as_long_as_asked():
+    found = strange.documents(3, 50)
+    assert found == strange.documents(3, 50) != strange.documents(3, 50, seed=1)
+    assert found == strange.documents(5, 50)[:3]
+    assert [len(document.words) for document in found] == [50] * 3
+    assert all(normalise(document.text) == document.text for document in found)
+
+
+def test_a_fifth_of_the_words_or_more_is_strange():
+    prose = {word for document in documents_of("train", load_corpus()) for word in document.words}
+    for document in strange.documents(20, 400):
+        share = sum(word not in prose for word in document.words) / 400
+        # the least share is 0.2, and a few random strings are words of the prose ("4", "-"): the
+        # standard deviation of the share is 0.02
+        assert share > 0.1
+
+
+@pytest.mark.parametrize("make", [strange.script, strange.code, strange.run])
+@settings(max_examples=50)
+@given(seed=st.integers(0, 10**6))
+def test_words_are_printable_and_hold_no_space(make, seed):
+    word = make(random.Random(seed))()
+    assert word and word.isprintable() and not any(mark.isspace() for mark in word)
+    assert normalise(word) == word
+
+
+def test_no_held_out_alphabet_has_a_letter_here():
+    held_out = {letter for words in ALPHABETS.values() for letter in words if letter != " "}
+    names = {unicodedata.name(letter).split()[0] for letter in held_out}
+    shown = {chr(code) for first, last in strange.SCRIPTS.values() for code in range(first, last)}
+    shown = {letter for letter in shown if letter.isprintable()}
+    assert not shown & held_out
+    assert not {unicodedata.name(letter).split()[0] for letter in shown} & names
+
+
+def test_no_held_out_text_is_shown():
+    """No three words in a row are those of a foreign text, except by prose or marks alone."""
+    prose = {word for document in documents_of("train", load_corpus()) for word in document.words}
+
+    def runs_of(words):
+        return {run for run in zip(*(words[i:] for i in range(3))) if not set(run) <= prose}
+
+    shown = set().union(*(runs_of(document.words) for document in strange.documents(60, 600)))
+    for kind in KINDS:
+        for document in generated(kind, 600):
+            assert not runs_of(document.words) & shown, kind
+    assert "foreign" not in vars(strange) and strange.script is not foreign
+
+
+def test_the_program_writes_documents(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    assert strange.main([str(folder), "--documents", "2", "--words", "40"]) == 0
+    assert "2 strange documents of 40 words" in capsys.readouterr().out
+    texts = [file.read_text("utf-8") for file in sorted(folder.glob("*.txt"))]
+    assert texts == [document.text for document in strange.documents(2, 40)]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--documents", "0"], "--documents 0: must be at least 1"),
+        (["--words", "-1"], "--words -1"),
+    ],
+)
+def test_a_wrong_count_is_one_line(flags, message, tmp_path, capsys):
+    assert strange.main([str(tmp_path), *flags]) == 2
+    assert message in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert strange.main([str(tmp_path / "file")]) == 2

@@ -1,0 +1,213 @@
+"""Losses of the user's own: what they are given, what they may return, and what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from losses import inputs_and_settings
+
+from grpo.learn.enumeration import check_loss
+from grpo.learn.loss import policy_loss, step_loss
+from grpo.learn.own_loss import from_python, load_loss, program_of, trust_loss
+from tasks.base import UserError
+
+MASK_RT = torch.tensor([[True, True, True], [True, False, False]])
+
+
+def reinforce(inputs, settings):
+    return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+
+
+def same_as_grpo(inputs, settings):
+    return policy_loss(inputs, dataclasses.replace(settings, kind="grpo"))
+
+
+same_as_grpo.token_weights = "grpo"
+
+
+def inputs(**changes):
+    """The inputs of two rows, with NaN at padding."""
+    generator = torch.Generator().manual_seed(0)
+    logp_RT, old_RT = (
+        (-2 * torch.rand(2, 3, generator=generator)).masked_fill(~MASK_RT, torch.nan)
+        for _ in range(2)
+    )
+    given, settings = inputs_and_settings(
+        "grpo",
+        logp_RT.requires_grad_(),
+        old_RT,
+        torch.tensor([1.0, -2.0]),
+        MASK_RT,
+        torch.tensor([0.25, 0.5], dtype=torch.float64),
+        clip_low=0.2,
+        clip_high=0.3,
+        entropy_RT=torch.ones(2, 3),
+        **changes,
+    )
+    return given, settings
+
+
+def of(function):
+    """Return loss, sums and gradient of a user's function."""
+    given, settings = inputs()
+    own = from_python(function)
+    loss, sums = step_loss(given, dataclasses.replace(settings, kind=own.spec, own=own))
+    loss.backward()
+    return loss.detach(), sums, given.logp_RT.grad
+
+
+def test_an_own_loss_that_repeats_grpo_equals_it_to_the_bit():
+    given, settings = inputs()
+    expected, expected_sums = step_loss(given, settings)
+    expected.backward()
+    loss, sums, gradient_RT = of(same_as_grpo)
+    assert loss == expected and sums == expected_sums and sums["clipped_high"] > 0
+    assert torch.equal(gradient_RT, given.logp_RT.grad) and not gradient_RT[~MASK_RT].any()
+
+
+def test_a_function_gets_advantages_of_tokens_and_no_padding():
+    def loss(inputs, settings):
+        assert inputs.advantages.tolist() == [[1, 1, 1], [-2, 0, 0]]
+        for x_RT in (inputs.logp_RT, inputs.old_RT, inputs.entropy_RT):
+            assert not x_RT[~MASK_RT].any()
+        assert inputs.ref_RT is None and (settings.clip_low, settings.clip_high) == (0.2, 0.3)
+        return reinforce(inputs, settings)
+
+    _, sums, _ = of(loss)
+    assert sums["clipped_low"] == sums["clipped_high"] == 0 and sums["tokens"] == 4
+
+
+def test_infinities_at_padding_reach_no_gradient():
+    def loss(inputs, settings):
+        return -inputs.advantages * (inputs.logp_RT + (inputs.logp_RT.abs().log()))
+
+    _, _, gradient_RT = of(loss)
+    assert gradient_RT.isfinite().all() and not gradient_RT[~MASK_RT].any()
+
+
+def test_the_kl_term_is_added_to_an_own_loss():
+    own = from_python(same_as_grpo)
+    ref_RT = torch.full((2, 3), -1.0)
+    given, settings = inputs(ref_RT=ref_RT, beta=0.3)
+    assert (
+        step_loss(given, dataclasses.replace(settings, own=own))[0] == step_loss(given, settings)[0]
+    )
+
+
+@pytest.mark.parametrize("function", [reinforce, same_as_grpo])
+def test_right_losses_pass_the_check(function):
+    check_loss(function)
+
+
+def sign(inputs, settings):
+    return -reinforce(inputs, settings)
+
+
+def twice(inputs, settings):
+    return 2 * reinforce(inputs, settings)
+
+
+def scaled(inputs, settings):  # by the largest advantage of a micro-batch, not of the step
+    return reinforce(inputs, settings) / (1 + inputs.advantages.abs().max())
+
+
+def with_more(inputs, settings):
+    return reinforce(inputs, settings) + 0.1 * inputs.logp_RT**2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (sign, "on policy its mean gradient differs"),
+        (twice, "on policy its mean gradient differs"),
+        (scaled, "on policy"),
+    ],
+)
+def test_wrong_losses_fail_the_check(function, message):
+    with pytest.raises(AssertionError, match=message):
+        check_loss(function)
+
+
+def test_the_check_of_micro_batches_stands_alone():
+    with pytest.raises(AssertionError, match="micro-batches"):
+        check_loss(scaled, is_policy_gradient=False)
+    with pytest.raises(AssertionError, match="on policy"):
+        check_loss(with_more)
+    check_loss(with_more, is_policy_gradient=False)
+
+
+def raises(inputs, settings):
+    raise KeyError("oh\nno")
+
+
+def breaks_its_gradient(inputs, settings):
+    ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+    loss_RT = -ratio_RT * inputs.advantages
+    ratio_RT.clamp_(0, 1)
+    return loss_RT
+
+
+def infinite_gradient(inputs, settings):
+    return (inputs.logp_RT - inputs.logp_RT.detach()).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, "raised KeyError: 'oh"),
+        (breaks_its_gradient, "raised RuntimeError: one of the variables"),
+        (infinite_gradient, "its gradient is inf at token 0 of row 0"),
+        (lambda inputs, settings: reinforce(inputs, settings).sum(), "has the shape ()"),
+        (lambda inputs, settings: reinforce(inputs, settings)[:, :2], "it must be (2, 3)"),
+        (lambda inputs, settings: 1.0, "is float; it must be a tensor (2, 3)"),
+        (lambda inputs, settings: inputs.old_RT, "its loss has no gradient"),
+        (lambda inputs, settings: reinforce(inputs, settings) / 0.0, "at token 0 of row 0"),
+        (lambda inputs, settings: (inputs.logp_RT, inputs.mask_RT), "returned 2 values"),
+        (lambda inputs, settings: (inputs.logp_RT, inputs.old_RT, inputs.mask_RT), "truth values"),
+        (lambda inputs, settings: inputs.mask_RT, "it must hold numbers"),
+        (lambda inputs: inputs.logp_RT, "raised TypeError"),
+    ],
+)
+def test_what_is_wrong_is_one_line(function, message):
+    with pytest.raises(UserError) as caught:
+        of(function)
+    line = str(caught.value)
+    assert line.startswith("--loss python:") and message in line and "\n" not in line, line
+
+
+def test_a_lack_of_the_gpus_memory_stays_what_it_is():
+    def greedy(inputs, settings):
+        raise torch.OutOfMemoryError("too much")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        of(greedy)
+
+
+def test_loading(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def loss(inputs, settings):\n    return inputs.logp_RT\nnumber = 3\n")
+    assert load_loss("dapo") is None and program_of("dapo") == []
+    own = load_loss(f"{path}:loss")
+    assert own.weights == "dapo" and program_of(own.spec) == [path]
+    for spec, message in (
+        (f"{path}:other", "defines no function other"),
+        (f"{path}:number", "defines no function number"),
+        (f"{tmp_path}/none.py:loss", "no file"),
+        ("python:loss", "give it again, as grpo.train(loss=FUNCTION)"),
+    ):
+        with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")):
+            load_loss(spec)
+    path.write_text("def loss(a, b): pass\nloss.token_weights = 'tokens'\n")
+    with pytest.raises(UserError, match="its token_weights is 'tokens'; give one of grpo"):
+        load_loss(f"{path}:loss")
+
+
+def test_trust(tmp_path):
+    trust_loss("dapo", (), tmp_path)
+    trust_loss("my.py:loss", ("my.py:loss",), tmp_path)
+    with pytest.raises(UserError, match="if you trust it, give --loss my.py:loss as well"):
+        trust_loss("my.py:loss", (None, "dapo"), tmp_path)
+
+
+def test_the_weights_are_those_of_the_named_loss():
+    assert from_python(same_as_grpo).weights == "grpo" and from_python(reinforce).weights == "dapo"
