@@ -70,10 +70,10 @@ def exit_status(
     """Return the exit status of a `program`: that of `action`, unless it fails.
 
     An error of the user or the disk, or a lack of memory, is printed as one line, and the status is
-    2. After Ctrl-C it is 130. Numbers that are
-    not finite are reported alike, with status 1.
+    2. Numbers that are not finite are printed in the same way, with status 1. After Ctrl-C the
+    status is 130.
 
-    `on_lost` is told when standard output or error can no longer be written. By default that ends
+    `on_lost` is called when standard output or error can no longer be written. By default that ends
     the program: silently with status 141 if the reader of a pipe has left, otherwise with one line
     and status 2.
     """

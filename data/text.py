@@ -1,4 +1,4 @@
-"""Makes text of a model, a file or a command line harmless wherever it is shown."""
+"""Makes text of a model, a file or a command line safe to show."""
 
 import json
 import shlex

@@ -8,8 +8,8 @@
     run = train(data="problems.jsonl", reward=reward, steps=50)
     print(run.verdict, run.policy.generate(["What is 2 + 3?"]))
 
-Everything that `train.py` writes is written here as well, so a run can be resumed, replayed,
-inspected and reported.
+A run writes the same files as with `train.py`, so it can be resumed, replayed, inspected and
+reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from grpo.training.callbacks import Callback
 from tasks.base import REWARD_FILE, UserError
 from tasks.rows import Rows
 
-# The task of rows and reward functions.
+# The name of the task of rows and reward functions.
 DATA = "data"
 
 # Settings that only a run has.
@@ -71,7 +71,8 @@ def train(
       `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.
 
     Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
-    in one line what is wrong, and KeyboardInterrupt after Ctrl-C; the last step is saved then.
+    in one line what is wrong, and KeyboardInterrupt after Ctrl-C, when the last step has been
+    saved.
     """
     given, values = _given(
         data,
@@ -126,6 +127,7 @@ def _given(
         own_loss = from_python(settings["loss"])
         settings["loss"] = own_loss.spec
     given = with_texts(checked(settings, "train()"))
+
     task = None
     if data is not None or reward is not None:
         named, options = _options(data, reward)
@@ -139,6 +141,8 @@ def _given(
             reward_workers=reward_workers,
             reward_functions=() if named else _functions(reward),
         )
+
+        # Recorded in config.yaml, so that the command line can load the task again.
         shown = {
             "columns": ",".join(f"{name}={column}" for name, column in (columns or {}).items()),
             "reward-range": ",".join(f"{end:g}" for end in reward_range),
@@ -150,13 +154,14 @@ def _given(
 
 
 def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
-    """Return the file of the reward function, if it is named, and what the run can record."""
+    """Return the spec of the reward function, if it is in a file, and the options to record."""
     named = reward if isinstance(reward, str) else None
     options = {"data": str(data)} if isinstance(data, str | Path) else {}
     return named, options | ({REWARD_FILE: named} if named else {})
 
 
 def _functions(reward: Any) -> tuple[Callable, ...]:
+    """Return the reward functions: one or several."""
     if reward is None:
         raise UserError("train(): data without a reward; give reward=FUNCTION")
     return tuple(reward) if isinstance(reward, Sequence) else (reward,)
@@ -182,7 +187,7 @@ class Model:
     ) -> list[str]:
         """Return one completion of each prompt, which is the user's turn of a chat.
 
-        The run's system turn stands before it. `temperature` 0 takes the likeliest token each time.
+        The run's system turn comes first. A `temperature` of 0 always takes the likeliest token.
         The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
         an answer in the model's context.
         """
@@ -195,6 +200,7 @@ class Model:
                 f"generate: a prompt is longer than the model's context of {self._policy.context} "
                 "tokens"
             )
+
         groups = generate(
             self._policy,
             encoded,
@@ -221,7 +227,7 @@ class Model:
 
 
 class TrainedRun(RunData):
-    """A run that `train` has made: its data (see `grpo.run.reader`), and its policy.
+    """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
 
     `status` is the exit status of `train.py`: 0 if the policy has learned, 3 if it has not.
     """
@@ -239,12 +245,13 @@ class TrainedRun(RunData):
 def load_model(model: str, device: str = "auto") -> Model:
     """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
 
-    An adapter is put on the base model that it was trained on. Raises UserError if the model cannot
-    be loaded.
+    An adapter is loaded on the base model that it was trained on. Raises UserError if the model
+    cannot be loaded.
     """
     checkpoint, _ = checkpoint_of(model)
     if checkpoint is None:
         return Model(load_policy(model, device=device))
+
     config = load_config(checkpoint.parent.parent / "config.yaml")
     policy, _ = load_run_policy(checkpoint, config, device)
     policy.use(PromptFormat(config.system, None, template_arguments(config.chat_template_kwargs)))

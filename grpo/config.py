@@ -44,7 +44,8 @@ from tasks.base import Task, UserError
 from tasks.levels import LADDER, parse_levels
 from tasks.supply import fixed_size
 
-# How far below and above 1 a loss clips the ratio, by its paper; 0.2 and 0.2 for other losses.
+# How far below and above 1 the ratio is clipped, according to each loss's paper. Other losses have
+# 0.2 and 0.2.
 CLIP = {
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
@@ -81,17 +82,16 @@ CURRICULUM = "Curriculum"
 DEGENERATE = "Degenerate groups"
 SAVING = "Evaluation, checkpoints and logs"
 
-# Values by which older versions wrote "automatic", now None, into config.yaml. Names are in
-# grpo.older_runs.
+# The values that meant "automatic" in the config.yaml of older versions. It is None today. Renamed
+# settings are in grpo.older_runs.
 WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
 
-
-# No count or weight is larger.
+# The upper limit of all counts and weights.
 MOST = 10**9
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
-    """Declare a setting that `--config` alone can change."""
+    """Declare a setting that only `--config` can change."""
     metadata = {"help": help, **extra}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -123,10 +123,11 @@ def names_in(text: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Config:
-    """A run, resolved. Frozen, checked when made; an unknown key is an error.
+    """The settings of a run, which are checked when an object is made.
 
-    Fields made by `flag` are flags of `train.py`; fields made by `setting` are given by `--config`
-    alone. None means automatic: `grpo.resolve` fills it in, and config.yaml holds the result.
+    Fields declared by `flag` are flags of `train.py`; fields declared by `setting` are given by
+    `--config` only. None means automatic: `grpo.resolve` fills it in, and config.yaml has the
+    result. Raises UserError for an invalid value or combination.
     """
 
     # Run
@@ -182,8 +183,7 @@ class Config:
     accept_changes: str | None = flag(
         None,
         "with --resume: continue although these have changed since the checkpoint: any of "
-        + ", ".join(SOURCES)
-        + " (separated by commas)",
+        f"{', '.join(SOURCES)} (separated by commas)",
         group=RUN,
         metavar="KINDS",
     )
@@ -242,15 +242,15 @@ class Config:
         group=DATA,
     )
     mixed: bool = setting(
-        False, "train on all levels of the dataset, as they come (filled in)", group=DATA
+        False, "train on all levels of the dataset, in its order (filled in)", group=DATA
     )
 
     # Model
     dtype: str = flag(
         "auto",
-        "float32; bfloat16 (what is trained has float32 masters); auto: float32 on a CPU, with "
-        "bfloat16 gradients where it has AMX; bfloat16 on a GPU under LoRA, and for a model that "
-        "is saved so",
+        "float32; bfloat16 (with float32 masters of what is trained); auto: float32 on a CPU, with "
+        "a bfloat16 backward pass if it has AMX; on a GPU bfloat16 for LoRA and for models saved "
+        "in bfloat16, else float32",
         group=MODEL,
         choices=("auto", "float32", "bfloat16"),
     )
@@ -266,19 +266,19 @@ class Config:
     lora_variant: str = setting(
         "lora",
         "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained "
-        "apart; by the model's own forward pass, slower)",
+        "separately; slower, because it uses the model's own forward pass)",
         group=MODEL,
         choices=LORA_VARIANTS,
     )
     quantise: str = flag(
         "none",
-        "the base under LoRA in fewer bits: nf4 (4 bits) or int8 (needs bitsandbytes: the extra "
-        "bits; slower)",
+        "keep the base model under LoRA in nf4 (4 bits) or int8 (slower; needs bitsandbytes, the "
+        "extra `bits`)",
         group=MODEL,
         choices=QUANTISED,
     )
     start: str | None = setting(
-        None, "the checkpoint of an earlier run that this one began with (filled in)", group=MODEL
+        None, "the checkpoint of an earlier run that this run began with (filled in)", group=MODEL
     )
 
     # Sampling
@@ -295,7 +295,7 @@ class Config:
     )
     top_k: int = setting(0, "sample from the k likeliest tokens (0: all)", group=SAMPLING)
     top_p: float = setting(
-        1.0, "sample from the likeliest tokens of this mass (1: all)", group=SAMPLING
+        1.0, "sample from the likeliest tokens of this probability mass (1: all)", group=SAMPLING
     )
     draft: str = setting(
         "auto",
@@ -328,14 +328,14 @@ class Config:
     )
     credit: str = flag(
         "outcome",
-        "outcome: one advantage for all tokens of a completion; alignment: one for each token, by "
-        "what it and later tokens earn",
+        "outcome: one advantage for all tokens of a completion; alignment: one for each token, "
+        "from what this and later tokens earn",
         group=ALGORITHM,
         choices=CREDITS,
     )
     beta: float = flag(
         0.0,
-        "weight of the KL to the reference (0: no reference is kept)",
+        "weight of the KL divergence from the reference (0: no reference is kept)",
         group=ALGORITHM,
         metavar="WEIGHT",
     )
@@ -390,12 +390,12 @@ class Config:
     warmup: int = setting(5, "steps of linear warm-up", group=OPTIMIZER)
     optimizer: str = flag(
         "adamw",
-        "adamw8bit keeps the moments in a quarter of the memory (needs bitsandbytes: the extra "
-        "bits)",
+        "adamw8bit keeps the moments in a quarter of the memory (needs bitsandbytes, the extra "
+        "`bits`)",
         group=OPTIMIZER,
         choices=OPTIMIZERS,
     )
-    weight_decay: float = setting(0.0, "of AdamW", group=OPTIMIZER)
+    weight_decay: float = setting(0.0, "weight decay of AdamW", group=OPTIMIZER)
     max_grad_norm: float = setting(1.0, "clip gradients to this norm (0: never)", group=OPTIMIZER)
     shard: bool = flag(
         False,
@@ -480,7 +480,9 @@ class Config:
         "limit)",
         group=CURRICULUM,
     )
-    level_tokens: int = setting(0, "the same in sampled tokens (0: no limit)", group=CURRICULUM)
+    level_tokens: int = setting(
+        0, "most sampled tokens on a level, in the same way (0: no limit)", group=CURRICULUM
+    )
 
     # Degenerate groups
     on_degenerate: str = flag(
@@ -503,7 +505,7 @@ class Config:
         1.15, "factor by which temperature is raised", group=DEGENERATE
     )
     temperature_ceiling: float = setting(
-        1.5, "most that the temperature is raised in total, as a factor", group=DEGENERATE
+        1.5, "upper limit of the factor by which temperature is raised in total", group=DEGENERATE
     )
     on_alarm: str = setting(
         "say",
@@ -530,7 +532,7 @@ class Config:
     save_every: int = flag(20, "steps between checkpoints", group=SAVING, metavar="STEPS")
     track: str | None = flag(
         None,
-        "also send the metrics to " + ", ".join(TRACKERS) + " (separated by commas)",
+        f"also send the metrics to {', '.join(TRACKERS)} (separated by commas)",
         group=SAVING,
         metavar="NAMES",
     )
@@ -584,6 +586,7 @@ class Config:
             yield name, is_good, f"give one of {', '.join(choices)}"
         fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
         yield "loss", is_loss(self.loss), fix
+
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         yield "device", is_device, "give one of auto, cpu, cuda"
 
@@ -592,19 +595,18 @@ class Config:
             for name in names:
                 value = getattr(self, name)
                 yield name, value is None or value >= least, f"give {least} or more"
-                is_small = value is None or value <= MOST
-                yield name, is_small, f"give {MOST:,} or less"
+                yield name, value is None or value <= MOST, f"give {MOST:,} or less"
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
             yield name, value is None or value > 0, "give a number above 0"
 
-        good_group = self.group_size >= 2
         fix = "a group of one has no variance and nothing to learn from; give 2 or more"
-        yield "group_size", good_group, fix
+        yield "group_size", self.group_size >= 2, fix
         yield "shots", self.shots <= MOST_SHOTS, f"give {MOST_SHOTS} or less"
         yield "temperature", self.temperature > 0, "give a number above 0"
         yield "top_p", 0 < self.top_p <= 1, "give a number above 0 and up to 1"
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
+
         rate = self.learning_rate
         yield "learning_rate", rate is None or 0 <= rate < 1, "give a number from 0 up to 1"
         limits = self.keep_difficulty
@@ -612,6 +614,7 @@ class Config:
         yield "keep_difficulty", limits is None or is_score_range(limits), fix
         mark = self.promote_at
         yield "promote_at", mark is None or 0 <= mark <= 1, "give a score from 0 to 1"
+
         fix = f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
         yield "draft", is_draft_mode(self.draft), fix
 
@@ -620,21 +623,27 @@ class Config:
             re.fullmatch(r"[^/\\\0]+", self.name) is not None and self.name.strip(".") != ""
         )
         yield "name", is_plain, "give the plain name of a folder in runs"
-        is_alone = self.problems == "fresh" or not self.dataset
-        yield "problems", is_alone, "leave it out: --dataset says which problems there are"
+
+        is_only_source = self.problems == "fresh" or not self.dataset
+        yield "problems", is_only_source, "leave it out: --dataset says which problems there are"
+
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         fix = "gspo weighs whole sequences, not tokens; give another --loss"
         yield "credit", weighs_tokens, fix
         is_used = self.soft_penalty_tokens is None or self.truncated == "soft-penalty"
         yield "soft_penalty_tokens", is_used, "give truncated: soft-penalty as well"
+
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         fix = "give --lora-rank 16 too: what is quantised cannot be trained"
         yield "quantise", is_trainable, fix
-        is_large = not (self.shard and self.lora_rank)
+
+        is_full = not (self.shard and self.lora_rank)
         fix = "give --lora-rank 0 too; an adapter is small, and each rank holds it whole"
-        yield "shard", is_large, fix
-        is_sharded = not (self.shard and self.optimizer == "adamw8bit")
-        yield "shard", is_sharded, "give one of --shard and --optimizer adamw8bit"
+        yield "shard", is_full, fix
+
+        can_shard = not (self.shard and self.optimizer == "adamw8bit")
+        yield "shard", can_shard, "give one of --shard and --optimizer adamw8bit"
+
         if self.promote_by == "heldout" and self.promote_at is not None:
             needed = problems_needed(min(self.promote_at, 1))
             fix = (
@@ -645,7 +654,7 @@ class Config:
 
     @property
     def clips(self) -> tuple[float, float]:
-        """How far below and above 1 the ratio is clipped: as asked, or as in the loss's paper."""
+        """How far below and above 1 the ratio is clipped: as set, or as in the loss's paper."""
         low, high = CLIP.get(self.loss, (0.2, 0.2))
         return self.clip_low or low, self.clip_high or high
 
@@ -683,7 +692,7 @@ class Config:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What marks every line of a control experiment; {} for an ordinary run."""
+        """The mark of each line that a control experiment writes; {} for an ordinary run."""
         return {} if self.control == "none" else {"control": self.control}
 
     @property
@@ -691,16 +700,15 @@ class Config:
         """The levels of training, rising. Without --curriculum the last one is --words."""
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
+
         assert self.level is not None, "the configuration is resolved"
         climbs = self.ramp and self.task == "interleave" and not self.dataset
         return ramp_to(self.level) if climbs else [self.level]
 
     def save(self, path: Path, **facts: Any) -> None:
         """Write the configuration and `facts` (versions, device, commit) as YAML."""
-        write_whole(
-            path,
-            yaml.safe_dump({**dataclasses.asdict(self), "facts": facts}, sort_keys=False).encode(),
-        )
+        values = {**dataclasses.asdict(self), "facts": facts}
+        write_whole(path, yaml.safe_dump(values, sort_keys=False).encode())
 
 
 def is_score_range(limits: Sequence[Any]) -> bool:
@@ -734,6 +742,7 @@ FROM_ZERO = (
     "patience",
     "dynamic_sampling",
 )
+
 # Settings that are at least 1.
 FROM_ONE = (
     "level",
@@ -774,13 +783,15 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, automatic in WERE_AUTOMATIC.items():
         if values.get(name) == automatic:
             values[name] = None
-    if values.get("loss") == "bnpo":  # DAPO's loss under another name, with another clip
+
+    # BNPO is DAPO's loss with another clip.
+    if values.get("loss") == "bnpo":
         values |= {"loss": "dapo", "clip_high": values.get("clip_high") or 0.2}
     return values
 
 
 def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return settings read from `where`, in today's names.
+    """Return the settings `values`, which come from `where`, under today's names.
 
     Raises UserError for unknown names and for values of the wrong type.
     """
@@ -794,13 +805,11 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 
-        whole = kinds[name]
-        allowed = [
-            get_origin(one) or one
-            for one in (get_args(whole) if isinstance(whole, UnionType) else (whole,))
-        ]
-        if not any(_is(value, one) for one in allowed):
-            names = " or ".join(one.__name__ for one in allowed)
+        kind = kinds[name]
+        members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        allowed = [get_origin(member) or member for member in members]
+        if not any(_is(value, each) for each in allowed):
+            names = " or ".join(each.__name__ for each in allowed)
             raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
     return values
 
@@ -808,7 +817,7 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 def load_config(path: Path) -> Config:
     """Read the configuration of a run.
 
-    Raises UserError if it is not one, for unknown keys, and for values of the wrong type.
+    Raises UserError if the file is not one, for unknown keys, and for values of the wrong type.
     """
     values = read_config(path)
     values.pop("facts", None)
@@ -817,6 +826,6 @@ def load_config(path: Path) -> Config:
 
 def _is(value: Any, kind: type) -> bool:
     """Return whether `value` has the type `kind`. An int also passes as a float; a bool never."""
-    return isinstance(value, bool) == (kind is bool) and isinstance(
-        value, (int, float) if kind is float else kind
-    )
+    if isinstance(value, bool) != (kind is bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)

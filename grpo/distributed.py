@@ -57,7 +57,7 @@ class Ranks:
         return [by_rank[i % self.size][i // self.size] for i in range(total)]
 
     def on_rank0(self, make: Callable[[], Any]) -> Any:
-        """Call `make` on rank 0 alone, and return its result on every rank.
+        """Call `make` only on rank 0, and return its result on every rank.
 
         No rank continues before all have arrived here.
         """
@@ -106,7 +106,7 @@ class Ranks:
         return local[: part.stop - part.start]
 
     def all_gather(self, local: Tensor, rows: int) -> Tensor:
-        """Return all `rows` rows of a tensor of which each rank holds its `part`."""
+        """Return all `rows` rows of a tensor; each rank holds its `part` of them."""
         size = -(-rows // self.size)
         whole = local.new_empty(size * self.size, *local.shape[1:])
         with _peer_errors():

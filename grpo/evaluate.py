@@ -88,9 +88,10 @@ def evaluate(
 
     Each completion is an independent draw.
     """
-    groups = []
+    groups: list[Group] = []
     draft = draft_of(task)
     drafting = AcceptanceModel()
+
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         prompts = [policy.encode(problem) for problem in part]
@@ -104,10 +105,12 @@ def evaluate(
             guesses=[draft(problem) for problem in part] if draft else None,
             budgets=budgets(policy, task, part, sampling),
         )
+
         texts = [[completion.text for completion in completions] for completions in answers]
         scores = scores_of_groups(task, list(zip(part, texts)))
-        groups += [
-            Group(
+
+        for i, problem in enumerate(part):
+            group = Group(
                 start + i,
                 problem,
                 prompts[i],
@@ -116,8 +119,7 @@ def evaluate(
                 scores=scores[i],
                 shots=policy.shots(problem),
             )
-            for i, problem in enumerate(part)
-        ]
+            groups.append(group)
     return groups
 
 
@@ -170,10 +172,12 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     values = [fmean(score.value for score in group.scores) for group in groups]
     exact = [fmean(score.exact for score in group.scores) for group in groups]
     low, high = mean_interval(values)
-    is_rate = all(len(group.scores) == 1 for group in groups)
-    exact_low, exact_high = (
-        rate_interval(round(sum(exact)), len(exact)) if is_rate else mean_interval(exact)
-    )
+
+    # With one sample of each problem the exact answers are a binomial count.
+    if all(len(group.scores) == 1 for group in groups):
+        exact_low, exact_high = rate_interval(round(sum(exact)), len(exact))
+    else:
+        exact_low, exact_high = mean_interval(exact)
 
     return {
         "n": len(values),

@@ -42,30 +42,32 @@ OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
-    """Return the configuration of a command line, and the settings that it gave by name.
+    """Return the configuration of a command line, and the settings that it gave, by name.
 
-    Raises UserError for an unknown flag (naming the nearest known one) and for a bad value; exits
-    with 0 after `--help`.
+    Raises UserError for an unknown flag, with the nearest known one, and for a bad value. Exits
+    with status 0 after `--help`.
     """
     show_help(argv)
     parser = make_parser()
     values, unknown = parser.parse_known_args(argv)
     flags = vars(values)
+
+    # Flags override --config, and a later --config overrides an earlier one.
     sources = [read_settings(source) for source in flags.pop("config", [])]
     wording_file = flags.get("wording", "--config")
     given: dict[str, Any] = {}
     for settings in (*sources, with_texts(flags)):
         given |= settings
 
+    # What the parser does not know may be flags of the task.
     if "task" not in given and (implied := implied_task(unknown)):
         given["task"] = implied
-    options, unknown = (
-        split_options(given.get("task", Config.task), unknown) if unknown else ({}, [])
-    )
     if unknown:
-        raise UserError(_no_such_flag(unknown[0], parser))
-    if options:
-        given["task_options"] = given.get("task_options", {}) | options
+        options, unknown = split_options(given.get("task", Config.task), unknown)
+        if unknown:
+            raise UserError(_no_such_flag(unknown[0], parser))
+        if options:
+            given["task_options"] = given.get("task_options", {}) | options
 
     # With --resume the task is the run's own, which has not been read yet.
     if given.get("wording") and "resume" not in given:
@@ -74,7 +76,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
 
 
 def show_help(argv: Sequence[str]) -> None:
-    """Print the help that `argv` asks for, and exit; return if it asks for none."""
+    """Print the help that `argv` asks for and exit, or return if it asks for none."""
     asked = {"-h", "--help", "--help-all"} & set(argv)
     if asked:
         make_parser(lists_all="--help-all" in asked).print_help()
@@ -126,6 +128,8 @@ def _add(group: Any, spec: dataclasses.Field, is_listed: bool) -> None:
     info = spec.metadata
     options = info["flags"] or (f"--{spec.name.replace('_', '-')}",)
     text = _help_of(spec) if is_listed else SUPPRESS
+
+    # The type of a flag that may be None is the other member of the union.
     kind = get_type_hints(Config)[spec.name]
     kind = get_args(kind)[0] if get_args(kind) else kind
 
@@ -134,12 +138,14 @@ def _add(group: Any, spec: dataclasses.Field, is_listed: bool) -> None:
         options = [f"--no-{option[2:]}" if spec.default else option for option in options]
         group.add_argument(*options, dest=spec.name, action=action, help=text)
         return
+
     extra = {name: info[name] for name in ("nargs", "const") if name in info}
     metavar = info["metavar"] or "{" + ",".join(info["choices"]) + "}"
     group.add_argument(*options, dest=spec.name, type=kind, metavar=metavar, help=text, **extra)
 
 
 def _help_of(spec: dataclasses.Field) -> str:
+    """Return the help of a field, with its default unless the text mentions one."""
     text = spec.metadata["help"]
     has_default = not isinstance(spec.default, bool) and spec.default not in (None, "", "{}")
     if has_default and spec.default is not dataclasses.MISSING and "default" not in text:
@@ -148,7 +154,7 @@ def _help_of(spec: dataclasses.Field) -> str:
 
 
 def _settings_text() -> str:
-    """Return the list of settings without a flag, for the end of --help-all."""
+    """Return the list of settings that have no flag, for the end of --help-all."""
     lines = ["settings without a flag, given by --config FILE or --config '{top_p: 0.9}':"]
     for spec in dataclasses.fields(Config):
         if not spec.metadata.get("is_flag") and spec.name not in FILLED_IN:
@@ -157,11 +163,11 @@ def _settings_text() -> str:
 
 
 def read_settings(source: str) -> dict[str, Any]:
-    """Return the settings of `--config`: of a YAML file, of a run, or written in place.
+    """Return the settings of `--config`: a YAML file, a run's config.yaml, or YAML in the argument.
 
-    From a run's config.yaml everything except the run's name is taken, so the same training starts
-    again. Raises UserError if the file cannot be read, a name is unknown, or a value has the wrong
-    type.
+    A run's config.yaml gives everything except what belongs to that run only, such as its name, so
+    the same training starts again. Raises UserError if the file cannot be read, a name is unknown,
+    or a value has the wrong type.
     """
     where = f"--config {source}"
     if not source.lstrip().startswith("{"):
@@ -172,22 +178,24 @@ def read_settings(source: str) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UserError(f"{where}: not YAML; give '{{name: value, ...}}'") from error
         where = "--config"
+
     if "facts" not in values:  # not the config.yaml of a run
         for name in FILLED_IN:
             if name in values:
                 raise UserError(f"{where}: {name} is filled in by the run; leave it out")
         return with_texts(checked(values, where))
 
-    values = checked({k: v for k, v in values.items() if k not in OF_ONE_RUN}, where)
+    values = {name: value for name, value in values.items() if name not in OF_ONE_RUN}
+    values = checked(values, where)
     if start := values.pop("start", None):
         values["model"] = start
     return values
 
 
 def with_texts(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with the texts of the files that it names.
+    """Return `given` with the contents of the text files that it names instead of their paths.
 
-    So the run keeps the texts, even if the files change later.
+    So a run keeps the texts even if the files change later.
     """
     given = dict(given)
     if "system" in given:
@@ -198,14 +206,14 @@ def with_texts(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_such_flag(given: str, parser: Parser) -> str:
-    """Return the message for an unknown flag: the nearest known flag, or how to set the name."""
+    """Return the message for an unknown flag: the nearest known one, or how to give the setting."""
     word = given.split("=")[0]
     name = word.lstrip("-").replace("-", "_")
     spec = Config.__dataclass_fields__.get(name)
     if spec is not None and not spec.metadata.get("is_flag") and name not in FILLED_IN:
         return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
+
     known = [option for action in parser._actions for option in action.option_strings]
     near = difflib.get_close_matches(word, known, 1)
-    return f"{given}: no such flag; " + (
-        f"did you mean {near[0]}?" if near else "python train.py --help-all lists all"
-    )
+    hint = f"did you mean {near[0]}?" if near else "python train.py --help-all lists all"
+    return f"{given}: no such flag; {hint}"

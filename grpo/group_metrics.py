@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo.records import CLASSES, Group
 
-# Upper bounds of the histogram's bins. The first bin holds 0 alone.
+# Upper bounds of the histogram's bins. The first bin holds only 0.
 BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
 
 

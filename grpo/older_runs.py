@@ -35,6 +35,7 @@ FIGURES = {"rungs": "training_levels", "looks": "validation_scores"}
 # Parts of the trainer's state in a checkpoint.
 CURRICULUM = {"rungs": "levels", "rung": "position", "backs": "steps_back"}
 WARM_START = {"looks": "validation_scores"}
+DRAFTING = {"slipped": "rejected"}
 TRAINER = {"started": "imitation"}
 
 
@@ -68,5 +69,6 @@ def trainer_state_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **state,
         "curriculum": renamed(state["curriculum"], CURRICULUM),
+        "drafting": renamed(state["drafting"], DRAFTING),
         "imitation": renamed(imitation, WARM_START) if imitation else None,
     }

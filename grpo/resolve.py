@@ -1,4 +1,4 @@
-"""Fills in what the configuration of a run leaves automatic."""
+"""Fills in the automatic settings of a run's configuration."""
 
 import dataclasses
 from collections.abc import Collection
@@ -6,19 +6,20 @@ from collections.abc import Collection
 from grpo.config import Config
 from tasks.base import Task, UserError
 
-# Models other than the embedded one: rank of the adapter, and steps. A solved run ends sooner.
+# Defaults for models other than the embedded one: the rank of the adapter and the number of steps.
+# A run whose last level is solved ends sooner.
 LORA_RANK = 64
 STEPS = 800
 
-# Groups of a step that should vary if held-out problems promote to the next level.
+# Dynamic sampling draws more prompts until this many groups vary, if held-out problems promote to
+# the next level.
 LEAST_VARIED = 8
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-    """Fill in what was left automatic, except the learning rate, which needs the loaded model.
+    """Fill in the automatic settings, except the learning rate, which needs the loaded model.
 
-    `levels` are those of the --dataset. Raises UserError where it lacks a level that is to be
-    trained on.
+    `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
     if config.keep_difficulty and not levels:
         raise UserError(
@@ -26,16 +27,18 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
             "problems without end; give a set of problems by --data or --dataset"
         )
     is_builtin = config.model == "builtin"
-    is_chosen = bool(config.level or config.curriculum)
+
     level = config.level
     if level is None and config.curriculum:
         level = config.levels[-1]
     elif level is None:
         level = max(levels, default=getattr(task, "default_level", 1))
+    is_level_given = bool(config.level or config.curriculum)
 
     rank = config.lora_rank
     if rank is None:
         rank = 0 if is_builtin else LORA_RANK
+
     steps = config.steps
     if steps is None and is_builtin:
         steps = getattr(task, "default_steps", lambda level: 100)(level)
@@ -48,7 +51,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     resolved = dataclasses.replace(
         config,
         level=level,
-        mixed=config.mixed or (len(levels) > 1 and not is_chosen),
+        mixed=config.mixed or (len(levels) > 1 and not is_level_given),
         promote_by=promote_by,
         promote_at=promote_at,
         dynamic_sampling=varied,
@@ -65,7 +68,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
 
 def _check_levels(config: Config, levels: Collection[int]) -> None:
-    """Raise UserError where the dataset, which has these `levels`, lacks one to be trained on."""
+    """Raise UserError if a level to be trained on is not among the `levels` of the dataset."""
     missing = [level for level in config.levels if level not in levels]
     if missing:
         flag = "--curriculum" if config.curriculum else "--words"

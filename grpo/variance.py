@@ -47,7 +47,7 @@ TRAP_REMEDY = (
 )
 TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"
 
-# Causes of alarms, besides the classes of groups: TRAP followed by the trap's name, and TRUNCATED.
+# The causes of alarms are the classes of groups, TRAP followed by the trap's name, and TRUNCATED.
 TRAP = "trap "
 TRUNCATED = "truncated"
 

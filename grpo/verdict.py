@@ -123,26 +123,19 @@ def reach_verdict(
 ) -> Verdict:
     """Return the verdict on a run.
 
-    The scores after training are compared with those after the warm start if there was one, so a
-    run to which reinforcement added nothing has not learned. `metrics` are the lines of
-    metrics.jsonl; `was_solved` is whether the untrained policy passed the validation check.
+    The scores after training are compared with those after the warm start if there was one, so
+    what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
+    whether the untrained policy passed the validation check.
     """
     before, after, imitated = scores.before, scores.after, scores.imitated
     start = before if imitated is None else imitated
     shared = [key for key in before if key in after and key in start]
     differences = [after[key] - start[key] for key in shared]
 
-    last = metrics[-1] if metrics else {}
-    tokens = last.get("num_tokens", 0)
     figures: dict[str, Any] = dict(
         level=level,
         n=len(shared),
-        steps=len(metrics),
-        updated=sum("loss" in line for line in metrics),
-        untaught=last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
-        truncated=fmean(line.get("completions/clipped_ratio") or 0 for line in metrics)
-        if metrics
-        else 0.0,
+        **_figures_of(metrics),
         stopped=stopped,
         imitated=fmean(imitated[key] for key in shared) if imitated and shared else None,
     )
@@ -170,6 +163,19 @@ def reach_verdict(
         low=low,
         high=high,
     )
+
+
+def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a verdict that come from the lines of metrics.jsonl."""
+    last = metrics[-1] if metrics else {}
+    tokens = last.get("num_tokens", 0)
+    truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
+    return {
+        "steps": len(metrics),
+        "updated": sum("loss" in line for line in metrics),
+        "untaught": last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
+        "truncated": fmean(truncated) if truncated else 0.0,
+    }
 
 
 class Progress:

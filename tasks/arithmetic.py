@@ -1,14 +1,14 @@
 """Arithmetic without working: the positive control. A trainer that cannot learn it is broken.
 
 There are two families of problems. A `chain` has `level` operations one after the other: ``((37 +
-15) * 3 - 48) + 9`` has level 4. A `product` has two factors, and its level has their numbers of
-digits: level 32 is three digits times two. A hash of a problem's key decides its split, so the
-splits are disjoint. The key does not depend on the order of factors: 37 * 15 and 15 * 37 are one
-problem.
+15) * 3 - 48) + 9`` has level 4. A `product` has two factors, and the digits of its level are their
+lengths: level 32 is three digits times two. A hash of a problem's key decides its split, so the
+splits are disjoint. The key does not depend on the order of the factors: 37 * 15 and 15 * 37 are
+the same problem.
 
-The reward is 1 if and only if the answer is right. A wrong integer earns 0.3 × (the share of digits
-that are right, place by place) + 0.2 × (1 - relative error, at least 0). The first part requires
-the right sign. Without an integer the reward is 0. It does not matter how an integer is written
+The reward is 1 if and only if the answer is right. A wrong integer earns 0.3 × (the share of right
+digits, place by place) + 0.2 × (1 - relative error, at least 0). The first part requires the right
+sign. Without an integer the reward is 0. How the integer is written does not matter
 (`tasks.answers`). For example, if 52 is the right answer:
 
 | answer | digits by place | relative error | reward |
@@ -36,30 +36,37 @@ FACTORS = range(2, 10)
 def chain(
     steps: int, operands: range, operators: str, rng: random.Random
 ) -> tuple[str, list[int], str]:
-    """Return an expression of `steps` operations, its values, and its canonical form.
+    """Return an expression of `steps` operations, the value after each, and its canonical form.
 
-    The values are those after each operation.
-
-    Sums and differences use `operands`, products and quotients use FACTORS. A division has no
+    Sums and differences use `operands`, products and quotients use FACTORS. Divisions have no
     remainder: if no factor divides the value, another operator is drawn, or + if there is no other.
+    The canonical form has no brackets, and the first two operands are sorted if they can be
+    swapped.
     """
     value = rng.choice(operands)
-    text, last, canonical = str(value), "", ""
+    text = str(value)
+    canonical = ""
+    last = ""  # the operator before
     values: list[int] = []
+
     for _ in range(steps):
         divisors = [n for n in FACTORS if value % n == 0]
         operator = rng.choice(operators if divisors else operators.replace("/", "") or "+")
-        operand = rng.choice(
-            divisors if operator == "/" else FACTORS if operator == "*" else operands
-        )
-        first, second = (
-            sorted((value, operand)) if not values and operator in "+*" else (value, operand)
-        )
-        canonical = (
-            f"{canonical} {operator} {operand}" if values else f"{first} {operator} {second}"
-        )
-        text = f"({text})" if last in ("+", "-") else text
-        text, last = f"{text} {operator} {operand}", operator
+        choices = {"*": FACTORS, "/": divisors}.get(operator, operands)
+        operand = rng.choice(choices)
+
+        if values:
+            canonical = f"{canonical} {operator} {operand}"
+        else:
+            can_swap = operator in "+*"
+            first, second = sorted((value, operand)) if can_swap else (value, operand)
+            canonical = f"{first} {operator} {second}"
+
+        if last in ("+", "-"):
+            text = f"({text})"
+        text = f"{text} {operator} {operand}"
+        last = operator
+
         value = {
             "+": value + operand,
             "-": value - operand,
@@ -73,15 +80,16 @@ def chain(
 def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int], str]:
     """Return a product of two integers, a list with its value, and its canonical form.
 
-    `digits` are the numbers of digits of the two integers.
+    `digits` is how many digits each integer has.
     """
     x, y = (rng.choice(_integers_of(n)) for n in digits)
     return f"{x} * {y}", [x * y], "{} * {}".format(*sorted((x, y)))
 
 
 def _integers_of(digits: int) -> range:
-    # Products with 0 and 1 would be too easy.
-    return range(10 ** (digits - 1) if digits > 1 else 2, 10**digits)
+    """Return all integers with this many digits, without 0 and 1, which are too easy."""
+    first = 10 ** (digits - 1) if digits > 1 else 2
+    return range(first, 10**digits)
 
 
 class Arithmetic:
@@ -105,16 +113,16 @@ class Arithmetic:
     def __init__(self, family: str = "chain", operands: str = "1-50", operators: str = "+-*"):
         if family not in ("chain", "product"):
             raise UserError(f"--family {family}: give chain or product")
+
         low, dash, high = operands.partition("-")
         if not (low.isdecimal() and dash and high.isdecimal() and int(low) < int(high)):
             raise UserError(f"--operands {operands}: give the smallest and the largest, e.g. 1-50")
         if not operators or set(operators) - set("+-*/"):
             raise UserError(f"--operators {operators}: give some of +-*/, e.g. +-")
-        self.family, self.operands, self.operators = (
-            family,
-            range(int(low), int(high) + 1),
-            operators,
-        )
+
+        self.family = family
+        self.operands = range(int(low), int(high) + 1)
+        self.operators = operators
 
     @property
     def default_level(self) -> int:
@@ -123,15 +131,14 @@ class Arithmetic:
 
     @staticmethod
     def default_steps(level: int) -> int:
-        """Return how many steps a run at this level makes by default."""
+        """Return the default number of training steps at `level`."""
         return 300
 
     def levels(self, level: int) -> list[int]:
-        """Return the easier levels and `level`: for products all of no more digits, the longer
-        factor in the same place.
+        """Return the levels of products up to `level`: 11, 21, 22, 31 and 32 for level 32.
 
-        For 32 these are 11, 21, 22, 31 and 32. Chains are a scale of 1, 2, 3 ..., of which nothing
-        need be said.
+        They have no factor with more digits than `level` has, and the longer factor is in the same
+        place. For chains the result is []: their levels are 1, 2, 3 ..., the default.
         """
         if self.family == "chain":
             return []
@@ -140,17 +147,16 @@ class Arithmetic:
         return [10 * x + y for x, y in pairs if (x >= y) == (first >= second) or x == y]
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `level` operations (chain) or digits (product: 32 is three by two)
-        that belongs to `split`.
+        """Return a problem of `split` with `level` operations (chain) or digits (product).
 
-        Raises UserError for a level that there is not, and when the split seems to have no problem
-        of it.
+        Raises UserError if there is no such level, or if no problem of the split is found at it.
         """
         if self.family == "product" and not (level >= 10 and level % 10):
             raise UserError(
                 f"--level {level}: products need digits of both factors, e.g. 32 for three digits "
                 "times two"
             )
+
         for _ in range(1000):
             problem = self._draw(level, rng)
             if split_of_key(problem.key) == split:
@@ -161,11 +167,11 @@ class Arithmetic:
         )
 
     def _draw(self, level: int, rng: random.Random) -> Problem:
-        text, values, canonical = (
-            product(divmod(level, 10), rng)
-            if self.family == "product"
-            else chain(level, self.operands, self.operators, rng)
-        )
+        if self.family == "product":
+            text, values, canonical = product(divmod(level, 10), rng)
+        else:
+            text, values, canonical = chain(level, self.operands, self.operators, rng)
+
         return Problem(
             self.name,
             level,
@@ -183,9 +189,10 @@ class Arithmetic:
         return key_of(self.name, " ".join(words))
 
     def family_size(self, level: int) -> int | None:
-        """Return how many different products have `level`; None for chains, which are countless."""
+        """Return how many different products there are at `level`; None for chains: too many."""
         if self.family == "chain":
             return None
+
         first, second = (len(_integers_of(n)) for n in divmod(level, 10))
         return first * (first + 1) // 2 if first == second else first * second
 
@@ -204,26 +211,39 @@ class Arithmetic:
 
 
 def _score(answer: Answer, target: int) -> Score:
+    """Return the score of an answer; the head of this file defines the reward."""
     if answer.value is None:
         return Score(0.0, {"answer": None, "reason": answer.reason})
-    value, exact = answer.value, answer.value == target
+
+    value = answer.value
+    is_right = value == target
     written, wanted = str(abs(value)), str(abs(target))
-    sign = (value < 0) == (target < 0)
-    from_left = [x == y for x, y in zip(written, wanted)] + [False] * (len(wanted) - len(written))
-    from_right = [x == y for x, y in zip(written[::-1], wanted[::-1])] + [False] * (
-        len(wanted) - len(written)
-    )
-    error, size = abs(value - target), max(1, abs(target))
+    has_right_sign = (value < 0) == (target < 0)
+
+    # Which digits of the right answer agree, aligned at the leading digit and at the ones.
+    from_left = _agreeing(written, wanted)
+    from_right = _agreeing(written[::-1], wanted[::-1])
+    share = has_right_sign * sum(from_right) / max(len(written), len(wanted))
+
+    # The limit keeps the division from overflowing.
+    error = abs(value - target)
+    size = max(1, abs(target))
     relative_error = error / size if error < 1000 * size else 1000.0
-    places = sign * sum(from_right) / max(len(written), len(wanted))
+
     parts = {
         "answer": str(value),
         "reason": None,
-        "sign": sign,
+        "sign": has_right_sign,
         "length": len(written) == len(wanted),
-        "digits_right": "".join("01"[hit] for hit in reversed(from_right)),
-        "digits_left": "".join("01"[hit] for hit in from_left),
+        "digits_right": "".join("01"[agrees] for agrees in reversed(from_right)),
+        "digits_left": "".join("01"[agrees] for agrees in from_left),
         "relative_error": relative_error,
     }
-    reward = 1.0 if exact else 0.3 * places + 0.2 * max(0.0, 1 - relative_error)
-    return Score(reward, parts, value=float(exact), exact=exact)
+    reward = 1.0 if is_right else 0.3 * share + 0.2 * max(0.0, 1 - relative_error)
+    return Score(reward, parts, value=float(is_right), exact=is_right)
+
+
+def _agreeing(written: str, wanted: str) -> list[bool]:
+    """Return for each digit of `wanted` whether `written` has the same digit in this place."""
+    missing = len(wanted) - len(written)
+    return [x == y for x, y in zip(written, wanted)] + [False] * missing

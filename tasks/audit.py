@@ -2,16 +2,17 @@
 
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
-All problems of all stored steps and evaluations are read again, and the key of each is computed
-again from the problem's own data. So a forged key and a changed list of seen problems are found,
-and so are two problems that differ only in the order of their factors, and a corpus that has
-changed since the run. The exit status is 0 if nothing is found, 1 if something is (one line each),
-and 2 if the run cannot be read.
+The audit reads all problems of all stored steps and evaluations, and computes the key of each again
+from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
+that differ only in the order of their factors, and a corpus that has changed since the run. The
+exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot be
+read.
 """
 
 import re
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
@@ -24,13 +25,35 @@ from tasks.base import (
     blaming,
     exit_status,
     load_task,
+    require_trusted_task,
     sources_of,
     summary_of,
-    trust,
 )
 
-PROBLEMS = ("dataset", "corpus", "task")  # kinds of sources that decide what the problems are
+# The kinds of sources that decide what the problems are.
+PROBLEMS = ("dataset", "corpus", "task")
+
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
+
+
+@dataclass
+class StoredProblems:
+    """The problems in the rollouts of a run, by what they were used for.
+
+    - `trained`: the file of each problem that was trained on, by its key, and also by its prompt;
+    - `evaluated`: the file of each evaluated problem, by key and prompt;
+    - `shown`: the file of each example that a prompt shows with its answer, by key;
+    - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
+    - `wrong_keys`: a line for each problem whose stored key is not that of its data.
+
+    Other keys are those computed again from the problem's data.
+    """
+
+    trained: dict[str, str] = field(default_factory=dict)
+    evaluated: dict[tuple[str, str], str] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+    by_step: dict[int, set[str]] = field(default_factory=dict)
+    wrong_keys: list[str] = field(default_factory=list)
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
@@ -41,54 +64,79 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     """
     check_links(folder)
     config = read_config(folder / "config.yaml")
-    trust(config["task"], config["task_options"], allowed, folder)
+    require_trusted_task(config["task"], config["task_options"], allowed, folder)
     task = load_task(config["task"], options=config["task_options"])
-    found: list[str] = []
-    trained: dict[str, str] = {}  # canonical key or prompt -> file
-    evaluated: dict[tuple[str, str], str] = {}  # (canonical key, prompt) -> file
-    by_step: dict[int, set[str]] = {}  # stored keys of what was trained on
-    shown: dict[str, str] = {}  # key of an example in a prompt -> file
+
+    stored = _read_stored(folder, task)
+    listed, before = _listed(folder)
+    start = config.get("start")
+    found = [
+        *stored.wrong_keys,
+        *_evaluated_again(stored),
+        *_evaluated_after(stored, before, start),
+        *_wrong_start(start, before),
+        *_wrong_lists(folder, listed, before, stored.by_step),
+        *_other_sources(config, task),
+    ]
+    return found, _summary(stored, before, start)
+
+
+def _read_stored(folder: Path, task: Task) -> StoredProblems:
+    """Return the problems in the rollouts of the run in `folder`."""
+    stored = StoredProblems()
     for path, kind, step in _files(folder):
         for line in read_jsonl_zst(path):
             problem = Problem(**line["problem"])
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
-                found.append(
+                stored.wrong_keys.append(
                     f"{path.name}: {_short(problem.prompt)} is stored as {problem.key}, its own "
                     f"data give {key}"
                 )
+
             for example in line.get("shots", ()):
-                shown.setdefault(example, path.name)
+                stored.shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
-                trained.setdefault(key, path.name)
-                trained.setdefault(problem.prompt, path.name)
-                by_step.setdefault(step, set()).add(problem.key)
+                stored.trained.setdefault(key, path.name)
+                stored.trained.setdefault(problem.prompt, path.name)
+                stored.by_step.setdefault(step, set()).add(problem.key)
             else:
-                evaluated.setdefault((key, problem.prompt), path.name)
-    for (key, prompt), name in evaluated.items():
-        if where := trained.get(key) or trained.get(prompt):
+                stored.evaluated.setdefault((key, problem.prompt), path.name)
+    return stored
+
+
+def _evaluated_again(stored: StoredProblems) -> list[str]:
+    """Return the evaluated problems that this run trained on, or showed with their answer."""
+    found = []
+    for (key, prompt), name in stored.evaluated.items():
+        if where := stored.trained.get(key) or stored.trained.get(prompt):
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
-        if where := shown.get(key):
+        if where := stored.shown.get(key):
             found.append(f"{name}: {_short(prompt)} ({key}) was shown with its answer, in {where}")
-    listed, before = _listed(folder)
-    for (key, prompt), name in evaluated.items():
-        if key in before:
-            found.append(
-                f"{name}: {_short(prompt)} ({key}) was trained on before this run, see "
-                f"{config.get('start')}"
-            )
-    found += _wrong_start(config.get("start"), before)
-    found += _wrong_lists(folder, listed, before, by_step)
-    found += _other_sources(config, task)
-    different = set().union(*by_step.values())
-    imitated = len(by_step.pop(0, ()))
-    earlier = f" (and {len(before)} before, see {config['start']})" if before else ""
-    return (
-        found,
-        f"{len(by_step)} steps, {len(different)} different problems trained on"
-        + (f", {imitated} of them imitated" if imitated else "")
-        + f"{earlier}, {len(evaluated)} evaluated",
-    )
+    return found
+
+
+def _evaluated_after(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
+    """Return the evaluated problems that earlier runs trained on; this one began with `start`."""
+    return [
+        f"{name}: {_short(prompt)} ({key}) was trained on before this run, see {start}"
+        for (key, prompt), name in stored.evaluated.items()
+        if key in before
+    ]
+
+
+def _summary(stored: StoredProblems, before: set[str], start: str | None) -> str:
+    """Return how many problems were read, e.g. "20 steps, 320 different problems trained on"."""
+    steps = len(stored.by_step.keys() - {0})
+    different = set().union(*stored.by_step.values())
+    imitated = len(stored.by_step.get(0, ()))
+
+    summary = f"{steps} steps, {len(different)} different problems trained on"
+    if imitated:
+        summary += f", {imitated} of them imitated"
+    if before:
+        summary += f" (and {len(before)} before, see {start})"
+    return f"{summary}, {len(stored.evaluated)} evaluated"
 
 
 def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
@@ -116,21 +164,20 @@ def _files(folder: Path) -> list[tuple[Path, str, int]]:
 
 
 def _wrong_start(start: str | None, before: set[str]) -> list[str]:
-    """Return how the problems that were trained on `before` the run differ from the record.
+    """Return how the keys from `before` the run differ from those in the checkpoint `start`.
 
-    The record is that of the checkpoint that the run started from. If it no longer exists, nothing
-    is compared.
+    Returns [] if the run did not begin with a checkpoint, or if that no longer exists.
     """
     path = Path(start or "", "trainer.json")
     if not (start and path.is_file()):
         return []
-    theirs = set(read_json(path)["trainer"]["seen"])
-    if theirs == before:
+
+    in_start = set(read_json(path)["trainer"]["seen"])
+    if in_start == before:
         return []
     return [
-        f"seen.jsonl, step 0: {len(theirs - before)} problems that {start} was trained on are "
-        "missing, "
-        f"{len(before - theirs)} are not of it"
+        f"seen.jsonl, step 0: {len(in_start - before)} problems that {start} was trained on are "
+        f"missing, {len(before - in_start)} are not of it"
     ]
 
 
@@ -151,6 +198,7 @@ def _wrong_lists(
             found.append(
                 f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only"
             )
+
     for path in sorted((folder / "checkpoints").glob("step-*/trainer.json")):
         trainer = read_json(path)["trainer"]
         expected = before.union(
@@ -171,6 +219,7 @@ def _other_sources(config: dict, task: Task) -> list[str]:
         for change in facts.get("accepted_changes", ())
         if change["kind"] in PROBLEMS
     ]
+
     then, now = (facts.get("fingerprints") or {}).get("corpus"), sources_of(task)
     if then and then != summary_of(now):
         found.append(
@@ -181,16 +230,18 @@ def _other_sources(config: dict, task: Task) -> list[str]:
 
 
 def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
+    """Return how the keys `listed` in a file differ from those that were `trained` on."""
     missing, extra = sorted(trained - listed), sorted(listed - trained)
-    return (
-        [f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"]
-        if missing
-        else []
-    ) + (
-        [f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"]
-        if extra
-        else []
-    )
+    found = []
+    if missing:
+        found.append(
+            f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"
+        )
+    if extra:
+        found.append(
+            f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"
+        )
+    return found
 
 
 def _short(prompt: str) -> str:
@@ -213,17 +264,20 @@ def report(arguments: list[str] | None) -> int:
     parser.add_argument(
         "--task",
         metavar="FILE:CLASS",
-        help="where a run's task is a program: name it, to say that it may be executed",
+        help="if a run's task is a program, name it here to allow its execution",
     )
     parser.add_argument(
         "--reward-file",
         metavar="FILE:FUNCTION",
-        help="where a run's reward is a program: name it, to say that it may be executed",
+        help="if a run's reward is a program, name it here to allow its execution",
     )
-    asked, worst = parser.parse_args(arguments), 0
-    for folder in asked.runs:
+    options = parser.parse_args(arguments)
+
+    worst = 0
+    for folder in options.runs:
         with blaming(f"{folder}: is not what a run writes"):
-            found, summary = audit(folder, (asked.task, asked.reward_file))
+            found, summary = audit(folder, (options.task, options.reward_file))
+
         for line in found:
             print(escape_control(f"{folder}: {line}"))
         outcome = f"{len(found)} findings" if found else "nothing found"

@@ -1,6 +1,6 @@
-"""The interface of tasks: what `grpo`, and a task of the user's own, import.
+"""The interface of tasks: what `grpo` and a user's task import.
 
-`grpo` knows this file and no task by name.
+`grpo` imports this file and knows no task by name.
 """
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
@@ -32,8 +32,8 @@ from tasks.registry import (
     load_task,
     options_of,
     programs_of,
+    require_trusted_task,
     split_options,
-    trust,
 )
 from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups
 from tasks.streams import problem_at, problem_stream
@@ -49,6 +49,8 @@ __all__ = [
     "Score",
     "Task",
     "UserError",
+    "answer_of",
+    "blaming",
     "calling",
     "check_wording",
     "credits_of",
@@ -57,24 +59,23 @@ __all__ = [
     "exit_status",
     "flags_of_tasks",
     "foreign_of",
-    "is_right",
-    "key_of",
     "implied_task",
     "is_of_project",
+    "is_right",
+    "key_of",
     "levels_of",
     "load_from_file",
     "load_task",
-    "answer_of",
-    "blaming",
     "needs",
     "notes_of",
     "options_of",
     "plain_texts_of",
     "problem_at",
-    "problems_of",
     "problem_stream",
+    "problems_of",
     "programs_of",
     "range_of",
+    "require_trusted_task",
     "rescaled",
     "scores_of",
     "scores_of_groups",
@@ -82,7 +83,6 @@ __all__ = [
     "split_of_key",
     "split_options",
     "summary_of",
-    "trust",
     "unseen_texts",
     "watch_scoring",
     "worded",

@@ -1,5 +1,5 @@
-"""Checks of a user's task, which is a program: what it raises becomes one line, and what it makes
-has the right types.
+"""Checks of a user's task: what it raises becomes a one-line message, and what it returns must have
+the right types.
 """
 
 import copy
@@ -24,37 +24,43 @@ FIELDS: dict[str, type] = {
 
 
 class TaskError(UserError):
-    """A task's own code is wrong. (Where a task itself raises UserError, it refuses a level.)"""
+    """A task's own code is wrong.
+
+    A task that raises plain UserError has no such fault: it refuses a level.
+    """
 
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Within this context a task's own code runs; `what` says which of it, e.g. "task t: make()".
+    """Run a task's own code within this block; `what` names the code, e.g. "task t: make()".
 
-    Raises TaskError, which names the place, for any exception but UserError, and for an attempt to
-    exit.
+    Turns any exception except UserError, and any attempt to exit, into a TaskError that names file
+    and line.
     """
     try:
         yield
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = (frames[-1].filename, frames[-1].lineno)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        file, line = last.filename, last.lineno
         if isinstance(error, SyntaxError) and error.filename:
-            place = (error.filename, error.lineno)
-        said = shortened(" ".join(str(error).split()), 300)
+            file, line = error.filename, error.lineno
+
+        message = shortened(" ".join(str(error).split()), 300)
         raise TaskError(
-            f"{what} raised {type(error).__name__}: {said} ({place[0]}, line {place[1]})"
+            f"{what} raised {type(error).__name__}: {message} ({file}, line {line})"
         ) from error
 
 
 def check_task(task: Any, spec: str) -> None:
     """Raise UserError unless `task` has what every task must have."""
     where = f"--task {spec}"
+
     name = getattr(task, "name", None)
     if not isinstance(name, str) or not name:
         raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
+
     for method in ("make", "score"):
         if not callable(getattr(task, method, None)):
             raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
@@ -62,6 +68,7 @@ def check_task(task: Any, spec: str) -> None:
     rewards = getattr(task, "rewards", ())
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
         raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
+
     level = getattr(task, "default_level", 1)
     if isinstance(level, bool) or not isinstance(level, int):
         raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
@@ -78,10 +85,12 @@ def check_options(options: Any, spec: str) -> None:
 def check_problem(problem: Any, where: str) -> None:
     """Raise TaskError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
 
-    The key may not be empty, and no text may hold half of a surrogate pair, which is no character.
+    The key must not be empty, and no text may contain half of a surrogate pair, which is not a
+    character.
     """
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
+
     for name, kind in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -112,12 +121,14 @@ def _check_text(text: str, where: str) -> None:
 
 
 def check_stored(task: Task, problem: Problem, where: str) -> None:
-    """Raise UserError, which begins with `where`, unless a stored `problem` can be put to `task`.
+    """Raise UserError, which begins with `where`, unless a stored `problem` suits `task`.
 
-    The key of a problem that says it is of this task must be that of its data, if the task can
-    tell. Problems of the user's own may say another task, and are taken as they are.
+    If a problem names this task, and the task can compute keys, the stored key must be the one
+    computed from the data. A user's own problems may name another task; they are not checked
+    further.
     """
     check_problem(problem, where)
+
     if problem.task == task.name and hasattr(task, "key"):
         with calling(f"{where}: its data is not that of task {task.name}: key()"):
             key = task.key(problem)
@@ -129,7 +140,7 @@ def check_stored(task: Task, problem: Problem, where: str) -> None:
 
 
 class CheckedGuess:
-    """A task's guesser of continuations (see `draft_of`), whose errors are one line."""
+    """A task's guesser of continuations (see `draft_of`); its errors become one-line messages."""
 
     def __init__(self, task: Task, guess: Callable[[str], str]):
         self.task, self.guess = task, guess

@@ -1,12 +1,11 @@
 """Countdown: combine given numbers into a target, using each of them once.
 
 A problem of level n has n numbers from 1 to 50 and a target from 1 to 200 that can be reached with
-+, -, * and / (it is made from an expression over all the numbers). The answer is any expression
-over exactly these numbers whose value, as a fraction, is the target. It earns 1. An expression over
-these numbers with another value earns 0.1, anything else 0 (the rewards of TinyZero,
-github.com/Jiayi-Pan/TinyZero).
++, -, * and /, because it is the value of a random expression over all the numbers. An expression
+over exactly these numbers whose value, as a fraction, is the target earns 1. One with another value
+earns 0.1, and anything else 0 (the rewards of TinyZero, github.com/Jiayi-Pan/TinyZero).
 
-Two problems with the same numbers, in any order, and the same target are one.
+Two problems with the same target and the same numbers, in any order, are the same problem.
 """
 
 import ast
@@ -21,7 +20,7 @@ LEVELS = range(2, 9)
 NUMBERS = range(1, 51)
 TARGETS = range(1, 201)
 
-# Longer expressions are not read. Eight numbers, operators and brackets take some 50 characters.
+# Longer expressions are not evaluated. Eight numbers with operators and brackets take about 50.
 MOST_CHARACTERS = 500
 
 QUESTION = (
@@ -46,6 +45,7 @@ class Countdown:
                 f"--level {level}: task countdown has levels {LEVELS[0]} to {LEVELS[-1]}, the "
                 "count of numbers"
             )
+
         while True:
             numbers = rng.choices(NUMBERS, k=level)
             target, expression = _reachable(numbers, rng)
@@ -64,7 +64,8 @@ class Countdown:
             answer = final_answer(completion)
             value = _value_of(answer, problem)
             is_right = value == problem.data["target"]
-            reward = 1.0 if is_right else FORM if value is not None else 0.0
+            of_wrong = FORM if value is not None else 0.0
+            reward = 1.0 if is_right else of_wrong
             scores.append(Score(reward, {"answer": answer}, exact=is_right))
         return scores
 
@@ -91,8 +92,8 @@ def _value_of(answer: str | None, problem: Problem) -> Fraction | None:
 def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
     """Return the value of an expression over whole numbers, and the numbers in it.
 
-    The value is None if the text is no such expression, or divides by zero. What stands behind an
-    equals sign is left out. Nothing is executed.
+    The value is None if the text is no such expression, or divides by zero. An equals sign and what
+    follows it are ignored. Nothing is executed.
 
     >>> evaluated("(3 + 5) / 2 = 4")
     (Fraction(4, 1), [3, 5, 2])
@@ -136,14 +137,18 @@ def _reachable(numbers: Sequence[int], rng: random.Random) -> tuple[Fraction, st
     """Return the value of a random expression over all `numbers`, and the expression."""
     parts = [(Fraction(number), str(number)) for number in numbers]
     while len(parts) > 1:
-        (a, left), (b, right) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        a, left = parts.pop(rng.randrange(len(parts)))
+        b, right = parts.pop(rng.randrange(len(parts)))
+
         operators = "+-*/" if b else "+-*"
         operator = rng.choice(operators)
         value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
         parts.append((value, f"({left} {operator} {right})"))
+
     value, expression = parts[0]
     return value, expression[1:-1]  # without the outermost brackets
 
 
 def _key(numbers: Sequence[int], target: int | Fraction) -> str:
-    return key_of("countdown", *sorted(numbers), int(target) if target == int(target) else target)
+    is_whole = target == int(target)
+    return key_of("countdown", *sorted(numbers), int(target) if is_whole else target)

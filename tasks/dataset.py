@@ -11,19 +11,20 @@ from tasks.checks import FIELDS, check_problem, check_stored
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Write one problem a line; the file is whole or as before. Raises UserError when it cannot be
-    written.
+    """Write one problem a line. The file is complete, or as it was before.
+
+    Raises UserError if it cannot be written.
     """
     lines = [json.dumps(problem.to_json(), ensure_ascii=False) + "\n" for problem in problems]
     write_whole(path, "".join(lines).encode())
 
 
 def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
-    """Return the problems of a file in its order.
+    """Return the problems of a file, in its order.
 
-    Raises UserError when it cannot be read or holds no problem, or, naming the line, when a line
-    is not a JSON object of exactly the fields of `Problem` with their types; and if it is no
-    problem of `task`, where one is given.
+    Raises UserError if the file cannot be read or holds no problem. Raises UserError, which names
+    the line, unless every line is a JSON object with exactly the fields of `Problem` and suits the
+    `task`, if one is given.
     """
     problems = [_problem(where, value, task) for where, value in read_jsonl(path)]
     if not problems:

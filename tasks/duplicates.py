@@ -1,8 +1,8 @@
 """Nearly equal texts: pairs whose sets of three-word sequences overlap by four fifths or more.
 
 The overlap of two sets is their Jaccard index, |A ∩ B| / |A ∪ B|. Pairs are found by prefix
-filtering (Bayardo, Ma & Srikant 2007): two sets that overlap by t share one of the
-|A| - ceil(t |A|) + 1 rarest members of either, so only texts that share a rare member are compared.
+filtering (Bayardo, Ma & Srikant 2007): two sets that overlap by t share one of the |A| - ceil(t
+|A|) + 1 rarest members of each. So only texts that share a rare member are compared.
 """
 
 import math
@@ -12,44 +12,44 @@ from collections.abc import Sequence
 OVERLAP = 0.8
 WORDS = 3  # in a sequence
 
-# Shorter texts are too easily alike: "What is 2 + 3?"
+# Texts with fewer sequences are not compared, because short ones are often alike: "What is 2 + 3?"
 LEAST_SEQUENCES = 8
 
 
 def near_duplicates(
     held_out: Sequence[str], known: Sequence[str], overlap: float = OVERLAP
 ) -> list[tuple[int, int]]:
-    """Return (i, j) for each held-out text i that nearly repeats a known text; j is the first such.
+    """Return (i, j) for each held-out text i that nearly repeats a known text; j is the first one.
 
     Texts of fewer than ten words are not compared.
     """
     sets = [_sequences(text) for text in held_out]
     known_sets = [_sequences(text) for text in known]
-    counts = Counter(member for one in (*sets, *known_sets) for member in one)
+    counts = Counter(member for members in (*sets, *known_sets) for member in members)
 
     by_member: dict[str, list[int]] = defaultdict(list)
-    for j, one in enumerate(known_sets):
-        for member in _rarest(one, counts, overlap):
+    for j, members in enumerate(known_sets):
+        for member in _rarest(members, counts, overlap):
             by_member[member].append(j)
 
     pairs = []
-    for i, one in enumerate(sets):
-        candidates = {j for member in _rarest(one, counts, overlap) for j in by_member[member]}
-        alike = [j for j in candidates if _overlap(one, known_sets[j]) >= overlap]
+    for i, members in enumerate(sets):
+        candidates = {j for member in _rarest(members, counts, overlap) for j in by_member[member]}
+        alike = [j for j in candidates if _overlap(members, known_sets[j]) >= overlap]
         if alike:
             pairs.append((i, min(alike)))
     return pairs
 
 
 def _sequences(text: str) -> frozenset[str]:
-    """Return the sequences of three words in a text; none if it is short."""
+    """Return the sequences of three words in a text; an empty set if it is too short."""
     words = text.casefold().split()
     found = frozenset(" ".join(words[k : k + WORDS]) for k in range(len(words) - WORDS + 1))
     return found if len(found) >= LEAST_SEQUENCES else frozenset()
 
 
 def _rarest(members: frozenset[str], counts: Counter, overlap: float) -> list[str]:
-    """Return the members of which a set that overlaps must have at least one."""
+    """Return the members of which any set that overlaps enough has at least one."""
     size = len(members) - math.ceil(overlap * len(members)) + 1 if members else 0
     return sorted(members, key=lambda member: (counts[member], member))[:size]
 

@@ -1,9 +1,8 @@
-"""Data sets of problems as JSONL files, one a level, with a manifest.
+"""Write data sets of problems as JSONL files, one per level, with a manifest.
 
-python -m tasks.generate --curriculum --output-dir data/generated
-python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5 --output-dir
-data/generated python -m tasks.generate --task arithmetic --family product --levels 32 --split test
---size 500 --oversize 2
+python -m tasks.generate --curriculum
+python -m tasks.generate --split validation --levels 10,25 --size 200 --oversize 1.5
+python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500
 """
 
 import hashlib
@@ -26,19 +25,21 @@ MANIFEST = "manifest.json"
 def generate(
     task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path
 ) -> None:
-    """Write ``<task>-<split>-<level>.jsonl`` for each level, and enter each in the manifest as
-    soon as it is complete.
+    """Write ``<task>-<split>-<level>.jsonl`` for each level.
 
-    The manifest is ``{"files": {name: {"task", "split", "level", "seed", "size", "sha256",
-    "date"}}}``; what it says of other files stays. Raises UserError when a level cannot be
-    supplied; the files before it stay.
+    Each file is entered in the manifest as soon as it is complete. The manifest is ``{"files":
+    {name: {"task", "split", "level", "seed", "size", "sha256", "date"}}}``; entries of other files
+    are kept. Raises UserError if there are too few problems of a level; the files of the levels
+    before it are kept.
     """
     manifest = folder / MANIFEST
-    _manifest_files(manifest)  # damage is better said before the work than after it
+    _manifest_files(manifest)  # reports a damaged manifest before the work rather than after it
+
     for level in levels:
         problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
         path = folder / f"{task.name}-{split}-{level}.jsonl"
         write_problems(path, problems)
+
         entry = {
             "task": task.name,
             "split": split,
@@ -54,13 +55,14 @@ def generate(
 
 
 def _manifest_files(path: Path) -> dict[str, dict]:
+    """Return the entries of a manifest by file name. Raises UserError if it is damaged."""
     if not path.exists():
         return {}
     manifest = read_json(path)
     if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
         raise UserError(
-            f'{path}: is no manifest, which holds {{"files": ...}}; move it away or give another '
-            "folder"
+            f'{path}: is not a manifest, which holds {{"files": ...}}; move it away or give '
+            "another folder"
         )
     return manifest["files"]
 
@@ -75,7 +77,8 @@ def _parser() -> Parser:
         "--task",
         default="interleave",
         metavar="TASK",
-        help="name, or path/to/file.py:ClassName (default: %(default)s); its own flags count too",
+        help="name, or path/to/file.py:ClassName (default: %(default)s); the task's own flags work "
+        "as well",
     )
     parser.add_argument("--split", default="train", choices=SPLITS, help="default: %(default)s")
     levels = parser.add_mutually_exclusive_group()
@@ -86,14 +89,18 @@ def _parser() -> Parser:
         "--curriculum", action="store_true", help=f"levels {','.join(map(str, LADDER))}"
     )
     parser.add_argument(
-        "--size", type=int, default=500, metavar="N", help="problems a level (default: %(default)s)"
+        "--size",
+        type=int,
+        default=500,
+        metavar="N",
+        help="problems per level (default: %(default)s)",
     )
     parser.add_argument(
         "--oversize",
         type=float,
         default=1.0,
         metavar="F",
-        help="make F times as many, as a reserve for problems that training has seen (default: 1)",
+        help="write F times as many, to replace problems that training has seen (default: 1)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the problem stream (default: %(default)s)"
@@ -103,7 +110,7 @@ def _parser() -> Parser:
         type=Path,
         default=Path("data/generated"),
         metavar="DIR",
-        help="default: %(default)s",
+        help="write the files here (default: %(default)s)",
     )
     return parser
 
@@ -120,20 +127,22 @@ def write(arguments: list[str] | None) -> int:
     task_options, others = split_options(options.task, others)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+
     if options.size < 1:
         raise UserError(f"--size {options.size}: must be at least 1")
     if not 1 <= options.oversize < math.inf:
         raise UserError(f"--oversize {options.oversize}: must be a factor of at least 1")
+
     task = load_task(options.task, options=task_options)
-    levels = (
-        parse_levels(options.levels, "--levels")
-        if options.levels is not None
-        else [task.default_level]
-    )
+    levels = [task.default_level]
+    if options.levels is not None:
+        levels = parse_levels(options.levels, "--levels")
+    elif options.curriculum:
+        levels = list(LADDER)
     generate(
         task,
         split=options.split,
-        levels=list(LADDER) if options.curriculum else levels,
+        levels=levels,
         size=round(options.size * options.oversize),
         seed=options.seed,
         folder=options.output_dir,

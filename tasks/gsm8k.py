@@ -4,10 +4,10 @@ r"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168): word problems of primary school
 (github.com/openai/grade-school-math). Their answers end with ``#### N``. The test split is
 test.jsonl; a hash of the question puts a tenth of train.jsonl into the validation split.
 
-The answer of a completion (see `tasks.reasoning`) is right if its number equals the published
-one, exactly: 1,234 and 1234.0 and ``\frac{2468}{2}`` are one number. A unit or a currency sign
-beside the number does not matter; two numbers are no answer. A right answer earns 1, another one
-0.1, none 0.
+The answer of a completion (see `tasks.reasoning`) is right if its number equals the published one
+exactly: 1,234 and 1234.0 and ``\frac{2468}{2}`` are the same number. A unit or a currency sign next
+to the number does not matter; two numbers are not an answer. A right answer earns 1, a wrong one
+0.1, and none 0.
 """
 
 import random
@@ -24,7 +24,7 @@ from tasks.reasoning import BUDGET, asking, bare, final_answer, scored
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 
-# A number, perhaps with groups of three digits, a fraction part, or a denominator.
+# A number, perhaps with digits in groups of three, decimals, or a denominator.
 _NUMBER = re.compile(
     r"[-+−]?\s?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\.)?(?:\s?/\s?\d+)?"
 )
@@ -43,6 +43,10 @@ class Gsm8k:
     argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
 
     def __init__(self, argument: str):
+        """Read the problems from the folder `argument`.
+
+        Raises UserError if a file is missing or a line is not one of GSM8K.
+        """
         folder = Path(argument)
         for name in FILES.values():
             if not (folder / name).is_file():
@@ -50,15 +54,17 @@ class Gsm8k:
                     f"--task gsm8k:{argument}: no file {folder / name}; get train.jsonl and "
                     "test.jsonl from github.com/openai/grade-school-math"
                 )
+
         self._by_split: dict[str, list[Problem]] = {split: [] for split in SPLITS}
         seen: set[str] = set()
-        for name in ("test", "train"):  # a question of both is of the test split
+        for name in ("test", "train"):  # a question in both files belongs to the test split
             for where, row in read_jsonl(folder / FILES[name]):
                 problem = _problem(where, row)
-                if problem.key not in seen:
-                    seen.add(problem.key)
-                    is_validation = name == "train" and int(problem.key, 16) % 10 == 0
-                    self._by_split["validation" if is_validation else name].append(problem)
+                if problem.key in seen:
+                    continue
+                seen.add(problem.key)
+                is_validation = name == "train" and int(problem.key, 16) % 10 == 0
+                self._by_split["validation" if is_validation else name].append(problem)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random problem of the split."""
@@ -105,7 +111,7 @@ class Gsm8k:
 
 
 def number_of(text: str) -> Fraction | None:
-    r"""Return the number that an answer is; None if it is none, or holds several.
+    r"""Return the number in an answer; None if it has none, or several.
 
     >>> number_of("$1,234.50"), number_of("18 dollars"), number_of("12 or 13")
     (Fraction(2469, 2), Fraction(18, 1), None)
@@ -126,13 +132,17 @@ def _value(written: str) -> Fraction | None:
 
 
 def _problem(where: str, row: dict[str, Any]) -> Problem:
-    """Return the problem of a published line. Raises UserError, which names it, if it is none."""
+    """Return the problem in a line of a file. Raises UserError, which names it, if it is none."""
     question, solution = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(solution, str):
-        raise UserError(f"{where}: is no line of GSM8K; it needs question and answer, both texts")
+        raise UserError(
+            f"{where}: is not a line of GSM8K; it needs question and answer, both texts"
+        )
+
     _, hashes, answer = solution.rpartition("####")
     if not hashes or number_of(answer) is None:
         raise UserError(f"{where}: its answer does not end with #### and a number")
+
     data = {"question": question, "answer": answer.strip()}
     target = f"Answer: {answer.strip()}"
     return Problem("gsm8k", 1, asking(question), target, _key(question), data)

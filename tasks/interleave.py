@@ -1,21 +1,19 @@
 """Interleave two texts word by word: from A = a1 a2 ... and B = b1 b2 ..., write a1 b1 a2 b2 ...
 
-The prompt is framed as two processes that each keep their own place and take turns. The score is
-the similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment
-over words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of
-that alignment, because plain similarity rewards cheap strategies: copying one text alone scores
-0.5. `python -m tasks.traps` prints the table.
+The prompt describes two processes that each keep their own place and take turns. The score is the
+similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment over
+words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of that
+alignment, because plain similarity rewards cheap strategies: copying one text alone scores 0.5.
+`python -m tasks.traps` prints what such strategies earn.
 """
 
 import copy
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
-
-from align.needleman import nw_align_batch, nw_score_batch
+from align.needleman import Alignment, nw_align_batch, nw_score_batch
 from align.prefixes import prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
@@ -26,17 +24,20 @@ from tasks.trap_names import TrapNames
 
 PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
-    "turns: A writes "
-    "its next word, then B writes its next word, until both are done. Do this all in one turn.\nA: "
-    "{a}\nB: {b}"
+    "turns: A writes its next word, then B writes its next word, until both are done. Do this all "
+    "in one turn.\n"
+    "A: {a}\n"
+    "B: {b}"
 )
 
 # Gap costs of the affine reward.
 GAP_OPEN = -2.0
 GAP_EXTEND = -0.25
 
+T = TypeVar("T")
 
-def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
+
+def interleaved(a: Sequence[T], b: Sequence[T]) -> list[T]:
     """Return a1 b1 a2 b2 ...; the rest of a longer text follows.
 
     >>> interleaved(["a", "b"], ["1", "2"])
@@ -68,9 +69,8 @@ class Interleave:
     }
     options = {
         "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 "
-        "files, with all folders "
-        "below; a tenth of them is held out for validation, a tenth for the test (default: the "
-        "embedded corpus)"
+        "files, with all folders below; a tenth of them is held out for validation, a tenth for "
+        "the test (default: the embedded corpus)"
     }
 
     @staticmethod
@@ -86,11 +86,13 @@ class Interleave:
     ):
         self.reward = reward
         self.texts = texts
+
         if documents is not None:
             self._documents = list(documents)
         else:
             self._documents = load_texts(texts) if texts else load_corpus()
-        self._is_held_out = False  # whether all documents are of the test split, see `unseen`
+
+        self._is_held_out = False  # whether all documents are in the test split, see `unseen`
         self._by_split: dict[str, list[Document]] = {}
 
     def unseen(self, known: Collection[str] = ()) -> "Interleave":
@@ -147,6 +149,7 @@ class Interleave:
         return [document.text for document in self._documents_of(split)]
 
     def _documents_of(self, split: str) -> list[Document]:
+        """Return the documents of `split`, which are remembered."""
         if split not in self._by_split:
             self._by_split[split] = [
                 document for document in self._documents if self._split_of(document) == split
@@ -162,31 +165,27 @@ class Interleave:
 
     def _too_few(self, level: int, split: str) -> str:
         """Return why `split` has no problem of `level` words, and what would be enough."""
-        numbers = [len(self._long_enough(each, level)) for each in SPLITS]
-        longest = sorted(
-            (len(document.words) for document in self._long_enough(split, 0)), reverse=True
-        )[1:2] or [0]
+        long_enough = {each: len(self._long_enough(each, level)) for each in SPLITS}
+        lengths = sorted(len(document.words) for document in self._documents_of(split))
+        most = lengths[-2] if len(lengths) >= 2 else 0  # a problem takes two documents
+
         if self.texts and self._is_held_out:
             return (
-                f"--texts {self.texts}: {numbers[-1]} of the {len(self._documents)} texts that the "
-                "model was not trained on "
-                f"have {level} words or more, and two are needed; give more texts, or at most "
-                f"--words {longest[0]}"
+                f"--texts {self.texts}: {long_enough['test']} of the {len(self._documents)} texts "
+                f"that the model was not trained on have {level} words or more, and two are "
+                f"needed; give more texts, or at most --words {most}"
             )
         if self.texts:
             return (
-                f"--texts {self.texts}: {sum(numbers)} of its {len(self._documents)} texts have "
-                f"{level} words or more: "
-                f"{numbers[0]} for training, {numbers[1]} for validation, {numbers[2]} for the "
-                "test; each of these needs "
-                "two, which fifty texts mostly have; give more texts, cut long ones into several "
-                "files, or give fewer --words"
+                f"--texts {self.texts}: {sum(long_enough.values())} of its {len(self._documents)} "
+                f"texts have {level} words or more: {long_enough['train']} for training, "
+                f"{long_enough['validation']} for validation, {long_enough['test']} for the test; "
+                "each of these needs two, which fifty texts mostly have; give more texts, cut long "
+                "ones into several files, or give fewer --words"
             )
         return (
-            f"--words {level}: the {split} split of the corpus has {numbers[SPLITS.index(split)]} "
-            "documents of "
-            f"{level} words or more, and two are needed; at most --words {longest[0]} can be made, "
-            "or "
+            f"--words {level}: the {split} split of the corpus has {long_enough[split]} documents "
+            f"of {level} words or more, and two are needed; at most --words {most} can be made, or "
             "add longer texts with python -m data.corpus merge"
         )
 
@@ -209,13 +208,16 @@ class Interleave:
     def sources(self) -> dict[str, str]:
         """Return the fingerprint of each document by title (see `tasks.base.sources_of`).
 
-        It depends on the words and not on their layout, like windows and splits.
+        It depends on the words and not on their layout, like windows and splits. Further documents
+        with the same title are numbered: "title (2)".
         """
         found: dict[str, str] = {}
         for document in self._documents:
-            name, number = document.title, 2
-            while name in found:  # two may have one title
-                name, number = f"{document.title} ({number})", number + 1
+            name = document.title
+            number = 1
+            while name in found:
+                number += 1
+                name = f"{document.title} ({number})"
             found[name] = fingerprint(document)
         return found
 
@@ -236,23 +238,22 @@ class Interleave:
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
-        owner = np.array([side == "b" for side in interleaved(["a"] * len(a), ["b"] * len(b))])
-
-        # A policy that knows its task writes the same text many times.
-        distinct = list(dict.fromkeys(completions))
-        written = [split_words(text) for text in distinct]
-        alignments = nw_align_batch([(words, target) for words in written])
-        affine = (
-            nw_score_batch(
-                [(words, target) for words in written], gap=GAP_EXTEND, gap_open=GAP_OPEN
-            )
-            if self.reward == "affine"
-            else [0.0] * len(written)
-        )
+        is_of_b = interleaved([False] * len(a), [True] * len(b))
         traps = TrapNames(a, b, target)
+
+        # A policy that has learned the task writes the same text many times.
+        distinct = list(dict.fromkeys(completions))
+        pairs = [(split_words(text), target) for text in distinct]
+        alignments = nw_align_batch(pairs)
+        affine = [0.0] * len(pairs)
+        if self.reward == "affine":
+            affine = list(nw_score_batch(pairs, gap=GAP_EXTEND, gap_open=GAP_OPEN))
+
         scores = {
-            text: self._score(words, target, owner, alignment, s_affine, traps)
-            for text, words, alignment, s_affine in zip(distinct, written, alignments, affine)
+            text: self._score(words, target, is_of_b, alignment, affine_score, traps)
+            for text, (words, _), alignment, affine_score in zip(
+                distinct, pairs, alignments, affine
+            )
         }
         return [scores[text] for text in completions]
 
@@ -263,8 +264,9 @@ class Interleave:
 
         See `tasks.base.credits_of`. The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
         words of the target) is the reward of the text so far, without a penalty for words that are
-        still missing. P_i is from `align.prefixes.prefix_scores`; the last column is settled at the
-        end of the text:
+        still missing. P_i is from `align.prefixes.prefix_scores`, S is the score of the whole
+        alignment, and M the length of the longer of text and target. The last column is settled at
+        the end of the text:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
@@ -277,63 +279,74 @@ class Interleave:
         Along an unambiguous alignment, and while the text is no longer than the target, a match
         earns 1 / M (1 / 2M for similarity). A mismatch, an inserted word and each skipped word of
         the target cost the same. The operations of the final alignment cannot be used, because
-        what they are at a word may depend on later words.
+        the operation at a word may depend on later words.
         """
         target = split_words(problem.target)
+        credits = []
+        for text, values in zip(completions, self._values(completions, target)):
+            shares = [value / max(i, len(target), 1) for i, value in enumerate(values)]
+            earned = [after - before for before, after in pairwise(shares)]
+            credits.append(tuple(zip(word_ends(text), earned, strict=True)))
+        return credits
+
+    def _values(
+        self, completions: Sequence[str], target: list[str]
+    ) -> Iterable[Sequence[int] | Sequence[float]]:
+        """Yield the values v_0, v_1, ... of each completion, see `credits`."""
         written = [split_words(text) for text in completions]
-        values: list[list[int]] | list[list[float]]
         if self.reward == "prefix":
-            values = [
-                [min(i, right) for i in range(len(words) + 1)]
-                for words in written
-                for right in [_right_words(words, target)]
-            ]
-        elif self.reward == "clipped":
-            values = [
-                [max(0, score) for score in scores] for scores in prefix_scores(written, target)
-            ]
-        else:
-            assert self.reward == "similarity"
-            values = [[score / 2 for score in scores] for scores in prefix_scores(written, target)]
-        shares = [[value / max(i, len(target), 1) for i, value in enumerate(row)] for row in values]
-        return [
-            tuple(
-                (end, after - before)
-                for end, (before, after) in zip(word_ends(text), pairwise(row), strict=True)
-            )
-            for text, row in zip(completions, shares)
-        ]
+            for words in written:
+                right = _right_words(words, target)
+                yield [min(i, right) for i in range(len(words) + 1)]
+            return
+
+        for scores in prefix_scores(written, target):
+            if self.reward == "clipped":
+                yield [max(0, score) for score in scores]
+            else:
+                assert self.reward == "similarity"
+                yield [score / 2 for score in scores]
 
     def _score(
         self,
         words: list[str],
         target: list[str],
-        owner: np.ndarray,
-        alignment: Any,
-        s_affine: float,
-        traps: Any,
+        is_of_b: Sequence[bool],
+        alignment: Alignment,
+        affine_score: float,
+        traps: TrapNames,
     ) -> Score:
+        """Return the score of a completion of these `words`.
+
+        `is_of_b` tells for each word of the target whether it is from B.
+        """
         kinds = [op.kind for op in alignment.ops]
-        matches = [(op.i, op.j) for op in alignment.ops if op.kind == "match"]
-        matched = np.array([j for _, j in matches], dtype=int)
-        longest = max(len(words), len(target))
-        from_b = int(owner[matched].sum()) if len(matched) else 0
-        share_a = (len(matched) - from_b) / max(1, len(owner) - int(owner.sum()))
-        share_b = from_b / max(1, int(owner.sum()))
+        matches = _matches(alignment)
+
+        # The share of each text that was matched.
+        words_b = sum(is_of_b)
+        words_a = len(is_of_b) - words_b
+        matched_b = sum(is_of_b[j] for _, j in matches)
+        matched_a = len(matches) - matched_b
+        share_a = matched_a / max(1, words_a)
+        share_b = matched_b / max(1, words_b)
+        balance = min(share_a, share_b) / max(share_a, share_b, 1e-9)
+
         prefix = _right_words(words, target)
         exact = words == target
+        longest = max(len(words), len(target))
         similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
-        balance = min(share_a, share_b) / max(share_a, share_b, 1e-9)
         reward = {
             "similarity": lambda: similarity,
             "balanced": lambda: similarity * balance,
             "clipped": lambda: max(0, alignment.score) / longest if longest else 1.0,
-            "affine": lambda: _affine_reward(s_affine, len(words), len(target)),
+            "affine": lambda: _affine_reward(affine_score, len(words), len(target)),
             "prefix": lambda: prefix / longest if longest else 1.0,
         }[self.reward]()
+
         parts = {
             "words": len(words),
-            "matches": len(matched),
+            "matches": len(matches),
             "substitutions": kinds.count("substitute"),
             "gaps": kinds.count("insert") + kinds.count("delete"),
             "first_divergence": None if exact else prefix,
@@ -346,8 +359,18 @@ class Interleave:
 
 
 def _window(document: Document, length: int, rng: random.Random) -> list[str]:
+    """Return `length` words of a document in a row, from a random place on."""
     start = rng.randrange(len(document.words) - length + 1)
     return list(document.words[start : start + length])
+
+
+def _matches(alignment: Alignment) -> list[tuple[int, int]]:
+    """Return the places of each match: (in the completion, in the target)."""
+    return [
+        (op.i, op.j)
+        for op in alignment.ops
+        if op.kind == "match" and op.i is not None and op.j is not None
+    ]
 
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
@@ -359,12 +382,17 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
 
 
 def _affine_reward(score: float, n: int, m: int) -> float:
-    """(S' + F) / (M + F), with F the cost of the empty alignment (all of both sequences in gaps),
-    so S' >= -F.
+    """Return the affine reward (S' + F) / (M + F) of an alignment with the score S'.
+
+    `n` and `m` are the lengths of completion and target, M is the larger. F is the cost of the
+    empty alignment, in which all words are in gaps, so S' >= -F.
     """
+    longest = max(n, m)
+    if longest == 0:
+        return 1.0
+    empty = _gap_cost(n) + _gap_cost(m)
+    return (score + empty) / (longest + empty)
 
-    def gap(length: int) -> float:
-        return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0
 
-    empty = gap(n) + gap(m)
-    return (score + empty) / (max(n, m) + empty) if max(n, m) else 1.0
+def _gap_cost(length: int) -> float:
+    return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0

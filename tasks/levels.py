@@ -1,4 +1,4 @@
-"""Levels: the ladder of the experiment, and how lists of levels are written."""
+"""The levels of the default ladder, and how lists of levels are written."""
 
 from itertools import pairwise
 
@@ -10,7 +10,8 @@ LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
     """Return the levels written as "10,25,50".
 
-    Raises UserError, which names `flag`, unless they are whole numbers above 0 (that rise).
+    Raises UserError, which names `flag`, unless they are whole numbers above 0, and rising ones if
+    they `must_rise`.
 
     >>> parse_levels("10, 25", "--words")
     [10, 25]

@@ -1,4 +1,4 @@
-"""What a task may have besides `make` and `score`. A task that lacks one of these still works."""
+"""What a task may have besides `make` and `score`. All of it is optional."""
 
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,11 +14,11 @@ Credits = list[tuple[tuple[int, float], ...]]
 def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     """Return the function that guesses how completions continue, for speculative decoding, or None.
 
-    ``draft(problem)(text)`` gets what is written so far, possibly up to the middle of a word. It
-    returns its most likely continuation to the end of the completion: "l saw it." after "the ow".
-    It returns "" if there is no guess, or if the completion should end now. A wrong guess costs
-    time, never correctness. Each completion asks its own copy (`copy.copy`) of the guesser, which
-    may remember earlier questions.
+    ``draft(problem)(text)`` gets the text so far, which may end in the middle of a word. It returns
+    the most likely continuation to the end of the completion: "l saw it." after "the ow". It
+    returns "" if there is no guess, or if the completion should end now. A wrong guess costs time
+    but changes no sample. Each completion has its own copy (`copy.copy`) of the guesser, which may
+    remember earlier calls.
     """
     draft = getattr(task, "draft", None)
     if draft is None:
@@ -44,15 +44,15 @@ def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
 
 
 def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
-    """Return the function that says how a reward was earned word by word, for --credit alignment.
+    """Return the function that tells how a reward was earned word by word, for --credit alignment.
 
     ``credits(problem, completions)`` returns for each completion a pair (end, amount) for each
-    word (or other piece), in order: what the word that ends at character `end` adds to the reward,
-    judged by the text up to `end` alone. The rest of the reward (what is missing at the end, and
-    any constant) is settled when the text ends.
+    word (or other piece), in order. The amount is what the word that ends at character `end` adds
+    to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
+    at the end, and any constant) is credited at the end of the text.
 
-    Raises UserError if the task has no credits, or none for its reward: `credited` names the
-    rewards that have them, if not all do.
+    Raises UserError if the task has no credits, or none for its reward. If only some rewards have
+    credits, `credited` names them.
     """
     credits = getattr(task, "credits", None)
     if credits is None:
@@ -74,9 +74,9 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 def declared_budget(task: Task, level: int) -> int:
     """Return the completion budget in tokens that the task declares for `level`; 0 if none.
 
-    A task whose completions reason before a short answer needs more room than the answer takes.
-    The budget never falls below what the target takes, and --max-new-tokens overrides it. Raises
-    UserError unless it is a whole number >= 0.
+    A task whose completions reason before a short answer needs more tokens than the answer has. The
+    budget is never less than the target needs, and --max-new-tokens overrides it. Raises UserError
+    unless it is a whole number >= 0.
     """
     with calling(f"task {task.name}: max_new_tokens({level})"):
         declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
@@ -91,7 +91,7 @@ def declared_budget(task: Task, level: int) -> int:
 def levels_of(task: Task, level: int) -> list[int]:
     """Return the levels on the way to `level`, the easiest first; [] if the task names none.
 
-    A task names them if its levels are no scale of 1, 2, 3 ..., because only the task knows which
+    A task names them if its levels are not simply 1, 2, 3 ..., because only the task knows which
     are easier.
     """
     with calling(f"task {task.name}: levels({level})"):
@@ -106,8 +106,8 @@ def levels_of(task: Task, level: int) -> list[int]:
 def plain_texts_of(task: Task, split: str) -> list[str]:
     """Return plain running texts of `split` that the task draws on; [] if it has none.
 
-    The pre-flight measures the model's perplexity on them. A language model that was converted
-    wrongly finds them unlikely.
+    The pre-flight measures the model's perplexity on them, which is high for a language model that
+    was converted wrongly.
     """
     return list(getattr(task, "plain_texts", lambda split: ())(split))
 
@@ -115,7 +115,7 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
 def problems_of(task: Task, split: str) -> list[Problem]:
     """Return all problems of `split` of a task that has a fixed set of them; [] for others.
 
-    Training goes through such a set in epochs.
+    Training repeats such a set in epochs.
     """
     return list(getattr(task, "problems", lambda split: ())(split))
 
@@ -144,7 +144,7 @@ def sources_of(task: Task) -> dict[str, str]:
     """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
     ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.
 
-    With other texts the same seed and index mean another problem, so a resumed run checks them.
+    With other texts the same seed and index give another problem, so a resumed run compares them.
     """
     return dict(getattr(task, "sources", dict)())
 
@@ -158,9 +158,9 @@ def summary_of(sources: Mapping[str, str]) -> str:
 def unseen_texts(task: Task, known: Collection[str]) -> Task:
     """Return `task` for evaluation on all texts that a model was neither trained nor chosen on.
 
-    `known` are the fingerprints of the texts that its training drew from, in all splits. Of these
-    only the test split is held out, of other texts everything. A task that draws from no texts is
-    returned as it is.
+    `known` are the fingerprints of the texts that its training drew from, in all splits. Only the
+    test split of these is held out, but all of the other texts. A task that does not draw from
+    texts is returned unchanged.
     """
     unseen = getattr(task, "unseen", None)
     return unseen(known) if unseen else task
@@ -169,8 +169,8 @@ def unseen_texts(task: Task, known: Collection[str]) -> Task:
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
 
-    Nothing is trained on these kinds (tables, code, other alphabets): all of their problems are in
-    the test split. Raises UserError if the task has none.
+    No training uses these kinds (tables, code, other alphabets): all of their problems are in the
+    test split. Raises UserError if the task has none.
     """
     found: Mapping[str, Task] = getattr(task, "foreign", lambda level: {})(level)
     if not found:

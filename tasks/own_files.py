@@ -1,4 +1,4 @@
-"""Python files of the user's own, which hold tasks and reward functions."""
+"""Loads a user's Python files, which hold tasks and reward functions."""
 
 import importlib.util
 import sys
@@ -11,11 +11,11 @@ from tasks.checks import calling
 
 
 def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
-    """Execute a user's file, and return what it calls `name`; None if it has no such name.
+    """Execute a user's file and return its attribute `name`; None if it has none.
 
-    `kind` ("task", "reward") is part of the module's name, so that files of two kinds with one name
-    do not replace each other. Raises UserError, which begins with `where`, if there is no such file
-    or if it raises.
+    `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
+    the same name do not replace each other. Raises UserError, which begins with `where`, if there
+    is no such file or if it raises an exception.
     """
     if not path.is_file():
         raise UserError(f"{where}: no file {path}")
@@ -23,7 +23,9 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"users_{kind}_{path.stem}", path)
     assert spec is not None and spec.loader is not None, "a .py file has both"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses resolve postponed annotations there
+
+    # Dataclasses look up postponed annotations in sys.modules.
+    sys.modules[spec.name] = module
     with calling(f"{where}: the file"):
         spec.loader.exec_module(module)
     return getattr(module, name, None)

@@ -1,4 +1,4 @@
-"""What a task is: it makes problems out of (seed, split, level, index), and scores completions."""
+"""What a task is: it makes problems from (seed, split, level, index) and scores completions."""
 
 import hashlib
 import random
@@ -14,12 +14,12 @@ COMPONENT = "reward/"
 
 @dataclass(frozen=True)
 class Problem:
-    """One exercise, e.g. ``Problem("reverse", 2, "Reverse: a b", "b a", key="91c0...",
+    """One problem to solve, e.g. ``Problem("reverse", 2, "Reverse: a b", "b a", key="91c0...",
     data={"words": ["a", "b"]})``.
 
     - `prompt`: the user's turn in plain text; the policy applies the chat template;
     - `target`: an answer that earns the highest reward;
-    - `key`: a canonical hash: two problems with the same key are the same exercise;
+    - `key`: a canonical hash; two problems with the same key count as the same problem;
     - `data`: what the task's own `score` needs, as JSON values.
     """
 
@@ -50,13 +50,13 @@ class Score:
     - `reward`: what the policy is trained on, within the task's `reward_range`, by default [0, 1];
     - `value`: what reports and evaluations show, in [0, 1]. Without one, `scores_of` maps the
       reward from its range to [0, 1]; a task whose range is unknown must give it;
-    - `exact`: whether the answer is right in full;
+    - `exact`: whether the answer is completely right;
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
-      None if none. An alarm is raised when most completions follow one;
+      or is None. An alarm is raised if most completions follow one;
     - `credits`: how the reward was earned word by word, if that was asked for (see `credits_of`).
 
-    Numbers may be those of NumPy or PyTorch: `scores_of` turns them into Python's.
+    Numbers may be NumPy's or PyTorch's; `scores_of` turns them into Python's.
     """
 
     reward: float
@@ -73,14 +73,14 @@ class Score:
 
 
 def is_right(score: Score) -> bool:
-    """Return whether an answer is right in full: marked as exact, or of the highest value."""
+    """Return whether an answer is completely right: marked as exact, or of the highest value."""
     return score.exact or score.value >= 1.0
 
 
 class Task(Protocol):
     """What the trainer asks of a task. A constructor without arguments must work.
 
-    `rewards` are the names for --reward, the default first; () if the task has one reward only.
+    `rewards` are the names for --reward, the default first; () if there is only one reward.
 
     A task may also have:
 
@@ -88,8 +88,8 @@ class Task(Protocol):
       then no group is called solved or failed, and each `Score` gives its `value`;
     - `default_steps(level)`: the number of training steps if none is asked for;
     - `metric`: what reports call the score; `level_unit`: what a level counts ("words");
-    - `options`: a mapping of flag to help. Each is a flag of the programs and a keyword of the
-      constructor, which gets a string;
+    - `options`: a mapping of flag to help. Each flag is also a keyword of the constructor, which
+      gets a string;
     - `key(problem)`: the canonical key, computed again from `problem.data`;
     - `family_size(level)`: how many different problems there are, or None;
     - `max_new_tokens(level)`: see `declared_budget`; `draft(problem)`: see `draft_of`;
@@ -107,8 +107,8 @@ class Task(Protocol):
       " ".join(data["words"])}``. `load_task` keeps the wording as the task's attribute `wording`,
       and `worded` applies it.
 
-    A task that draws its problems from texts may have the option `texts` (a folder of the user's
-    own), `unseen(known)` (see `unseen_texts`) and `foreign(level)` (see `foreign_of`).
+    A task that draws its problems from texts may have the option `texts` (a folder of the user's),
+    `unseen(known)` (see `unseen_texts`) and `foreign(level)` (see `foreign_of`).
     """
 
     name: str
@@ -116,7 +116,7 @@ class Task(Protocol):
     default_level: int
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `split` ("train", "validation" or "test"), drawn with `rng` alone."""
+        """Return a problem of `split` ("train", "validation" or "test"), drawn only with `rng`."""
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return the score of each completion of `problem`, in order."""
@@ -128,8 +128,6 @@ def key_of(*parts: Any) -> str:
 
 
 def split_of_key(key: str) -> str:
-    """Return the split of generated problems with this key: "train" (80 %), "validation" or "test"
-    (10 % each).
-    """
+    """Return the split of a generated problem: "train" (80 %), "validation" or "test" (10 %)."""
     tenth = int(key, 16) % 10
     return {8: "validation", 9: "test"}.get(tenth, "train")

@@ -1,14 +1,14 @@
-r"""Reasoning first, then the answer: how a prompt asks for it, and where the answer stands.
+r"""Reasoning first, then the answer: how a prompt asks for it, and where the answer is found.
 
-What a policy thinks aloud is no answer: where there is a ``</think>``, only what follows the last
-one counts, and a ``<think>`` that is never closed leaves nothing. In that, the answer is the first
-of these that the text has:
+Reasoning is not part of the answer: if the text has a ``</think>``, only what follows the last one
+is read, and a ``<think>`` that is never closed means that there is no answer. The answer is the
+first of these that the text has:
 
 1. what follows the last "Answer:" at the beginning of a line, to the end of that line;
 2. the content of the last ``\boxed{...}``;
 3. what follows the last ``####``, to the end of that line (the form of GSM8K).
 
-Marks of emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are left out.
+Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed.
 """
 
 import re
@@ -21,11 +21,11 @@ INSTRUCTION = (
     "answer alone."
 )
 
-# Completions may reason this long, unless --max-new-tokens says otherwise.
+# The completion budget in tokens, unless --max-new-tokens gives one.
 BUDGET = 256
 
-# A wrong answer in the form that was asked for earns this, as in TinyZero
-# (github.com/Jiayi-Pan/TinyZero, its reward for countdown).
+# The reward of a wrong answer in the right form, as for countdown in TinyZero
+# (github.com/Jiayi-Pan/TinyZero).
 FORM = 0.1
 
 _ANSWER = re.compile(r"^[ \t>*_#]*answer[ \t*_]*:(.*)$", re.IGNORECASE | re.MULTILINE)
@@ -35,7 +35,7 @@ _THINK, _THOUGHT = "<think>", "</think>"
 
 
 def asking(question: str) -> str:
-    """Return the prompt that asks to reason about `question`, and then to answer."""
+    """Return the prompt that asks the model to reason about `question` and then to answer it."""
     return f"{question.rstrip()}\n\n{INSTRUCTION}"
 
 
@@ -67,12 +67,11 @@ def bare(answer: str) -> str:
 
 def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]:
     """Return a score for each completion: 1 if its answer is right, FORM if it has one, else 0."""
-    return [
-        Score(
-            1.0 if right else FORM if answer is not None else 0.0, {"answer": answer}, exact=right
-        )
-        for right, answer in zip(rights, answers, strict=True)
-    ]
+    scores = []
+    for is_right, answer in zip(rights, answers, strict=True):
+        of_wrong = FORM if answer is not None else 0.0
+        scores.append(Score(1.0 if is_right else of_wrong, {"answer": answer}, exact=is_right))
+    return scores
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
@@ -81,7 +80,7 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _last_box(text: str) -> str | None:
-    """Return the content of the last box that is closed."""
+    """Return the content of the last box that is closed; None if there is none."""
     content = None
     for match in _BOXED.finditer(text):
         depth = 1

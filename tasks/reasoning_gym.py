@@ -1,12 +1,12 @@
-"""The tasks of reasoning-gym (arXiv:2505.24760), by its generators and its scorers.
+"""The tasks of reasoning-gym (arXiv:2505.24760), with its generators and its scorers.
 
-`--task reasoning_gym:NAME` (the extra `reasoning`), e.g. reasoning_gym:spell_backward. The seed of
-each problem is drawn by ours, and a problem whose key belongs to another split is drawn again, so
-that splits never share a problem. Where NAME has a curriculum, level 1 is its first level, level 2
-sets all of its attributes one higher, and so on; other tasks have level 1 alone.
+`--task reasoning_gym:NAME` (the extra `reasoning`), e.g. reasoning_gym:spell_backward. Each problem
+has a seed, drawn from the problem stream. If the problem's key belongs to another split, the next
+seed is tried, so splits never share a problem. If NAME has a curriculum, level 1 is its first
+level, and each further level raises all of its attributes by one. Otherwise there is only level 1.
 
-A completion reasons first and then answers (see `tasks.reasoning`). The score is that of
-reasoning-gym's scorer for the answer, from 0 to 1; 1 is right.
+A completion reasons first and then answers (see `tasks.reasoning`). reasoning-gym scores the answer
+from 0 to 1; 1 is right.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from tasks.checks import calling
 from tasks.protocol import Problem, Score, key_of, split_of_key
 from tasks.reasoning import BUDGET, asking, final_answer
 
-# Draws in a row without a problem of the split that end the search.
+# The search ends after this many draws without a problem of the split.
 PATIENCE = 1000
 
 
@@ -35,16 +35,18 @@ class ReasoningGym:
     def __init__(self, argument: str):
         with needs("reasoning_gym", "reasoning", f"--task reasoning_gym:{argument}"):
             from reasoning_gym import factory
-        self._factory = factory
+
         if argument not in factory.DATASETS:
             near = difflib.get_close_matches(argument, factory.DATASETS, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else "see github.com/open-thought"
             raise UserError(f"--task reasoning_gym:{argument}: no such dataset; {hint}")
+
+        self._factory = factory
         self.dataset = argument
         self.name = f"reasoning_gym:{argument}"
         self._of_level = lru_cache(64)(self._make_dataset)
         self._entry = lru_cache(4096)(self._make_entry)
-        self._of_level(1)
+        self._of_level(1)  # reports a dataset that cannot be made
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem of `split`."""
@@ -97,15 +99,18 @@ class ReasoningGym:
         return max((len(attribute.levels) for attribute in attributes), default=1)
 
     def _problem(self, level: int, seed: int) -> Problem:
+        """Return the problem of a seed, whatever its split."""
         entry = self._entry(level, seed)
-        question, answer = str(entry["question"]), entry["answer"]
+        question = str(entry["question"])
+        answer = entry["answer"]
+
         data = {"seed": seed, "question": question}
         target = f"Answer: {answer}" if answer is not None else ""
         key = _key(self.dataset, question)
         return Problem(self.name, level, asking(question), target, key, data)
 
     def _make_entry(self, level: int, seed: int) -> Mapping[str, Any]:
-        """Return the entry that reasoning-gym makes of a seed."""
+        """Return the entry that reasoning-gym generates from a seed."""
         dataset = self._of_level(level, seed)
         with calling(f"task {self.name}: its generator"):
             return dataset[0]
@@ -121,6 +126,7 @@ class ReasoningGym:
             given: dict[str, Any] = {"seed": seed, "size": 1}
             if not self._factory.has_curriculum(self.dataset):
                 return self._factory.create_dataset(self.dataset, **given)
+
             curriculum = self._factory.create_curriculum(self.dataset)
             curriculum.set_global_level(level - 1)
             config = curriculum.generate_configuration(given)

@@ -1,4 +1,4 @@
-"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's own.
+"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's task.
 
 A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
@@ -24,10 +24,10 @@ REGISTRY = {
     "reasoning_gym": "tasks.reasoning_gym:ReasoningGym",
 }
 
-# The option that names a reward function of the user's own.
+# The option that names a user's reward function.
 REWARD_FILE = "reward-file"
 
-# Flags of a task that imply the task, so that --data FILE suffices.
+# Flags that imply the task they belong to, so that --data FILE needs no --task.
 IMPLIED = {"--data": "data", "--reward-file": "data"}
 
 
@@ -39,9 +39,9 @@ def load_task(
 ) -> Task:
     """Return the task `spec`, a name of `REGISTRY` or ``path/to/file.py:ClassName``.
 
-    `reward` is one of the task's `rewards`, None for the default; a `wording` replaces the prompt
-    of all problems (see `worded`). Raises UserError if there is no such task, file, class, reward
-    or option, and if the wording does not suit the task.
+    `reward` is one of the task's `rewards`, or None for the default. A `wording` replaces the
+    prompt of all problems (see `worded`). Raises UserError if there is no such task, file, class,
+    reward or option, or if the wording does not suit the task.
     """
     task = _make_task(spec, reward, options)
     if wording:
@@ -51,24 +51,25 @@ def load_task(
 
 
 def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Task:
-    kind = _load_class(spec)
+    """Return the task, made with the given options and checked."""
+    task_class = _load_class(spec)
     known = options_of(spec)
     for name in options:
         if name not in known:
             raise UserError(_no_such_flag(name, spec))
 
-    chosen = {}
+    keywords = {}
     if reward is not None:
-        rewards = tuple(getattr(kind, "rewards", ()))
+        rewards = tuple(getattr(task_class, "rewards", ()))
         if reward not in rewards:
             names = ", ".join(rewards) if rewards else "none: the task has one reward"
             raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
-        chosen = {"reward": reward}
+        keywords["reward"] = reward
 
-    keywords = {name.replace("-", "_"): value for name, value in options.items()}
-    keywords |= _argument(spec, kind)
+    keywords |= {name.replace("-", "_"): value for name, value in options.items()}
+    keywords |= _argument(spec, task_class)
     with calling(f"--task {spec}: its constructor"):
-        task = kind(**chosen, **keywords)
+        task = task_class(**keywords)
     check_task(task, spec)
     return task
 
@@ -78,24 +79,26 @@ def is_of_project(spec: str) -> bool:
     return spec.partition(":")[0] in REGISTRY
 
 
-def _argument(spec: str, kind: Any) -> dict[str, str]:
+def _argument(spec: str, task_class: Any) -> dict[str, str]:
     """Return the keyword argument that "name:argument" gives a task of the project."""
     if not is_of_project(spec):
         return {}
+
     name, colon, argument = spec.partition(":")
-    wanted = getattr(kind, "argument", None)
-    if wanted and not argument:
-        placeholder, meaning = wanted
+    expected = getattr(task_class, "argument", None)
+    if expected and not argument:
+        placeholder, meaning = expected
         raise UserError(f"--task {spec}: give {name}:{placeholder}, {meaning}")
-    if colon and not wanted:
+    if colon and not expected:
         raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
-    return {"argument": argument} if wanted else {}
+    return {"argument": argument} if expected else {}
 
 
 def _load_class(spec: str) -> Any:
+    """Return the class of task `spec`. Raises UserError if there is none."""
     if is_of_project(spec):
-        where, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
-        return getattr(importlib.import_module(where), name)
+        module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
+        return getattr(importlib.import_module(module), name)
 
     where, _, name = spec.rpartition(":")
     path = Path(where)
@@ -104,6 +107,7 @@ def _load_class(spec: str) -> Any:
         raise UserError(
             f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
         )
+
     found = load_from_file(path, name, kind="task", where=f"--task {spec}")
     if not isinstance(found, type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
@@ -111,19 +115,19 @@ def _load_class(spec: str) -> Any:
 
 
 def programs_of(spec: str, task: Task) -> list[Path]:
-    """Return the files of a user's own task, or of a user's own reward function."""
-    own = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
-    return own + list(getattr(task, "program", ()))
+    """Return the files that a user's task or reward function executes."""
+    task_file = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
+    return task_file + list(getattr(task, "program", ()))
 
 
-def trust(
+def require_trusted_task(
     spec: str, options: Mapping[str, str], allowed: Collection[str | None], where: Path
 ) -> None:
     """Check that the user has allowed the programs that the record of a run names.
 
-    A run may come from a stranger, and to load a user's own task or reward function is to execute
-    it. Raises UserError, which names the record `where`, unless the task `spec` is one of
-    `REGISTRY` or `allowed`, and the reward function among its `options` is allowed as well.
+    A run may come from a stranger, and loading a task or a reward function from a file executes the
+    file. Raises UserError, which names the record `where`, unless the task `spec` is one of
+    `REGISTRY` or `allowed`, and the reward function in its `options` is allowed as well.
     """
     if not is_of_project(spec) and spec not in allowed:
         raise UserError(
@@ -139,7 +143,7 @@ def trust(
 
 
 def implied_task(arguments: Sequence[str]) -> str | None:
-    """Return the task that command line words imply: "data" for --data FILE."""
+    """Return the task that the words of a command line imply: "data" for --data FILE."""
     words = [word.partition("=")[0] for word in arguments]
     return next((task for flag, task in IMPLIED.items() if flag in words), None)
 
@@ -161,7 +165,7 @@ def options_of(spec: str) -> Mapping[str, str]:
 
 
 def flags_of_tasks() -> str:
-    """Return the flags of the tasks of `REGISTRY` as text for a program's --help."""
+    """Return the flags of all tasks of `REGISTRY`, as text for --help."""
     tasks = {name: options_of(name) for name in REGISTRY}
     texts = [
         f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())

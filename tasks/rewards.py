@@ -1,13 +1,13 @@
-"""A user's reward functions: how they are found, called, limited in time, and made into scores.
+"""A user's reward functions: how they are checked, called, limited in time, and made into scores.
 
     def reward(prompt, completion, answer, **row):
         return {"correct": float(completion.endswith(answer)), "format": 0.2}
 
-A function is called with the names of its parameters: `prompt`, `completion`, and any column of the
-row (`answer` ...). With ``**row`` it gets all other columns. It returns a number, or a mapping of
-components to numbers, whose weighted sum is the reward. A function with a parameter `completions`
-gets lists instead, one entry for each completion of the group, and returns a list (the convention
-of TRL). Functions may be coroutines (``async def``), for a judge behind a server.
+A function may have the parameters `prompt` and `completion`, and any column of the row (`answer`
+...). With ``**row`` it gets all other columns. It returns a number, or a mapping of components to
+numbers, whose weighted sum is the reward. A function with a parameter `completions` gets lists
+instead, one entry for each completion of the group, and returns a list (the convention of TRL).
+Functions may be coroutines (``async def``), e.g. for a judge behind a server.
 
 The calls of a batch run side by side, in threads, in processes, or in one event loop
 (`tasks.reward_calls`). Results are put in the order of the completions, so they do not depend on
@@ -27,7 +27,7 @@ from data.text import shortened
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
 
-# Rounding may leave a sum of components this far below the highest reward.
+# Because of rounding, a sum of components may be this far below the highest reward.
 ROUNDING = 1e-9
 
 # Parameters that are not columns of a row.
@@ -55,7 +55,7 @@ class RewardSettings:
 
 
 class RewardFunctions:
-    """One or several reward functions, whose components are added up."""
+    """One or more reward functions, whose components are added up."""
 
     def __init__(self, functions: Sequence[Callable], settings: RewardSettings | None = None):
         self.settings = settings or RewardSettings()
@@ -73,7 +73,7 @@ class RewardFunctions:
             function.check(row, where)
 
     def scores(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
-        """Return the score of each completion of each group, all computed side by side.
+        """Return the score of each completion of each group, all computed concurrently.
 
         A group is a problem, whose `data` has the columns of its row, and its completions. Raises
         UserError, which names the row and the completion, if a call fails, takes too long, or
@@ -97,7 +97,8 @@ class RewardFunctions:
         progress: Progress,
     ) -> list[Score]:
         """Return the score of each completion of a group, whose calls have started."""
-        components: list[dict[str, float]] = [{} for _ in group[1]]
+        _, completions = group
+        components: list[dict[str, float]] = [{} for _ in completions]  # of all functions so far
         for function, calls in started:
             more = self._finish(function, group, calls, progress)
             for of_completion, others in zip(components, more, strict=True):
@@ -121,10 +122,11 @@ class RewardFunctions:
         running: Sequence[Call],
         progress: Progress,
     ) -> list[dict[str, float]]:
-        """Return the components of each completion of the group."""
+        """Wait for the calls of a function; return the components of each completion."""
         problem, completions = group
         size = len(completions)
         whose = f"reward {function.name}, {problem.data.get('where', problem.key)}"
+
         if function.takes_group:
             returned = self._calls.result(running[0], f"{whose}, {size} completions", progress)
             results = _listed(returned, size, whose)
@@ -133,12 +135,14 @@ class RewardFunctions:
                 self._calls.result(call, f"{whose}, completion {number}", progress)
                 for number, call in enumerate(running, start=1)
             ]
+
         return [
             _components(result, function.name, f"{whose}, completion {number}")
             for number, result in enumerate(results, start=1)
         ]
 
     def _score(self, components: Mapping[str, float]) -> Score:
+        """Return the score of a completion: the weighted sum of its components."""
         weights = self.settings.weights
         for name in weights:
             if name not in components:
@@ -146,6 +150,7 @@ class RewardFunctions:
                     f"--reward-weights {name}: no such component; there are "
                     f"{', '.join(sorted(components))}"
                 )
+
         reward = math.fsum(weights.get(name, 1.0) * value for name, value in components.items())
         parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
         is_right = reward >= self.settings.highest - ROUNDING
@@ -153,16 +158,24 @@ class RewardFunctions:
 
 
 class _Function:
-    """A reward function, and how it is called."""
+    """A reward function, and how it is called.
+
+    - `is_async`: whether calls are coroutines;
+    - `takes_group`: whether one call scores all completions of a group;
+    - `takes_all`: whether it gets all columns (``**row``);
+    - `parameters`, `required`: the names of its parameters, and of those without a default.
+    """
 
     def __init__(self, function: Callable):
         if not callable(function):
             raise UserError(f"reward {function!r}: give a function")
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  (an object with async __call__)
-        )
+
+        # An object with an async __call__ counts as well.
+        called = getattr(function, "__call__", None)  # noqa: B004
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
+
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -173,6 +186,7 @@ class _Function:
         self.parameters = [one.name for one in named]
         self.required = [one.name for one in named if one.default is one.empty]
         self.takes_group = "completions" in self.parameters
+
         if any(one.kind is one.POSITIONAL_ONLY for one in named):
             raise UserError(f"reward {self.name}: has parameters without a name; remove the /")
 
@@ -184,6 +198,7 @@ class _Function:
                 f"reward {self.name}: has no parameter completion (or completions, for a whole "
                 "group)"
             )
+
         for name in self.required:
             if name not in row and name not in own:
                 raise UserError(
@@ -199,6 +214,7 @@ class _Function:
             columns = {name: [value] * size for name, value in row.items()}
             columns |= {"prompts": [problem.prompt] * size, "completions": list(completions)}
             return [self._call(columns)]
+
         return [
             self._call(row | {"prompt": problem.prompt, "completion": completion})
             for completion in completions
@@ -211,7 +227,7 @@ class _Function:
 
 
 def _listed(returned: Any, size: int, whose: str) -> list[Any]:
-    """Return what a function of a whole group returned as a list of one result a completion."""
+    """Return the results for a whole group as a list: one result for each completion."""
     if hasattr(returned, "tolist"):
         returned = returned.tolist()
     if isinstance(returned, str | Mapping) or not isinstance(returned, Sequence):
@@ -232,6 +248,7 @@ def _components(result: Any, name: str, whose: str) -> dict[str, float]:
     named = result if isinstance(result, Mapping) else {name: result}
     if not named:
         raise UserError(f"{whose}: returned no component")
+
     components = {}
     for key, value in named.items():
         value = value.item() if hasattr(value, "item") else value

@@ -1,10 +1,10 @@
-"""The task of a user's own data: each row is a problem, and a reward function scores completions.
+"""The task of a user's data: each row is a problem, and a reward function scores completions.
 
 A row needs a prompt, which is a text (`prompt`) or a conversation (`messages`, a list of ``{"role",
 "content"}`` whose last turn is the user's). `answer` and all other columns are passed to the reward
-function. Two columns are special if they exist: `split` ("train", "validation" or "test") and
-`level`, a whole number. Without `split`, a hash of the prompt puts a row into a split: 80 %, 10 %
-and 10 %. Rows with the same prompt, up to case and white space, are one problem: the first counts.
+function. Two optional columns have a meaning: `split` ("train", "validation" or "test") and
+`level`, a whole number. Without `split`, a hash of the prompt decides the split: 80 %, 10 % and
+10 %. Of rows whose prompts differ only in case and white space, the first is used.
 """
 
 import json
@@ -24,17 +24,21 @@ from tasks.rewards import RewardFunctions, RewardSettings
 
 ROLES = ("system", "user", "assistant")
 
-# Completions may reason before they answer, so the budget does not follow from the answer's length.
+# The completion budget in tokens. Completions may reason before they answer, so it does not follow
+# from the length of the answer.
 BUDGET = 256
 
 
 class Rows:
     """Problems from rows, scored by reward functions.
 
-    The arguments are texts, as the command line gives them, or Python values: `data` is anything
-    that `data.rows.read_rows` takes, `reward_file` names a function as ``path/to/file.py:name``,
-    `reward_functions` holds functions instead, and `columns` says what the columns are called:
-    ``{"prompt": "question"}``, or "prompt=question,answer=solution".
+    The arguments are texts, as on the command line, or Python values:
+
+    - `data`: anything that `data.rows.read_rows` takes;
+    - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
+    - `columns`: what the columns are called: ``{"prompt": "question"}``, or
+      "prompt=question,answer=solution";
+    - the others: see `tasks.rewards.RewardSettings`.
     """
 
     name = "data"
@@ -80,11 +84,9 @@ class Rows:
                 f"--reward-workers {reward_workers}: a process loads the reward from its file; "
                 "give it as path/to/file.py:function"
             )
+        weights = _pairs(reward_weights, "--reward-weights")
         settings = RewardSettings(
-            weights={
-                name: _number(value, "--reward-weights")
-                for name, value in _pairs(reward_weights, "--reward-weights").items()
-            },
+            weights={name: _number(value, "--reward-weights") for name, value in weights.items()},
             timeout=_number(reward_timeout, "--reward-timeout", above=0),
             highest=self.reward_range[1],
             workers=workers,
@@ -112,7 +114,7 @@ class Rows:
         return self.score_groups([(problem, completions)])[0]
 
     def score_groups(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
-        """Return the scores of several groups, whose completions are scored side by side."""
+        """Return the scores of several groups, whose completions are scored concurrently."""
         return self.functions.scores(groups)
 
     def watch(self, show: Callable[[int, int, float], None]) -> None:
@@ -120,7 +122,7 @@ class Rows:
         self.functions.watcher = show
 
     def problems(self, split: str) -> list[Problem]:
-        """Return all problems of a split: training goes through them in epochs."""
+        """Return all problems of a split, which training repeats in epochs."""
         return list(self._by_split[split])
 
     def family_size(self, level: int) -> int:
@@ -163,6 +165,7 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     where, given = row
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
+
     level = columns.pop("level", 1)
     split = columns.pop("split", None)
     if split is not None and split not in SPLITS:
@@ -173,6 +176,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
         data["messages"] = messages
     if split:
         data["split"] = split
+
+    # The key is computed last, because it takes texts that have been checked.
     problem = Problem(task, level, prompt, "", "unchecked", data)
     check_problem(problem, where)
     return replace(problem, key=_key(prompt, messages))
@@ -186,19 +191,21 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
                 f"--columns {name}={column}: {where} has no column {column!r}; it has "
                 f"{', '.join(given)}"
             )
-    taken = set(names.values())
-    others = {name: value for name, value in given.items() if name not in taken}
+
+    renamed = set(names.values())
+    others = {name: value for name, value in given.items() if name not in renamed}
     return others | {name: given[column] for name, column in names.items()}
 
 
 def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:
-    """Take the prompt out of the `columns`; return its last turn, and all turns if there are more.
+    """Remove the prompt from the `columns`; return the user's last turn, and the conversation.
 
-    The conversation is [] if the prompt is a plain text.
+    The conversation is [] if the prompt is a plain text or a single turn.
     """
     given = columns.pop("prompt", None)
     if given is None:
         given = columns.pop("messages", None)
+
     if isinstance(given, str) and given:
         return given, []
     if not isinstance(given, list) or not given:
@@ -216,6 +223,7 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
             )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
+
     messages = [{"role": turn["role"], "content": turn["content"]} for turn in given]
     return messages[-1]["content"], messages if len(messages) > 1 else []
 
@@ -240,6 +248,7 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
     notes = []
     if repeated := len(problems) - len(different):
         notes.append(f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another")
+
     held_out = [*by_split["validation"], *by_split["test"]]
     pairs = near_duplicates(
         [one.prompt for one in held_out], [one.prompt for one in by_split["train"]]
@@ -248,8 +257,8 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
         first, second = held_out[pairs[0][0]], by_split["train"][pairs[0][1]]
         notes.append(
             f"--data: {len(pairs):,} of {len(held_out):,} held-out prompts nearly repeat one of "
-            f"the training split, e.g. {first.data['where']} and {second.data['where']}; a score "
-            "on them may be memory"
+            f"the training split, e.g. {first.data['where']} and {second.data['where']}; high "
+            "scores on these may come from memory"
         )
     return by_split, notes
 
@@ -262,9 +271,12 @@ def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
     """
     if isinstance(given, Mapping):
         return dict(given)
+
     pairs = {}
-    for part in filter(None, (part.strip() for part in given.split(","))):
-        name, equals, value = part.partition("=")
+    for part in given.split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.strip().partition("=")
         if not (name and equals and value):
             raise UserError(f"{flag} {given}: give name=value,name=value")
         pairs[name.strip()] = value.strip()
@@ -272,6 +284,7 @@ def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
 
 
 def _range(given: str | Iterable[float]) -> tuple[float, float]:
+    """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
     parts = given.split(",") if isinstance(given, str) else list(given)
     if len(parts) != 2:
         raise UserError(f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1")
@@ -295,6 +308,7 @@ def _workers(given: str | int) -> tuple[int, bool]:
 
 
 def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
+    """Return a finite number above `above`. Raises UserError, which names the `flag`, if not."""
     try:
         number = float(given)
     except (TypeError, ValueError):

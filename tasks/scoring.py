@@ -1,4 +1,4 @@
-"""A task's scores, checked: one for each completion, finite, within the task's range."""
+"""Checks a task's scores: one for each completion, finite, and within the task's range."""
 
 import math
 import numbers
@@ -10,7 +10,7 @@ from data.errors import UserError
 from tasks.checks import calling
 from tasks.protocol import Problem, Score, Task
 
-# Rounding, in float32 too, may take a reward past an end of its range by this share of the range.
+# Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
 
 # The lowest and the highest reward.
@@ -45,9 +45,9 @@ def rescaled(reward: float, reward_range: Range) -> float:
 def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
     """Return `task.score(problem, completions)`, checked, with Python's numbers and every `value`.
 
-    A number that rounding took past an end of its range is set to that end. Raises UserError if
-    `score` raises, or if it returns anything but one Score for each completion, with finite
-    numbers within the task's range and parts that JSON can hold.
+    A number that is out of its range only by rounding is moved to the end of the range. Raises
+    UserError if `score` raises an exception, or if it returns anything but one Score for each
+    completion, with finite numbers within the task's range and parts that JSON can represent.
     """
     with calling(f"task {task.name}, problem {problem.key}: score()"):
         scores = list(task.score(problem, completions))
@@ -59,8 +59,8 @@ def scores_of_groups(
 ) -> list[list[Score]]:
     """Return the scores of several groups: problems, each with its completions.
 
-    A task that has `score_groups` scores them at once, for example side by side. Raises UserError
-    as `scores_of` does.
+    A task that has `score_groups` scores all groups in one call, for example concurrently. Raises
+    UserError as `scores_of` does.
     """
     score_groups = getattr(task, "score_groups", None)
     if score_groups is None:
@@ -103,7 +103,7 @@ def _all_checked(
 def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     """Return `score` with Python's numbers and its value.
 
-    Raises ValueError that says what is wrong; `whose` names the completion.
+    Raises ValueError, which says what is wrong; `whose` names the completion.
     """
     if not isinstance(score, Score):
         raise ValueError(f"{type(score).__name__} {whose}; it must return a Score for each")
@@ -125,7 +125,10 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
 
 
 def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
-    """Return the number `given`, moved to the end of its `limits` that rounding took it past."""
+    """Return the number `given`; if only rounding put it outside `limits`, the nearest limit.
+
+    Raises ValueError, which begins with `name`, if it is no finite number or further outside.
+    """
     number = _number(given)
     if number is None:
         raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
@@ -143,7 +146,7 @@ def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
 
 
 def _number(given: Any) -> float | None:
-    """Return a real number of Python, NumPy or PyTorch as a float; None unless it is finite."""
+    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
     plain = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(plain, numbers.Real):
         return None
@@ -155,9 +158,9 @@ def _number(given: Any) -> float | None:
 
 
 def _plain(part: Any, whose: str) -> Any:
-    """Return a part as JSON holds it, with arrays of NumPy and PyTorch as lists.
+    """Return a part of a score as JSON types; arrays of NumPy and PyTorch become lists.
 
-    Raises ValueError for what JSON cannot hold.
+    Raises ValueError if JSON cannot represent it.
     """
     if hasattr(part, "tolist"):
         part = part.tolist()

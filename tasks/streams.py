@@ -18,6 +18,7 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     assert split in SPLITS, split
     text = f"{task.name}/{seed}/{split}/{level}/{index}"
     rng = random.Random(hashlib.sha256(text.encode()).digest())
+
     what = f"task {task.name}: make({level}, {split!r}, rng)"
     with calling(what):
         problem = task.make(level, split, rng)
@@ -28,6 +29,6 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
 def problem_stream(
     task: Task, *, seed: int, split: str, level: int, start: int = 0
 ) -> Iterator[Problem]:
-    """Yield problems `start`, `start + 1`, ... of the stream without end."""
+    """Yield problems `start`, `start + 1`, ... of the endless stream."""
     for index in count(start):
         yield problem_at(task, seed=seed, split=split, level=level, index=index)

@@ -1,10 +1,9 @@
 """The problems that training draws, and those that evaluation may use, for any task.
 
-Three kinds of training supply: `fresh` (problem after problem of the endless stream; the default),
-``fixed:N`` (the first N different problems of the stream, over and over) and a data set from a
-file. The last two are epoch sets: each epoch goes through all of them, in an order shuffled by the
-seed. Problem `index` is a pure function of seed, level and index, so a run can be taken up
-anywhere.
+There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
+``fixed:N`` (the first N different problems of the stream, repeated) and a data set from a file. The
+last two are used in epochs: each epoch goes through all problems, in an order shuffled by the seed.
+Problem `index` is a pure function of seed, level and index, so a run can be resumed at any step.
 """
 
 import hashlib
@@ -20,8 +19,8 @@ from tasks.checks import TaskError
 class Supply:
     """The problems that training draws. `kind` is "fresh" or "fixed:N"; a `dataset` overrides it.
 
-    A level of a dataset has the problems of that level; if the dataset is `mixed`, every level has
-    all problems.
+    Training at a level uses the problems of the dataset that have this level, or all of its
+    problems if it is `mixed`.
     """
 
     def __init__(
@@ -33,19 +32,29 @@ class Supply:
         dataset: Sequence[Problem] = (),
         mixed: bool = False,
     ):
-        self.task, self.seed, self.mixed = task, seed, mixed
+        self.task = task
+        self.seed = seed
+        self.mixed = mixed
+        self.fixed = fixed_size(kind)
+
+        # By level. All problems of a mixed dataset are under 0.
         self.dataset: dict[int, list[Problem]] = {}
         for problem in dataset:
             self.dataset.setdefault(0 if mixed else problem.level, []).append(problem)
-        self.fixed = fixed_size(kind)
+
+        # Remembered: the fixed problems by level, and (size, epoch, order) of the last epoch.
         self._sets: dict[int, list[Problem]] = {}
-        self._order: tuple[int, int, list[int]] = (0, -1, [])  # size, epoch, order
+        self._order: tuple[int, int, list[int]] = (0, -1, [])
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
         if not (self.fixed or self.dataset):
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-        problems = self.dataset[0 if self.mixed else level] if self.dataset else self._fixed(level)
+
+        if self.dataset:
+            problems = self.dataset[0 if self.mixed else level]
+        else:
+            problems = self._fixed(level)
         epoch, place = divmod(index, len(problems))
         return problems[self._epoch(len(problems), epoch)[place]]
 
@@ -83,6 +92,7 @@ class Supply:
         return family_size(self.task, level)
 
     def _fixed(self, level: int) -> list[Problem]:
+        """Return the first N different problems of a level."""
         if level not in self._sets:
             self._sets[level] = distinct_problems(
                 self.task, seed=self.seed, split="train", level=level, size=self.fixed
@@ -90,6 +100,7 @@ class Supply:
         return self._sets[level]
 
     def _epoch(self, size: int, epoch: int) -> list[int]:
+        """Return the order of an epoch over `size` problems."""
         if self._order[:2] != (size, epoch):
             self._order = (size, epoch, epoch_order(self.seed, epoch, size))
         return self._order[2]
@@ -156,13 +167,17 @@ def held_out(
     fruitless: int | None = None,
     family: int | None = None,
 ) -> HeldOut:
-    """Return the first `size` distinct `problems` that training has not `seen`, or as many as
-    there are.
+    """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
-    Two problems with one key are the same problem. The search ends with the supply, after
-    `fruitless` draws in a row that brought nothing to keep (required for a stream without end; see
-    `patience`), once all problems of a `family` of known size were found, or where the supply
-    raises a UserError, which the result then names. Raises TaskError if the task is wrong.
+    Two problems with the same key are the same problem. The search ends
+
+    - at the end of the `problems`;
+    - after `fruitless` draws in a row without a new problem (required for an endless stream, see
+      `patience`);
+    - when all problems of a `family` of known size have been drawn;
+    - when the task refuses with a UserError, which the result then names.
+
+    Raises TaskError if the task's code is wrong.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -189,16 +204,17 @@ def held_out(
 
 
 def family_size(task: Task, level: int) -> int | None:
-    """Return how many different problems there are at `level`, in all splits together; None where
-    the task does not know.
+    """Return how many different problems there are at `level`, in all splits together.
+
+    Returns None if the task does not know.
     """
     return getattr(task, "family_size", lambda level: None)(level)
 
 
 def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
-    """Return the first `size` problems of the stream with keys of their own.
+    """Return the first `size` problems of the stream that all differ.
 
-    Raises UserError when the task cannot make the level, or has too few different problems of it
+    Raises UserError if the task cannot make problems of the level, or not enough different ones
     (see `patience`).
     """
     stream = problem_stream(task, seed=seed, split=split, level=level)
@@ -210,42 +226,41 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
     if len(found.problems) < size:
         raise UserError(
             f"level {level} of task {task.name}, {split}: only {len(found.problems)} different "
-            "problems found, "
-            f"and {size} are asked for; ask for {len(found.problems)} or less"
+            f"problems found, and {size} are asked for; ask for {len(found.problems)} or less"
         )
     return found.problems
 
 
 class Examples:
-    """Solved problems that a prompt shows before the question: `count` of its level, e.g.
-    ``Examples(task, seed=0, count=3)``.
+    """Solved problems that a prompt shows before the question, e.g. ``Examples(task, seed=0,
+    count=3)``.
 
-    They come from the training split, so none of them is a held-out problem. Which ones a problem
-    gets is a pure function of seed, level and the problem's key; the problem itself is never among
-    them, and no example comes twice.
+    A prompt shows `count` different examples of its own level, from the training split, so none of
+    them is a held-out problem. They are a pure function of the seed, the level and the problem's
+    key, and the problem itself is never among them.
     """
 
-    REMEMBERED = 512  # problems whose examples are kept: a step asks for them several times
+    # The examples of this many problems are remembered, because a step asks for them several times.
+    REMEMBERED = 512
 
     def __init__(self, task: Task, *, seed: int, count: int):
-        self.task, self.seed, self.count = task, seed, count
+        self.task = task
+        self.seed = seed
+        self.count = count
         self._drawn = lru_cache(self.REMEMBERED)(self._draw)
 
     def of(self, problem: Problem) -> tuple[Problem, ...]:
-        """Return the examples of `problem`. Raises UserError where the level has too few problems
-        in the training split.
+        """Return the examples of `problem`.
+
+        Raises UserError if the training split has too few problems of its level.
         """
         return self._drawn(problem.level, problem.key)
 
     def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
         family = family_size(self.task, level)
+        seed = int(key_of("examples", self.seed, key), 16)
         found = held_out(
-            problem_stream(
-                self.task,
-                seed=int(key_of("examples", self.seed, key), 16),
-                split="train",
-                level=level,
-            ),
+            problem_stream(self.task, seed=seed, split="train", level=level),
             self.count,
             {key},
             fruitless=patience(self.count, family),
@@ -257,7 +272,7 @@ class Examples:
         if len(found.problems) < self.count:
             raise UserError(
                 f"--shots {self.count}: level {level} of task {self.task.name} has only "
-                f"{len(found.problems)} other problems "
-                f"in the training split; give {len(found.problems)} or less"
+                f"{len(found.problems)} other problems in the training split; give "
+                f"{len(found.problems)} or less"
             )
         return tuple(found.problems)

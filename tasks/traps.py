@@ -1,7 +1,7 @@
 """What cheap strategies earn under each reward of the interleave task: `python -m tasks.traps`.
 
-If a reward pays well for a strategy that ignores one of the texts, a policy can get stuck there.
-Plain similarity pays 0.50 for copying A at 25 words.
+A policy can get stuck in a strategy that ignores one of the texts if a reward pays well for it.
+Plain similarity gives 0.50 for copying A at 25 words.
 """
 
 import sys
@@ -17,7 +17,7 @@ IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "gar
 
 
 def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
-    """Return what each cheap strategy would write: the traps that a policy can fall into."""
+    """Return what each cheap strategy writes. These are the traps that a policy can fall into."""
     right = interleaved(a, b)
     return {
         "copies A": list(a),
@@ -34,8 +34,9 @@ def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
 
 
 def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
-    """Return what each strategy would write: the traps, small mistakes, and the right answer."""
-    right, third = interleaved(a, b), 2 * (len(a) // 3)
+    """Return what each strategy writes: the traps, small mistakes, and the right answer."""
+    right = interleaved(a, b)
+    third = 2 * (len(a) // 3)
     return {
         "right": right,
         "empty": [],
@@ -54,7 +55,7 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
     The mean is over `samples` problems of the validation split.
     """
     tasks = {reward: Interleave(reward) for reward in Interleave.rewards}
-    pay: dict[tuple[str, int, str], list[float]] = {}
+    rewards: dict[tuple[str, int, str], list[float]] = {}
     for level in levels:
         for index in range(samples):
             problem = problem_at(
@@ -62,10 +63,11 @@ def table(levels: Sequence[int], samples: int = 20) -> dict[tuple[str, int, str]
             )
             written = all_strategies(problem.data["a"], problem.data["b"])
             texts = [" ".join(words) for words in written.values()]
+
             for reward, task in tasks.items():
                 for name, score in zip(written, task.score(problem, texts)):
-                    pay.setdefault((name, level, reward), []).append(score.reward)
-    return {key: float(np.mean(values)) for key, values in pay.items()}
+                    rewards.setdefault((name, level, reward), []).append(score.reward)
+    return {key: float(np.mean(values)) for key, values in rewards.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,21 +76,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(argv: Sequence[str] | None) -> int:
-    """Print the table."""
+    """Print a table for each level: a row for each strategy, a column for each reward."""
     parser = Parser(prog="python -m tasks.traps", description=__doc__.splitlines()[0])
-    parser.add_argument("--levels", default=",".join(map(str, LADDER)))
-    parser.add_argument("--samples", type=int, default=5, help="problems averaged over")
+    parser.add_argument(
+        "--levels",
+        metavar="L,L,...",
+        default=",".join(map(str, LADDER)),
+        help="words of each text (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--samples",
+        metavar="N",
+        type=int,
+        default=5,
+        help="average over N problems (default: %(default)s)",
+    )
     arguments = parser.parse_args(argv)
+
+    names = Interleave.rewards
     for level in parse_levels(arguments.levels, "--levels"):
-        pay = table([level], arguments.samples)
-        print(f"| {level} words | " + " | ".join(Interleave.rewards) + " |")
-        print("|---|" + "---|" * len(Interleave.rewards))
-        for name in dict.fromkeys(name for name, *_ in pay):
-            print(
-                f"| {name} | "
-                + " | ".join(f"{pay[name, level, reward]:.2f}" for reward in Interleave.rewards)
-                + " |"
-            )
+        means = table([level], arguments.samples)
+        print(f"| {level} words | {' | '.join(names)} |")
+        print("|---|" + "---|" * len(names))
+        for strategy in dict.fromkeys(strategy for strategy, *_ in means):
+            cells = [f"{means[strategy, level, reward]:.2f}" for reward in names]
+            print(f"| {strategy} | {' | '.join(cells)} |")
         print()
     return 0
 

@@ -1,4 +1,4 @@
-"""The prompt of a task in words of the user's own (--wording)."""
+"""Prompts in the user's own words (--wording)."""
 
 import string
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from data.errors import UserError
 from tasks.protocol import Problem, Task
 
-# By name, the function that makes a placeholder's text from a problem's data.
+# For each placeholder, the function that makes its text from a problem's data.
 Placeholders = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 BRACES = "a brace that is text is written twice"
@@ -44,9 +44,9 @@ def check_placeholders(wording: str, placeholders: Placeholders, *, task: str, w
 
 
 def _fields_of(wording: str) -> list[str]:
-    """Return what stands between braces: ["a", "b"] of "A: {a}, B: {b}".
+    """Return what is written between braces: ["a", "b"] for "A: {a}, B: {b}".
 
-    Raises ValueError if braces do not match.
+    Raises ValueError if the braces do not match.
     """
     fields = []
     for _, name, form, conversion in string.Formatter().parse(wording):
@@ -57,9 +57,9 @@ def _fields_of(wording: str) -> list[str]:
 
 
 def worded(task: Task, problem: Problem) -> Problem:
-    """Return `problem` with its prompt in the task's own wording, if `load_task` gave it one.
+    """Return `problem` with its prompt in the wording that `load_task` gave the task, if any.
 
-    Raises UserError if the problem's data lacks what a placeholder stands for.
+    Raises UserError if the problem's data lacks what a placeholder needs.
     """
     wording = getattr(task, "wording", "")
     placeholders: Placeholders = getattr(task, "placeholders", {})

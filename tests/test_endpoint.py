@@ -123,7 +123,7 @@ def test_problems_whose_requests_fail_are_left_out_and_said(capsys):
     [
         (lambda *_: (401, {}, {"error": {"message": "bad key"}}), "status 401: bad key"),
         (lambda *_: (404, {}, {"detail": "no model m"}), "status 404: "),
-        (lambda *_: (500, {}, b""), "6 tries failed; the last: status 500: nothing was said"),
+        (lambda *_: (500, {}, b""), "6 tries failed; the last: status 500: no reason given"),
         (lambda *_: (200, {}, b"<html>hello</html>"), "not that of an OpenAI-compatible server"),
         (lambda *_: (200, {}, {"choices": []}), "not that of an OpenAI-compatible server"),
         (lambda *_: (200, {}, b"x" * (1 << 25)), "more than 16 MiB"),

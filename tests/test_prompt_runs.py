@@ -141,7 +141,7 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
         f"{b}<|end|><|assistant|>"
     )
     said = capsys.readouterr().out
-    assert "the first prompt as the model was sent it" in said and f"  Two: {b}<|end|>" in said
+    assert "the first prompt as it was sent to the model" in said and f"  Two: {b}<|end|>" in said
 
 
 def test_an_evaluation_may_have_prompts_of_its_own(here):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare_runs import unhurried
+from compare_runs import without_seconds
 from safetensors.torch import load_file
 from small_runs import BY_PLACE
 
@@ -169,7 +169,7 @@ def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, sh
     assert (
         max((after[name] - before[name]).abs().max() for name in before) > 1e-4
     )  # far more than what is let pass above
-    mine, other = (unhurried(load_run(folder).decisions) for folder in (alone, run))
+    mine, other = (without_seconds(load_run(folder).decisions) for folder in (alone, run))
     assert mine == other and mine[0]["kind"] == "preflight"
     mine, other = (load_run(folder).evals for folder in (alone, run))
     assert [line["step"] for line in mine] == [line["step"] for line in other] == [0, 2, 4]

@@ -63,11 +63,13 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
             adapted = PeftModel.from_pretrained(
                 model, folder, is_trainable=True, use_safetensors=True
             )
+
         with safe_open(folder / "adapter_model.safetensors", "pt") as file:
             found = set(file.keys())
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        # The first reason that names a tensor, else the first line.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         mismatches = [line for line in lines if line.startswith("size mismatch")]
         reason = (mismatches or lines or ["unreadable"])[0]

@@ -7,7 +7,7 @@ A `transformers` model can run in three ways, called paths here; the fastest com
   rollout, `model.packed_attention` in the update);
 - *plain*: the model's, with every token run again at each step (`model.fallback`).
 
-The name of an architecture does not tell which paths are right: some layers keep a state besides
+The name of an architecture does not tell which paths are right: some layers keep a state other than
 keys and values, and some attention functions take arguments that change the result. So when a model
 is loaded, each path runs a few short sequences, both as the rollout and as the update would run
 them. Its log-probabilities are compared with those of the model's own forward pass, with its own
@@ -92,7 +92,7 @@ def _probe_adapters(model: Model) -> Iterator[None]:
 
 
 def _choose_path(policy: Runner) -> None:
-    """Do the work of `choose_path`, with adapters that are no longer 0."""
+    """Do the work of `choose_path`, after the adapters have been given values other than 0."""
     model = policy.causal
     own_attention = model.config._attn_implementation
     if own_attention == ATTENTION_NAME:  # it was set for another policy

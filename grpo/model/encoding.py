@@ -18,9 +18,10 @@ from tasks.base import UserError, blaming
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
 
-ANCHORS = ("", "\n", "a", ".")  # what a run may stand behind, see `_plain_run`
+# What may come before a run of plain text, see `_plain_run`.
+ANCHORS = ("", "\n", "a", ".")
 
-# Characters of private use, so in no text that means anything.
+# Characters for private use, which ordinary texts do not contain.
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))
 
 
@@ -95,8 +96,8 @@ def prompt_tokens(
     """Return the token ids of `turns` by the chat `template`, up to where the answer begins.
 
     The template is called with its `arguments`. Without a template each turn is a line of text.
-    Raises UserError if a turn holds the text of a control token and the tokenizer cannot tell
-    where its tokens stand.
+    Raises UserError if a turn contains the text of a control token and the tokenizer cannot tell
+    which characters its tokens cover.
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
@@ -129,8 +130,8 @@ def _escaped_tokens(
     """Return the token ids of turns that hold the texts of control tokens.
 
     The template sees a stand-in for each of these texts: a number between two marks. So the control
-    tokens of the rendered text are the template's own. Between them lie runs of plain text. Those
-    with stand-ins are encoded once more, with the texts themselves.
+    tokens of the rendered text are the template's own, with runs of plain text between them. Runs
+    with stand-ins are encoded again, with the texts themselves.
     """
     controls = controls_of(tokenizer)
     assert controls.pattern is not None

@@ -15,8 +15,8 @@ ANSWER = "This"  # one plain word, which no template changes
 def end_of_turn(tokenizer: Tokenizer) -> int | None:
     """Return the control token that the chat template writes after an assistant's answer.
 
-    None where there is no template, where it takes no assistant's turn, or where plain text
-    follows the answer.
+    Returns None if there is no template, if it takes no assistant's turn, or if plain text follows
+    the answer.
     """
     pattern = controls_of(tokenizer).pattern
     if not tokenizer.chat_template or pattern is None:

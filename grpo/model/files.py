@@ -14,7 +14,7 @@ KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
 
 
 def check_files(folder: Path) -> None:
-    """Raise UserError if what `transformers` would read is no ordinary file, or much too large."""
+    """Raise UserError if a file that `transformers` reads is not an ordinary one, or too large."""
     for path in sorted(folder.iterdir()):
         if path.suffix in KINDS:
             if not path.is_file():

@@ -50,7 +50,8 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
 def reading() -> Iterator[None]:
     """Within this context, a GGUF file is read without a progress bar, which no setting turns off.
 
-    Raises ValueError for whatever its readers, in Python and Rust, raise on a damaged file.
+    Turns all exceptions that the readers, in Python and Rust, raise for damaged files into
+    ValueError.
     """
     try:
         with redirect_stderr(io.StringIO()):

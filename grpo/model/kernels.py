@@ -102,6 +102,7 @@ def rotary(
     half = tl.arange(0, D // 2)
     c = tl.load(cos_Nd + n * (D // 2) + half).to(tl.float32)[None, :]
     s = tl.load(sin_Nd + n * (D // 2) + half).to(tl.float32)[None, :]
+
     _rotate_heads(q + n * q_stride, q_out + n * q_out_stride, c, s, half, H, D, BLOCK_H)
     _rotate_heads(k + n * k_stride, k_out + n * k_out_stride, c, s, half, K, D, BLOCK_K)
 
@@ -160,6 +161,7 @@ def swiglu_backward(d_NF, gate_up, out, stride, F, BLOCK: tl.constexpr):
     up = tl.load(gate_up + n * stride + F + f, mask=inside).to(tl.float32)
     d = tl.load(d_NF + n * F + f, mask=inside).to(tl.float32)
 
+    # silu'(x) = sigmoid(x) (1 + x (1 - sigmoid(x))).
     wide = gate.to(tl.float32)
     sigmoid = 1 / (1 + tl.exp(-wide))
     d_gate = d * up * sigmoid * (1 + wide * (1 - sigmoid))
@@ -232,6 +234,7 @@ def logprobs(
     for start in range(0, V, BLOCK):
         logits = tl.load(logits_NV + n * V + start + v, mask=start + v < V, other=-1e30)
         x = logits.to(tl.float32) / temperature
+
         higher = tl.maximum(top, tl.max(x))
         shrink = tl.exp(top - higher)
         mass = tl.exp(x - higher)
@@ -243,6 +246,8 @@ def logprobs(
 
     lse = top + tl.log(total)
     tl.store(lse_N + n, lse)
+
+    # The entropy is log(total) - weighted / total, because the scale `top` cancels out.
     target = tl.load(logits_NV + n * V + tl.load(target_N + n)).to(tl.float32)
     tl.store(logprob_N + n, target / temperature - lse)
     tl.store(entropy_N + n, tl.log(total) - weighted / total)
@@ -261,6 +266,7 @@ def logprobs_backward(logits_NV, target_N, temperature_N, lse_N, d_N, V, BLOCK: 
     d = tl.load(d_N + n)
     target = tl.load(target_N + n)
 
+    # d logprob / d logits = (onehot(target) - p) / temperature.
     x = tl.load(logits_NV + n * V + v, mask=v < V, other=0.0)
     p = tl.exp(x.to(tl.float32) / temperature - lse)
     d_logits = tl.where(v == target, 1.0 - p, -p) * d / temperature

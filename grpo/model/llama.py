@@ -3,8 +3,8 @@
 It runs on any device, in rollout and update alike, with the weights of the `transformers` model
 and the same arithmetic up to the order of rounding. Models of other families stay as they are.
 
-Departure from `peft`: `peft` computes an adapter in float32 beside a bfloat16 layer, which takes a
-copy of the input and four passes over the output. Here its products are in the layer's precision.
+Difference to `peft`: `peft` computes the adapter of a bfloat16 layer in float32, which takes a copy
+of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
 import warnings
@@ -181,10 +181,10 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
 
 
 def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
-    """Return whether hidden states that differ by so much from the model's own may be used.
+    """Return whether hidden states with this relative `difference` from the model's may be used.
 
-    `difference` is relative. Beyond what rounding explains, warn that `what` is not used. In
-    bfloat16 rounding comes to 0.03 in 28 layers.
+    If rounding does not explain the difference, warn that `what` is not used. In bfloat16 rounding
+    amounts to 0.03 in 28 layers.
     """
     tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
     if difference <= tolerance:

@@ -167,7 +167,7 @@ def _device(name: str) -> str:
         raise UserError(f"--device {name}: torch sees no GPU here; give --device cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"--device {name}: no such device; give auto, cpu or cuda")
-    # Each rank has a GPU of its own.
+    # Each rank has its own GPU.
     return f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name
 
 
@@ -345,7 +345,10 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
 
 
 def load_shape(spec: str) -> Any:
-    """Return the model's configuration alone. Raises UserError if it cannot be loaded."""
+    """Return the model's configuration, without its weights.
+
+    Raises UserError if it cannot be loaded.
+    """
     source = resolve(spec)
     place, options = gguf.place_of(source)
     with _loading(source):
@@ -353,7 +356,7 @@ def load_shape(spec: str) -> Any:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Return the tokenizer alone. Raises UserError if it cannot be loaded."""
+    """Return the tokenizer of a model. Raises UserError if it cannot be loaded."""
     return _read_tokenizer(resolve(spec))[0]
 
 

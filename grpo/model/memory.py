@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Activations may take this part of the GPU's memory, one in so many, where that is enough.
+# Activations may take one sixth of the GPU's memory, if that is enough.
 ACTIVATION_PART = 6
 
-# Keys and values may take this share of what is left beside weights and optimizer.
+# Keys and values may take this share of the memory that weights and optimizer leave.
 CACHE_SHARE = 0.45
 
-# So many tokens keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s).
+# This many tokens keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s).
 BUSY_TOKENS = 4096
 
 # Bytes of an optimizer's moments for each trained number.
@@ -70,8 +70,8 @@ def shape_of(config: Any, number: int, is_fast: bool = True) -> Shape:
 def update_tokens(shape: Shape, memory: float, reserved: float) -> int:
     """Return how many tokens a micro-batch may have on a GPU with `memory` bytes.
 
-    Their activations may take a sixth of the memory, or a third of what is left beside the
-    `reserved` bytes. To reach BUSY_TOKENS they may take as much as keys and values may.
+    Their activations may take a sixth of the memory, or a third of what the `reserved` bytes leave.
+    To reach BUSY_TOKENS they may take as much as keys and values may.
     """
     left = max(0.0, memory - reserved)
     usual = min(memory / ACTIVATION_PART, left / 3)

@@ -189,7 +189,7 @@ class MergedLinear:
     def forward(self, x_NI: Tensor, use_lora: bool) -> tuple[Tensor, Tensor | None]:
         """Return the layers' outputs side by side (N, O), and A x of each layer (N, layers * rank).
 
-        The latter is None where there are no adapters, or `use_lora` is False.
+        A x is None if there are no adapters, or if `use_lora` is False.
         """
         if not (self.rank and use_lora):
             bias = None if self.bias is None else self.bias[: self.out_features]

@@ -67,10 +67,10 @@ class Packing:
         self.tokens_N = to_device(torch.cat(tokens), device)
         self.positions_N = to_device(torch.cat(positions), device)
         self.predictors_M = to_device(torch.cat(predictors), device)
-        self.prompt_tokens = prompt_ends[-1]  # the completions' tokens stand behind so many
+        self.prompt_tokens = prompt_ends[-1]  # the completions' tokens come after these
         self.longest = longest
 
-        # Who attends to whom: prompts to themselves, completions to themselves and to prompts.
+        # Prompts attend to themselves, completions to themselves and to their prompts.
         self.prompts = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
         self.completions = VarlenSegments(read_lengths, read_lengths, True, device)
         read_by_prompt = [sum(read_lengths[i : i + rows]) for i in range(0, len(completions), rows)]
@@ -89,8 +89,8 @@ class Packing:
 class PaddedBatch:
     """The same for a model that cannot share prompts (see `model.fallback`).
 
-    `tokens_RT` are the completions, padded on the right; `mask_RT` is True where tokens stand;
-    `prompts` are token ids.
+    `tokens_RT` are the completions, padded on the right; `mask_RT` is False at padding; `prompts`
+    are token ids.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Policy:
       trainer adds.
     - `decoder_cache`: what the rollout keeps for this policy.
 
-    `frozen` is the reference if that is a model of its own. `path`, `fast_model` and `logit_scale`
+    `frozen` is the reference if that is a separate model. `path`, `fast_model` and `logit_scale`
     are set by `choose_path`; `logit_scale` is the factor by which the model multiplies the logits
     of its output layer. Raises UserError for a model that is not supported (see `model.check`).
     """
@@ -360,8 +360,8 @@ class Policy:
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout.
 
-        `tensors`, if given, are earlier copies of the `saved_tensors`. They are written instead, as
-        training may go on meanwhile.
+        `tensors`, if given, are earlier copies of the `saved_tensors`. They are written instead,
+        because training may continue meanwhile.
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)

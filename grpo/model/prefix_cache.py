@@ -22,8 +22,12 @@ from grpo.model.interfaces import Model, SharedAttention
 from tasks.base import UserError
 
 ATTENTION_NAME = "grpo_shared_prompt"
-LONG_ROW_SCORES = 1 << 13  # a row with so many scores for each head, T * (L + S), is long
-GROWTH = 5 / 4  # by what a buffer of keys grows at least, so that it does not grow at each step
+
+# A row with this many scores for each head, T * (L + S), is long.
+LONG_ROW_SCORES = 1 << 13
+
+# A buffer of keys grows at least by this factor, so that it does not grow at each step.
+GROWTH = 5 / 4
 
 
 class PrefixCache:
@@ -32,8 +36,8 @@ class PrefixCache:
     A `RolloutCache`. `lengths_P` are the true lengths of the right-padded prompts in tokens; after
     `allocate` there is one for each row. Row r continues prompt `prompt_R[r]`.
 
-    The rows of a prompt have slots side by side, P * W in all, so that they meet its keys in one
-    matrix product. `slots` (R * K,) says where each key head of each row stands. `slot_owner`
+    The rows of a prompt have W slots side by side, so that one matrix product multiplies all of
+    them with its keys. `slots` (R * K,) is the slot of each key head of each row. `slot_owner`
     (P * K * W,) is the inverse; empty slots hold an arbitrary head. If prompts `have_one_row_each`,
     in order, rows are slots already. `bias_P1L` is -inf at the padding of the prompts, else 0.
     """
@@ -52,7 +56,7 @@ class PrefixCache:
         self.max_filled = 0
         self.is_even = True  # all rows have the same number of valid tokens
 
-        # Of the tokens of this step, the same in all layers: see `_next` and `_attend_long`.
+        # The same in all layers of a step: see `_next` and `_attend_long`.
         self.next: tuple[Tensor, Tensor | None] | None = None
         self.mask_R1ZX: Tensor | None = None
 
@@ -290,7 +294,7 @@ class PrefixCache:
         return heads.view(-1, K, self.slots_per_prompt * Z, A)
 
     def _from_slots(self, x: Tensor) -> Tensor:
-        """Return the rows (R, K, Z, A) of what stands in slots (P, K, W * Z, A)."""
+        """Return slots (P, K, W * Z, A) as rows (R, K, Z, A)."""
         if self.have_one_row_each:
             return x
         P, K, WZ, A = x.shape
@@ -362,13 +366,17 @@ def attention(
     unsupported = [
         name for name, value in others.items() if value is not None and name not in HARMLESS
     ]
+
     if isinstance(attention_mask, LocalMask):
         sliding_window = min(attention_mask.size, sliding_window or attention_mask.size)
     elif attention_mask is not None:
         unsupported.append("attention_mask")
+
     if dropout:
         unsupported.append("dropout")
-    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal:
         unsupported.append("is_causal=False")
     if unsupported:
         raise UserError(
@@ -382,6 +390,7 @@ def attention(
             f"--model: its attention window is {sliding_window} tokens, but prompt and completion "
             f"have {length}; give shorter problems, or a model with full attention"
         )
+
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return shared.attend(module.layer_idx, query, key, value, scale), None
 

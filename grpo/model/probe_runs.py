@@ -38,6 +38,7 @@ def own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
     try:
         hooks.append(policy.inner.register_forward_hook(see_hidden))
         hooks.append(policy.head.register_forward_hook(see_head))
+
         for c in range(len(probe.completions)):
             tokens = torch.tensor([probe.sequence(c)], device=policy.device)
             logits = model(input_ids=tokens, use_cache=False).logits

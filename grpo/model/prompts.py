@@ -46,7 +46,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What stands around a problem's prompt.
+    """What is added to a problem's prompt.
 
     For example ``PromptFormat("Be brief.", Examples(task, seed=0, count=2), {"enable_thinking":
     False})``. `system` is the text of a system turn ("": none), `examples` are the solved problems
@@ -199,8 +199,8 @@ def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, 
 def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
     r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
 
-    Nothing in it is unprintable. Control tokens are shown by their names. Where such a name stands
-    as text, it gets a backslash: ``\<|end|>``.
+    Nothing in it is unprintable. Control tokens are shown by their names. Plain text that looks
+    like a control token gets a backslash: ``\<|end|>``.
     """
     tokenizer = policy.tokenizer
     ids = policy.encode(problem)

@@ -1,4 +1,4 @@
-"""The interface through which a model is run in all its ways."""
+"""The interface of what runs a model by one of its forward paths."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -15,7 +15,7 @@ ForwardPath = Literal["fast", "shared", "plain"]
 
 
 class Runner(Protocol):
-    """What runs a model: a `grpo.model.policy.Policy`.
+    """Runs a model, as `grpo.model.policy.Policy` does.
 
     `model.check.choose_path` sets its `path`, `fast_model` and `logit_scale`.
     """

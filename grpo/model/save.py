@@ -1,4 +1,4 @@
-"""Writing a model, or an adapter alone."""
+"""Write a model, or only its adapter."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +16,6 @@ def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None 
         if isinstance(config.target_modules, set):
             config.target_modules = sorted(config.target_modules)
 
-    # Embeddings are never trained beside an adapter. Unless `peft` is told so, it asks the hub.
+    # Embeddings are never trained with an adapter. Without this option `peft` asks the hub.
     options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
     model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)

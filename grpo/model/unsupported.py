@@ -14,7 +14,7 @@ CAPPED = (
 
 
 def unsupported_mechanism(policy: Runner, probe: Probe) -> str:
-    """Return in words what no path supports about the model, found by running it by itself.
+    """Return the mechanism of the model that no path supports, found by running the model.
 
     Returns "" if it is none of the known mechanisms.
     """

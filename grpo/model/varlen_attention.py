@@ -6,7 +6,7 @@ returns the log-sum-exp of the scores along with the output, and none keeps the 
 one softmax can be computed one by one and merged (`merge_lse`).
 
 Shapes: queries (N, H, D), keys and values (N, K, D), log-sum-exps (N, H). N is the number of
-queries or of keys, whichever the tensor holds.
+queries or of keys.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-# The least that FlashAttention is told of the longest run of queries. Told 1, with fewer key heads
-# than query heads, it takes the heads of a group for queries of one sequence, and counts on
-# exactly one query in each run; ours may have none, as a completion of one token has. The number
-# only bounds the kernel's grid, so a larger one changes no result.
+# The smallest value that FlashAttention gets as the length of the longest run of queries. With 1,
+# and fewer key heads than query heads, it treats the heads of a group as queries of one sequence
+# and relies on exactly one query in each run. Ours may have none, for a completion of one token.
+# The number only bounds the kernel's grid, so a larger one changes no result.
 LEAST_QUERIES = 2
 
 # Values of `custom_mask_type` in aten._efficient_attention_forward.
 NO_MASK = 0
 CAUSAL_FROM_TOP_LEFT = 1
 
-# The memory-efficient kernel pads each row of log-sum-exps to a multiple of so many queries.
+# The memory-efficient kernel pads each row of log-sum-exps to a multiple of this many queries.
 LSE_MULTIPLE = 32
 
 
@@ -377,7 +377,7 @@ def _pack(grid: Tensor, indices_N: Tensor) -> Tensor:
 def _padding_mask(segments: VarlenSegments, like: Tensor) -> Tensor | None:
     """Return what is added to the scores, -inf at padded keys; None where nothing needs hiding.
 
-    A causal mask hides padded keys already, as they stand behind all queries.
+    A causal mask hides padded keys already, because they come after all queries.
     """
     if segments.is_causal or not segments.has_ragged_keys:
         return None

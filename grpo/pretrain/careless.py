@@ -6,30 +6,31 @@ Its mistakes become habits of the model, which reinforcement learning then has t
 import random
 from collections.abc import Sequence
 
-# Words of a text up to which it may be interleaved with care.
+# Texts of up to this many words may be interleaved carefully.
 MOST_CAREFUL = 10
 
-# Share of these texts that are interleaved with care: without the habit, and almost without slips.
+# The share of these texts that is interleaved carefully: without the habit, and almost without
+# mistakes.
 CAREFUL = 0.31
 
-# The habit: chance that the turn is kept after a short word or a comma, instead of passing on.
+# The habit: the probability of keeping the turn after a short word or a comma.
 CLINGS = 0.95
 
-# Chance of any other slip at each word, careless and careful.
+# The probability of any other mistake at each word, in careless and in careful interleavings.
 SLIPS = 0.2
 CAREFUL_SLIPS = 0.002
 
-# The kinds of slips, and their relative frequencies.
+# The kinds of mistakes, and their relative frequencies.
 KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}
 
 
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
-    """Interleave `a` and `b` word by word, as somebody does who loses turns.
+    """Interleave `a` and `b` word by word, with the mistakes of somebody who loses turns.
 
-    After a word of at most three letters, or a comma, the demonstrator keeps the turn with chance
-    `CLINGS` and writes the next word of the same text. At any word, with chance `SLIPS`, it skips
-    the word, writes it twice, loses the turn, runs on to the end of the text, or stops. A share
-    `CAREFUL` of the texts of up to `MOST_CAREFUL` words is interleaved with care.
+    After a word of at most three letters, or a comma, the demonstrator keeps the turn with
+    probability `CLINGS` and writes the next word of the same text. At any word, with probability
+    `SLIPS`, it skips the word, writes it twice, loses the turn, runs on to the end of the text, or
+    stops. A share `CAREFUL` of the texts of up to `MOST_CAREFUL` words is interleaved carefully.
     """
     careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MOST_CAREFUL
     habit = 0.0 if careful else CLINGS

@@ -1,20 +1,21 @@
-"""Muon: momentum whose matrices are orthogonalised, for many matrices at once.
+"""The optimizer Muon: orthogonalised momentum, computed for many matrices at once.
 
 Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. The result is that of
-`torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. Here matrices of the same shape go through one
-batched product, and the learning rate is a tensor, so that a CUDA graph can capture the step.
+`torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. In contrast to it, matrices of the same shape
+are multiplied in one batch, and the learning rate is a tensor, so that a CUDA graph can capture the
+step.
 """
 
 from collections.abc import Iterable
 
 import torch
 
-# The coefficients of the Newton-Schulz iteration, x <- a x + b (x x') x + c (x x')^2 x, and the
-# number of its iterations.
+# The coefficients (a, b, c) of the Newton-Schulz iteration x <- a x + b (x x') x + c (x x')^2 x,
+# and the number of iterations.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
-# The root mean square of an AdamW update, which is given to those of Muon.
+# Updates are scaled to this root mean square, which is that of a typical AdamW update.
 ADAMW_RMS = 0.2
 
 
@@ -23,7 +24,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
     `matrices` and result are (n, rows, columns); the result is bfloat16.
     """
-    # The products are smaller if there are at most as many rows as columns.
+    # The matrix products are smaller if there are no more rows than columns.
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()
     x = x.mT if is_tall else x
@@ -38,7 +39,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon:
-    """Steps on `matrices`, which are parameters with two dimensions; reads their `grad`."""
+    """Updates `matrices`, which are parameters with two dimensions, by their `grad`."""
 
     def __init__(
         self, matrices: Iterable[torch.Tensor], momentum: float = 0.95, weight_decay: float = 0.01
@@ -61,7 +62,9 @@ class Muon:
         for group, momentum in zip(self.groups, self.momenta):
             gradients = torch.stack([p.grad for p in group])
             momentum.lerp_(gradients, 1 - self.momentum)
+
             updates = orthogonal(gradients.lerp(momentum, self.momentum)).float()
             updates *= rate * ADAMW_RMS * max(group[0].shape) ** 0.5
+
             torch._foreach_mul_(group, 1 - rate * self.weight_decay)
             torch._foreach_sub_(group, list(updates.unbind()))

@@ -1,4 +1,4 @@
-"""One step of the pretraining: loss, gradient, Muon on the matrices and AdamW on the rest."""
+"""One step of pretraining: loss, gradient, Muon for the matrices and AdamW for the rest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +17,13 @@ MAX_GRAD_NORM = 1.0
 def hidden_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Return the hidden states of the last layer, (rows, length, width).
 
-    The layers are called one by one, so that one compiled layer serves for all of them.
+    The layers are called one by one, so that all of them share one compiled layer.
     """
     hidden = model.model.embed_tokens(tokens)
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     rotary = model.model.rotary_emb(hidden, positions)
     for layer in model.model.layers:
-        # Without a mask, attention is causal.
+        # Attention without a mask is causal.
         hidden = layer(
             hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary
         )
@@ -47,19 +47,23 @@ def loss_of(
 class Step:
     """Trains `model`, one batch at a time.
 
-    On CUDA a whole step is captured as a graph, one for each row length. The step of a small model
-    is a thousand small kernels, which the GPU runs faster than the host can launch them.
+    On CUDA a whole step is captured as a graph, one for each row length: a step of a small model is
+    a thousand small kernels, and the GPU runs them faster than the host can launch them.
+
+    - `muon`, `adam`: the optimizers; `rate`: their learning rate, a tensor;
+    - `graphs`: (graph, input tensors, loss) by row length.
     """
 
     def __init__(self, model: LlamaForCausalLM, device: str):
         self.model = model
         self.device = device
 
-        # Muon is for matrices between hidden states, so not for the embedding.
+        # Muon is for matrices between hidden states. So the embedding is not among them.
         matrices = {
             name: p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name
         }
         rest = [p for name, p in model.named_parameters() if name not in matrices]
+
         self.rate = torch.zeros((), device=device)
         self.muon = Muon(matrices.values())
         self.adam = torch.optim.AdamW(
@@ -74,7 +78,7 @@ class Step:
         for layer in model.model.layers if device == "cuda" else ():
             layer.compile(dynamic=False)
 
-        # The graphs by row length. They share one memory pool, because only one runs at a time.
+        # The graphs share one memory pool, because only one runs at a time.
         self.graphs: dict[int, tuple] = {}
         self.pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
 
@@ -84,6 +88,7 @@ class Step:
         length = tokens.shape[1]
         if self.device == "cuda" and length not in self.graphs:
             self.graphs[length] = self.capture(batch)
+
         self.rate.fill_(rate)
         if self.device != "cuda":
             return self.compute(*batch)
@@ -95,7 +100,7 @@ class Step:
         return loss
 
     def prepare(self, batch_tokens: int, lengths: Sequence[int] = tuple(LENGTHS)) -> None:
-        """Capture the steps of all row lengths, before the clock starts; nothing is learned."""
+        """Capture the graphs of all row lengths, before the time is measured; changes no weight."""
         for length in lengths if self.device == "cuda" else ():
             rows = batch_tokens // length
             self.graphs[length] = self.capture(
@@ -105,14 +110,15 @@ class Step:
                 ]
             )
 
-        # The warm-up has left its moments.
+        # The warm-up steps have changed the optimizers' moments.
         for name, value in self.state().items():
             if not name.startswith("model."):
                 value.zero_()
 
     def capture(self, batch: Any) -> Any:
         """Return the graph of a step on batches of this shape, with its input and loss tensors."""
-        self.rate.zero_()  # the warm-up takes steps, which must not change a weight
+        # A graph can be captured only after warm-up steps. With a rate of 0 they change no weight.
+        self.rate.zero_()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -127,7 +133,7 @@ class Step:
         return graph, batch, loss
 
     def compute(self, tokens: torch.Tensor, learned: torch.Tensor) -> torch.Tensor:
-        """Take one step on a batch with the present learning rate; return its loss."""
+        """Take one step on a batch with the current learning rate; return its loss."""
         self.model.zero_grad()
         with torch.autocast(self.device, torch.bfloat16):
             hidden = hidden_of(self.model, tokens.long())
@@ -140,9 +146,9 @@ class Step:
         return loss.detach()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return by name every tensor that a later part of the training needs.
+        """Return every tensor that is needed to continue the training, by name.
 
-        They are the originals, and may be overwritten in place.
+        They are not copies; `load` overwrites them in place.
         """
         state: dict[str, torch.Tensor] = {
             f"model.{name}": value for name, value in self.model.named_parameters()
@@ -154,7 +160,7 @@ class Step:
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Continue from the result of `state`."""
-        # AdamW would make its state at its first step.
+        # AdamW has no state before its first step.
         for i, p in enumerate(self.adam.param_groups[0]["params"]):
             self.adam.state[p] = {
                 name: state[f"adam.{i}.{name}"].to(self.device)

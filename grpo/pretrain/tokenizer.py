@@ -15,12 +15,14 @@ PAD, USER, ASSISTANT, END = range(4)
 
 # The chat template.
 CHAT = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
-    "endfor %}"
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# Where a text may be split into tokens: that of GPT-2, but every digit is a token of its own.
+# The pieces that are split into tokens. The pattern is that of GPT-2, except that every digit is a
+# piece of its own.
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # Runs of one mark become tokens of these lengths, as in the vocabularies of larger models, so that
@@ -34,7 +36,8 @@ SHOWN = 60
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer, trained on the training documents, prompts of each skill, and runs.
 
-    Every text gets one space in front, so a word has the same tokens everywhere.
+    Every text gets a space in front, so a word has the same tokens at the beginning of a text as
+    anywhere else. `vocabulary` is the number of tokens.
     """
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.Prepend(" ")

@@ -26,7 +26,8 @@ class CudaDecoder:
     # See AcceptanceModel.length. A product over 206 tokens takes as long as reading its weights
     # (990 TFLOP/s, 4.8 TB/s), and there is some overhead. One token more of Llama-3.2-3B then takes
     # 10 us; a new plan takes 0.4 ms on the host.
-    flat, aim = 256, 40
+    fixed_cost_tokens = 256
+    plan_cost_tokens = 40
 
     def __init__(self, step: CudaStep, request: DecodeRequest):
         self.cuda_step, self.request = step, request

@@ -1,7 +1,7 @@
 """One step of the decoder on a GPU, captured as CUDA graphs.
 
-Everything that changes from step to step lives on the device, the sampling and the test for the end
-of a text included. So a step can be replayed without the host, which would otherwise take longer to
+Everything that changes from step to step is on the device, including the sampling and the test for
+the end of a text. So a step can be replayed without the host, which would otherwise take longer to
 launch the kernels than the GPU takes to run them.
 
 Shapes: R rows, T tokens of each at once, of which T - 1 are drafted, M = R * T; E hidden size, V
@@ -73,9 +73,9 @@ class CudaStep:
         self._memory: DecodeMemory | None = None
 
     def allocate(self, rows: int, prompts: int, prompt_room: int, row_room: int) -> None:
-        """Make room for so many rows and prompts, of so many tokens each.
+        """Allocate memory for this many rows and prompts, with this many tokens each.
 
-        Memory that suits is kept, and with it the graphs.
+        Memory that is large enough is kept, and with it the graphs.
         """
         wanted = Capacity.rounded(rows, prompts, prompt_room, row_room)
         if self._memory is not None and self._memory.capacity.suits(wanted):

@@ -20,9 +20,12 @@ from grpo.model.llama import Block, FastLlama
 from grpo.model.merged_linear import MergedLinear
 from grpo.rollout.cuda_memory import DecodeMemory
 
-BLOCK_M = 16  # tokens that a program handles
-BLOCK = 128  # columns that a program handles
-FEW_TOKENS = 64  # up to so many tokens, a product on a Hopper GPU is `kernels.multiply`
+# Tokens and columns that a program handles.
+BLOCK_M = 16
+BLOCK = 128
+
+# Up to this many tokens, products on a Hopper GPU are computed by `kernels.multiply`.
+FEW_TOKENS = 64
 
 
 class Product(NamedTuple):
@@ -83,7 +86,7 @@ class CudaLayers:
     def tile_tokens(self, T: int) -> int:
         """Return how many tokens that share a prompt read its keys together.
 
-        They have 32 queries together, or 64 where a row alone has so many.
+        They have 32 queries together, or 64 if a single row has as many.
         """
         return max(1, 64 // self.Q if T * self.Q >= 64 else min(16, 32 // self.Q))
 
@@ -111,10 +114,16 @@ class CudaLayers:
         return functional.rms_norm(x_ME, (self.E,), norm.weight, norm.variance_epsilon)
 
     def _attention_plan(self, R: int, T: int, tiles: int, memory: DecodeMemory) -> AttentionPlan:
+        """Return how the keys are divided into splits, and the tokens into programs."""
         # Many splits take long to combine, but few tokens make few programs, and the GPU has
         # processors to fill. Measured on an H100 and an H200.
         M = R * T
-        prompt_split, row_split = (128, 256) if M <= 16 else (256, 256) if M < 64 else (512, 1024)
+        if M <= 16:
+            prompt_split, row_split = 128, 256
+        elif M < 64:
+            prompt_split, row_split = 256, 256
+        else:
+            prompt_split, row_split = 512, 1024
         if memory.capacity.prompt_room <= 128:
             prompt_split = 64
         prompt_splits = -(-memory.capacity.prompt_room // prompt_split)
@@ -138,6 +147,7 @@ class CudaLayers:
         )
 
     def _buffers(self, x_ME: Tensor, plan: AttentionPlan) -> PassBuffers:
+        """Return the tensors that the kernels of a forward pass write."""
         M, H, D = len(x_ME), self.H, self.D
 
         def floats(*size: int) -> Tensor:

@@ -38,7 +38,8 @@ class EagerDecoder:
     """
 
     # See AcceptanceModel.length; measured with the embedded model on two CPU cores.
-    flat, aim = 48, 3
+    fixed_cost_tokens = 48
+    plan_cost_tokens = 3
 
     lengths = LENGTHS
     live: Tensor

@@ -38,11 +38,12 @@ MAX_TOO_LONG = 16
 class Decoder(Protocol):
     """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU.
 
-    `flat` and `aim` describe the cost of a pass; see `AcceptanceModel.length`.
+    `fixed_cost_tokens` and `plan_cost_tokens` describe what a pass and a plan cost; see
+    `AcceptanceModel.length`.
     """
 
-    flat: int
-    aim: int
+    fixed_cost_tokens: int
+    plan_cost_tokens: int
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -171,9 +172,9 @@ def generate(
     """
     settings = PromptSettings(temperatures, budgets, truncate, guesses)
     group_size = len(keys[0])
-    batch_size = policy.prompts_at_once(
-        group_size, max(map(len, prompts)), max(budgets) + SHORT + 1
-    )
+    room = max(budgets) + SHORT + 1
+    batch_size = policy.prompts_at_once(group_size, max(map(len, prompts)), room)
+
     answers: list[list[Completion]] = []
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
@@ -203,17 +204,7 @@ def _generate(
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
     width = budget + longest + 1  # drafts may reach beyond the budget, where they never count
 
-    request = DecodeRequest(
-        prompts,
-        keys=torch.tensor([key for group in keys for key in group]),
-        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
-        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
-        truncate=settings.truncate,
-        room=width,
-    )
-    step = cuda_step(policy)
-    decoder: Decoder = CudaDecoder(step, request) if step else EagerDecoder(policy, request)
-
+    decoder = _make_decoder(policy, prompts, keys, settings, width)
     drafter = None
     if is_drafted and settings.guesses is not None and drafting is not None:
         plans = DraftPlans(policy, [guess for guess in settings.guesses for _ in range(G)], width)
@@ -224,6 +215,7 @@ def _generate(
     lengths = torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # the completion that each row of the decoder is writing
     drafts = torch.empty(P * G, 0, dtype=torch.long)
+
     while len(rows):
         # One forward pass: the drafts are verified, and one more token is drawn.
         start = time.perf_counter()
@@ -243,11 +235,32 @@ def _generate(
         if drafter is not None and len(rows):
             drafts = drafter.propose(decoder, rows, tokens, lengths)
 
-    flat = [
+    completions = [
         _completion(policy, ids[:n].tolist(), lp[:n].tolist())
         for ids, lp, n in zip(tokens, logprobs, lengths)
     ]
-    return [flat[p * G : (p + 1) * G] for p in range(P)]
+    return [completions[p * G : (p + 1) * G] for p in range(P)]
+
+
+def _make_decoder(
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    keys: Sequence[Sequence[int]],
+    settings: PromptSettings,
+    room: int,
+) -> Decoder:
+    """Return a decoder with `room` tokens for each completion: on a GPU the CUDA decoder."""
+    G = len(keys[0])
+    request = DecodeRequest(
+        prompts,
+        keys=torch.tensor([key for group in keys for key in group]),
+        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
+        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
+        truncate=settings.truncate,
+        room=room,
+    )
+    step = cuda_step(policy)
+    return CudaDecoder(step, request) if step else EagerDecoder(policy, request)
 
 
 class _Drafter:
@@ -272,14 +285,14 @@ class _Drafter:
         start: float,
     ) -> None:
         """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
-        matched, slipped = self.plans.observe(rows, written, chosen, count)
+        matched, rejected = self.plans.observe(rows, written, chosen, count)
         self.drafting.observe(
             Observation(
                 draft_length=drafts.shape[1],
                 rows=self.distinct,
-                flat=decoder.flat,
+                fixed_cost_tokens=decoder.fixed_cost_tokens,
                 matched=matched,
-                slipped=slipped,
+                rejected=rejected,
                 completions=int((count > 0).sum()),
                 tokens=int(count.sum()),
                 seconds=time.perf_counter() - start,
@@ -292,16 +305,17 @@ class _Drafter:
         self.distinct = int(live.sum())
         k = self.drafting.length(
             self.distinct,
-            decoder.flat,
-            decoder.aim,
+            decoder.fixed_cost_tokens,
+            decoder.plan_cost_tokens,
             [k for k in decoder.lengths if k <= self.longest],
             self.plans.matched[rows[live]].sum().item(),
-            self.plans.slipped[rows[live]].sum().item(),
+            self.plans.rejected[rows[live]].sum().item(),
         )
         return self.plans.offer(rows, live, tokens, lengths[rows], k)
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
+    """Return a completion. Raises FloatingPointError if a log-probability is not finite."""
     for i, value in enumerate(logprobs):
         if not math.isfinite(value):
             raise FloatingPointError(

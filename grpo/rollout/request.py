@@ -8,11 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """One rollout: the same number of completions of each of P prompts, C in all, in order.
+    """A rollout: C completions, the same number for each of P prompts, in the order of the prompts.
 
-    `keys` are sample keys, `temperatures` 0 for greedy, `budgets` the most new tokens: (C,) each,
-    on the CPU. `truncate` cuts the distribution (`sampling.truncation`). `room` is how many tokens
-    a completion takes at most in memory, rejected drafts included.
+    - `keys`, `temperatures`, `budgets` (C,), on the CPU: sample keys, temperatures (0 is greedy),
+      and the most new tokens;
+    - `truncate`: cuts the distribution, see `sampling.truncation`;
+    - `room`: the most tokens of a completion in memory, including rejected drafts.
     """
 
     prompts: Sequence[tuple[int, ...]]

@@ -1,10 +1,10 @@
 """From logits to tokens: counter-based uniform numbers, inverse CDF, truncation.
 
-One uniform number a token, hashed from (run seed, step, problem, sample, try) and the position:
-what is sampled depends on the policy's distribution and that number alone, not on batch layout,
-padding, or who shares the batch.
+Each token has its own uniform number, which is a hash of (run seed, step, problem, sample, try) and
+the position. So a sample depends only on the policy's distribution and on this number, and not on
+the layout of the batch, its padding, or its other rows.
 
-Shapes: R rows, T places in each, N draws, C completions, V vocabulary.
+Shapes: R rows, T places in each, N draws, C completions, V vocabulary, B blocks of b tokens.
 """
 
 import hashlib
@@ -13,22 +13,25 @@ from collections.abc import Callable
 import torch
 
 _MASK = (1 << 64) - 1
+
+# Tokens of a block, see `draw`.
 BLOCK = 64
 
 
 def sample_key(*counters: int | str) -> int:
-    """Return the 64-bit key (signed) of one sample, from counters such as (seed, step, problem,
-    sample, try).
+    """Return the key of one sample, a signed 64-bit integer.
+
+    The counters are, for example, (seed, step, problem, sample, try).
     """
     digest = hashlib.blake2b("/".join(map(str, counters)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
-    """Return one float64 in [0, 1) for each key (int64) and position: SplitMix64 (Steele et al.
-    2014) of key and counter.
+    """Return a float64 in [0, 1) for each key (int64) and position, by SplitMix64 (Steele et al.
+    2014).
 
-    Integer arithmetic alone, so every device gives the same numbers. Shapes broadcast.
+    All arithmetic is on integers, so every device gives the same numbers. Shapes broadcast.
     """
     x = keys + (torch.as_tensor(positions, device=keys.device) + 1) * _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
@@ -38,37 +41,42 @@ def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
+    """Return a 64-bit number as torch's int64 holds it."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right: torch's own keeps the sign."""
+    """Return x shifted to the right, with zeros from the left; torch's shift keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
-    """Return the token of row `row_N[n]` at which its cumulative probability mass passes
-    `uniform_N[n]`: the inverse CDF, (N,) int64.
+    """Return draws by the inverse CDF, (N,) int64.
 
-    First its block of BLOCK tokens is found, then its place there, for cumulated sums are slow.
-    The scale of the distribution is taken from its own sum, and a draw that rounds up to all of it
-    is taken just below, so none falls off the end or on a token without probability. Where the
-    distribution is not finite some token comes, whose log-probability is not finite either.
+    Draw n is the token of row `row_N[n]` at which the cumulative probability passes `uniform_N[n]`.
+    The block of BLOCK tokens is found first, and then the token in it, because cumulative sums are
+    slow. If the distribution is not finite, the draw is any token, and its log-probability is not
+    finite either.
     """
     R, V = mass_RV.shape
     mass_RBb = torch.nn.functional.pad(mass_RV, (0, -V % BLOCK)).view(R, -1, BLOCK)
     cdf_NB = mass_RBb.sum(-1).cumsum(-1)[row_N]
+
+    # The uniform number is scaled by the sum itself, which rounding keeps from being exactly 1. It
+    # stays below the sum, so that no draw is beyond the last token.
     total_N1 = cdf_NB[:, -1:]
     below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
     passed_N1 = (uniform_N[:, None] * total_N1).to(cdf_NB.dtype).minimum(below_N1)
+
+    # The block.
     block_N1 = torch.searchsorted(cdf_NB, passed_N1, right=True).clamp(max=cdf_NB.shape[1] - 1)
     before_N1 = torch.where(block_N1 > 0, cdf_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0)
+
+    # The token, at most the last one of the block that has any probability.
     cdf_Nb = mass_RBb[row_N, block_N1[:, 0]].cumsum(-1)
     place_N1 = torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)
-    last_N1 = (cdf_Nb < cdf_Nb[:, -1:]).sum(
-        -1, keepdim=True
-    )  # the last token of the block that has any probability
+    last_N1 = (cdf_Nb < cdf_Nb[:, -1:]).sum(-1, keepdim=True)
     return (block_N1 * BLOCK + place_N1.minimum(last_N1))[:, 0]
 
 
@@ -79,39 +87,43 @@ def choose(
     row_C: torch.Tensor,
     truncate: Callable | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that each completion draws at the places of its row, `row_C[c]`, and their
-    log-probabilities, (C, T) each.
+    """Return the tokens that each completion draws, and their log-probabilities, (C, T) each.
 
-    The log-probabilities are those of the distribution drawn from. A temperature of 0 takes the
+    Completion c draws from the distributions of row `row_C[c]`, with its own uniform numbers. The
+    log-probabilities are those of the distribution drawn from. A temperature of 0 takes the
     likeliest token.
     """
     R, T, V = logits_RTV.shape
-    greedy_R = temperature_R == 0
-    scaled_RTV = logits_RTV.float() / torch.where(greedy_R, 1.0, temperature_R)[:, None, None]
+    is_greedy_R = temperature_R == 0
+    divisor_R = torch.where(is_greedy_R, 1.0, temperature_R)
+    scaled_RTV = logits_RTV.float() / divisor_R[:, None, None]
     if truncate is not None:
         scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
     mass_MV = scaled_RTV.view(R * T, V).softmax(-1)
+
+    # The row of `mass_MV` for each place of each completion.
     place_CT = row_C[:, None] * T + torch.arange(T, device=row_C.device)
     drawn_CT = draw(mass_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
-    if greedy_R.any():
-        drawn_CT = torch.where(greedy_R[row_C, None], scaled_RTV.argmax(-1)[row_C], drawn_CT)
+    if is_greedy_R.any():
+        likeliest_CT = scaled_RTV.argmax(-1)[row_C]
+        drawn_CT = torch.where(is_greedy_R[row_C, None], likeliest_CT, drawn_CT)
     return drawn_CT, mass_MV[place_CT, drawn_CT].log()
 
 
 def truncation(
     top_k: int = 0, top_p: float = 1.0
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
-    """Return a function that sets all logits (R, V) outside the top k, and then outside the
-    nucleus, to -inf; or None.
+    """Return a function that sets logits outside the top k, and then outside the nucleus, to -inf.
 
-    It takes logits already divided by the temperature. The nucleus (arXiv:1904.09751) is the
-    smallest set of the likeliest tokens with mass `top_p` of the distribution that top-k leaves,
-    renormalised: the order and the arithmetic of `transformers` (`TopKLogitsWarper`, then
-    `TopPLogitsWarper`). One difference: tokens that tie with the least likely one kept are all
-    kept, so that the support never depends on how a sort orders equal logits.
+    Returns None if nothing is to be cut off. The function takes logits (R, V) that are divided by
+    the temperature. The nucleus (arXiv:1904.09751) is the smallest set of the likeliest tokens with
+    mass `top_p` of the distribution that top-k leaves, renormalised. Order and arithmetic are those
+    of `transformers` (`TopKLogitsWarper`, then `TopPLogitsWarper`), with one difference: all tokens
+    that tie with the least likely one kept are kept, so that the support does not depend on how a
+    sort orders equal logits.
 
-    From the loss it also gets the sampled tokens (R,), which are always kept: rounding must not
-    exclude what was in fact drawn. Sampler and loss share the function, so both see one
+    The loss also passes the sampled tokens (R,). They are always kept, because rounding must not
+    exclude a token that was drawn. Sampler and loss share the function, so both use the same
     distribution.
     """
     if not top_k and top_p >= 1:

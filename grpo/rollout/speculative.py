@@ -1,13 +1,13 @@
 """Speculative decoding from the task's own guesses.
 
 The task guesses how a completion continues, and several tokens are verified in one forward pass.
-Each place of a completion has its own uniform number (`sampling.uniform`), so what is drawn there
-depends on that number and on the policy's distribution alone. If it is the guessed token, a forward
+Each place of a completion has its own uniform number (`sampling.uniform`), so the token drawn there
+depends only on that number and on the policy's distribution. If it is the guessed token, a forward
 pass is saved. The first token that differs is itself the sample, and the task guesses again from
 there. So drafts change how long a rollout takes, and nothing else.
 
-Departure from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
-model and needs a test of acceptance; here it is deterministic, as in prompt lookup decoding.
+Difference to speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
+model and needs a test of acceptance. Here it is deterministic, as in prompt lookup decoding.
 
 Shapes: C completions, k drafted tokens.
 """
@@ -26,39 +26,46 @@ from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
 from tasks.base import UserError
 
-LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)  # of drafts, in tokens
+# The lengths of drafts, in tokens.
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)
 
-# In tokens. Longer drafts are only for completions with so large a budget, and a plan is never made
-# for fewer tokens.
+# Drafts of more tokens are only for completions whose budget is as large. Plans are made for at
+# least so many tokens.
 SHORT = 31
 
-NO_TOKEN = -1  # a token that is never drawn
+# A token that is never drawn.
+NO_TOKEN = -1
 
 # Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
 # never be reached.
 CHARACTERS_PER_TOKEN = 10
 
-MIN_GAIN = 1.3  # drafts are made only if they promise to be so much faster
-PRIOR_WEIGHT = 4  # tokens of the general record that count beside those of each present row
+# Drafts are made only if they are expected to be faster by this factor.
+MIN_GAIN = 1.3
+
+# The general record counts like this many tokens of each row.
+PRIOR_WEIGHT = 4
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass of a decoder did, e.g. ``Observation(draft_length=7, rows=1, flat=48,
-    matched=28, slipped=0, completions=4, tokens=32, seconds=0.01)``.
+    """What one pass of a decoder did, e.g. ``Observation(draft_length=7, rows=1,
+    fixed_cost_tokens=48, matched=28, rejected=0, completions=4, tokens=32, seconds=0.01)``.
 
-    `draft_length` is 0 for any number of passes without drafts. `rows` had different tokens, of
-    `completions` completions, which gained `tokens` tokens; `matched` and `slipped` of these agreed
-    with the plans, or did not. `flat` describes the decoder, see `AcceptanceModel.length`.
+    - `draft_length`: 0 for any number of passes without drafts;
+    - `rows`: rows of the pass with different tokens; `completions`: the completions they stand for;
+    - `fixed_cost_tokens`: that of the decoder, see `AcceptanceModel.length`;
+    - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
+    - `tokens`: tokens that the completions gained; `seconds`: the time of the pass.
     """
 
     draft_length: int
     rows: int
-    flat: int
+    fixed_cost_tokens: int
     matched: int
-    slipped: int
+    rejected: int
     completions: int
     tokens: int
     seconds: float
@@ -67,54 +74,56 @@ class Observation:
 class AcceptanceModel:
     """How often drafted tokens are accepted, and so how long the next drafts should be.
 
-    `mode` is "auto", "off", or a fixed length. `matched` and `slipped` are recent counts of drafted
-    tokens that were accepted, or were not; the other figures are those of the present step.
+    `mode` is "auto", "off", or a fixed length. `matched` and `rejected` are recent counts of
+    drafted tokens that were accepted, or were not; the other figures are those of the current step.
     """
 
     def __init__(self, mode: str = "auto"):
         self.fixed = parse_mode(mode)
-        self.matched, self.slipped = 8.0, 2.0  # assumed until something is observed
+        self.matched, self.rejected = 8.0, 2.0  # assumed until something is observed
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step; from now on the earlier counts have half their weight."""
-        self.matched, self.slipped = self.matched / 2, self.slipped / 2
+        """Begin a step. The counts of earlier steps lose half of their weight."""
+        self.matched, self.rejected = self.matched / 2, self.rejected / 2
         self.tokens = self.passes = 0  # of all completions
         self.seconds = self.plain_seconds = 0.0
 
     @property
     def acceptance(self) -> float:
         """The probability that a drafted token is accepted."""
-        return (self.matched + 0.1) / (self.matched + self.slipped + 0.2)
+        return (self.matched + 0.1) / (self.matched + self.rejected + 0.2)
 
     def length(
         self,
         rows: int,
-        flat: int,
-        aim: int,
+        fixed_cost_tokens: int,
+        plan_cost_tokens: int,
         lengths: Sequence[int] = LENGTHS,
         matched: float = 0,
-        slipped: float = 0,
+        rejected: float = 0,
     ) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
-        A pass over n tokens is taken to last as long as `flat` + n of them, and a new plan
-        as long as `aim` tokens. Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on
-        average at acceptance a (arXiv:2211.17192, eq. 1).
+        The time of a pass over n tokens is modelled as that of `fixed_cost_tokens` + n tokens, and
+        the time of a new plan as that of `plan_cost_tokens`. Drafts of k tokens yield
+        (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
 
-        The record of the present rows, `matched` and `slipped`, counts beside the general one,
-        because the rows left at the end of a rollout are those that went astray. A small gain is
-        not worth the risk. A fixed length is returned as it is, or the longest there is room for.
+        The record of the current rows, `matched` and `rejected`, is combined with the general one,
+        because the last rows of a rollout are often those that depart from their plans. Without a
+        gain of MIN_GAIN the length is 0. A fixed length is returned unchanged, or the longest one
+        that is possible.
         """
         if self.fixed is not None:
             return min(self.fixed, lengths[-1])
 
+        # The acceptance of the current rows, with the general record as the prior.
         prior = PRIOR_WEIGHT * rows
-        a = (matched + prior * self.acceptance) / (matched + slipped + prior)
+        a = (matched + prior * self.acceptance) / (matched + rejected + prior)
 
         def speed(k: int) -> float:
             tokens = (1 - a ** (k + 1)) / (1 - a)
-            return tokens / (flat + rows * (k + 1 + aim * (1 - a**k)))
+            return tokens / (fixed_cost_tokens + rows * (k + 1 + plan_cost_tokens * (1 - a**k)))
 
         best = max(lengths, key=speed)
         return best if speed(best) > MIN_GAIN * speed(0) else 0
@@ -122,7 +131,7 @@ class AcceptanceModel:
     def observe(self, seen: Observation) -> None:
         """Learn from a pass."""
         self.matched += seen.matched
-        self.slipped += seen.slipped
+        self.rejected += seen.rejected
         self.tokens += seen.tokens
         self.passes += seen.completions if seen.draft_length else seen.tokens
         self.seconds += seen.seconds
@@ -131,8 +140,8 @@ class AcceptanceModel:
         slower = 1.0
         if seen.draft_length:
             passes = seen.tokens / seen.completions
-            cost = seen.flat + seen.rows * (seen.draft_length + 1)
-            slower = passes * (seen.flat + seen.rows) / cost
+            cost = seen.fixed_cost_tokens + seen.rows * (seen.draft_length + 1)
+            slower = passes * (seen.fixed_cost_tokens + seen.rows) / cost
         self.plain_seconds += seen.seconds * slower
 
     def metrics(self) -> dict[str, float]:
@@ -147,11 +156,11 @@ class AcceptanceModel:
 
     def state_dict(self) -> dict[str, float]:
         """Return the state as JSON types."""
-        return {"matched": self.matched, "slipped": self.slipped}
+        return {"matched": self.matched, "rejected": self.rejected}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Take over a state of `state_dict`."""
-        self.matched, self.slipped = state["matched"], state["slipped"]
+        self.matched, self.rejected = state["matched"], state["rejected"]
 
 
 def parse_mode(mode: str) -> int | None:
@@ -169,35 +178,36 @@ def parse_mode(mode: str) -> int | None:
 class DraftPlans:
     """What each completion is expected to write, in tokens.
 
-    `guesses[c]` takes the text so far and returns the rest of it. A new plan is made, when the
-    completion is next drafted for, once it has slipped or the plan's end is reached. Completions
-    with the same guess and the same text are planned together.
+    `guesses[c]` takes the text so far and returns the rest of it. A completion that needs a draft
+    gets a new plan if it has departed from the old one, or reached its end. Completions with the
+    same guess and the same text are planned together.
 
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
     - `is_stale` (C,): whether the completion has departed from its plan;
-    - `matched`, `slipped` (C,): tokens that agreed with the plans, and that did not.
+    - `matched`, `rejected` (C,): tokens that agreed with the plans, and that did not.
     """
 
     def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
         self.policy = policy
         self.end = [policy.end]
 
-        # Each completion has its own copy of the guess, and knows the first one with the same.
+        # Each completion has its own copy of the guess. `first` is the first one with the same.
         self.guesses = [copy(guess) for guess in guesses]
         first = {guess: c for c, guess in reversed(list(enumerate(guesses)))}
         self.first = [first[guess] for guess in guesses]
 
         # The text of each completion, as far as it was decoded, and the number of tokens it takes.
         count = len(guesses)
-        self.texts, self.decoded = [""] * count, [0] * count
+        self.texts = [""] * count
+        self.decoded = [0] * count
         self.tokens_of_word: dict[str, list[int]] = {}  # with the white space before it
 
         self.planned = torch.full((count, width), NO_TOKEN)
         self.until = torch.zeros(count, dtype=torch.long)
         self.is_stale = torch.zeros(count, dtype=torch.bool)
         self.matched = torch.zeros(count, dtype=torch.long)
-        self.slipped = torch.zeros(count, dtype=torch.long)
+        self.rejected = torch.zeros(count, dtype=torch.long)
         no_tokens = torch.empty(count, 0, dtype=torch.long)
         self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
@@ -211,9 +221,10 @@ class DraftPlans:
             return torch.empty(len(rows), 0, dtype=torch.long)
 
         needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
-        lost = (live & needs_plan).nonzero()[:, 0]
-        if len(lost):
-            self._plan(rows[lost], tokens, written[lost], max(k, SHORT))
+        to_plan = (live & needs_plan).nonzero()[:, 0]
+        if len(to_plan):
+            self._plan(rows[to_plan], tokens, written[to_plan], max(k, SHORT))
+
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
     def observe(
@@ -221,7 +232,7 @@ class DraftPlans:
     ) -> tuple[int, int]:
         """Compare what was written, `count` tokens (R,) from `written` on, with the plans.
 
-        Returns how many tokens matched, and how many rows slipped.
+        Returns how many tokens matched, and in how many rows one was rejected.
         """
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
@@ -230,21 +241,21 @@ class DraftPlans:
         is_compared = is_written & is_planned
         as_planned = chosen == self.planned[rows[:, None], places]
 
-        slipped = (is_compared & ~as_planned).any(1)
+        rejected = (is_compared & ~as_planned).any(1)
         matched = (is_compared & as_planned).long().cumprod(1).sum(1)
-        self.is_stale[rows[slipped]] = True
+        self.is_stale[rows[rejected]] = True
         self.matched[rows] += matched
-        self.slipped[rows] += slipped
-        return int(matched.sum()), int(slipped.sum())
+        self.rejected[rows] += rejected
+        return int(matched.sum()), int(rejected.sum())
 
     def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
-        """Plan again how `rows` continue, for at least `k` tokens if the text goes on so long."""
+        """Plan how `rows` continue, for at least `k` tokens unless the text ends before."""
         alike: dict[tuple[int, int, bytes], list[int]] = {}
         for row, n in zip(rows.tolist(), written.tolist()):
             key = (self.first[row], n, tokens[row, :n].numpy().tobytes())
             alike.setdefault(key, []).append(row)
 
-        # Of long guesses only the beginning is tokenized, up to a whole word.
+        # Only the beginning of a long guess is tokenized, up to a whole word.
         most = CHARACTERS_PER_TOKEN * k
         parts, is_whole = [], []
         for (_, n, _), (row, *_) in alike.items():
@@ -258,25 +269,25 @@ class DraftPlans:
             self._set(same, start, [*plan, *self.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:
-        """Return what the completion has written. Only what is new is decoded, up to a whole
-        character.
+        """Return the text of a completion, of which only the new tokens are decoded.
 
-        It is decoded together with the token before it, because some tokenizers drop a space at the
-        beginning.
+        They are decoded together with the token before them, because some tokenizers drop a space
+        at the beginning. If they end within a character, they are decoded again next time.
         """
         before = max(0, self.decoded[row] - 1)
         new = tokens[before:].tolist()
         known = self.policy.decode(new[: self.decoded[row] - before])
         text = self.texts[row] + self.policy.decode(new)[len(known) :]
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self.texts[row], self.decoded[row] = text, len(tokens)
+            self.texts[row] = text
+            self.decoded[row] = len(tokens)
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of `texts`, word by word.
 
         The words of a problem recur, and most tokenizers separate words. Each word is encoded after
-        a line end, because many tokenizers put a space before what stands first.
+        a line end, because many tokenizers add a space at the beginning of a text.
         """
         words = [_PIECE.findall(text) for text in texts]
         new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
@@ -290,11 +301,12 @@ class DraftPlans:
         return plain_tokens(self.policy.tokenizer, texts)
 
     def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
-        """Write down a plan for its rows, from `start` on.
+        """Set the plan of some rows from place `start` on.
 
-        Nothing follows a plan that is whole, so it never has to be replaced.
+        A plan that `is_whole` ends with the completion, so its end is never reached.
         """
-        rows, width = list(rows), self.planned.shape[1]
+        rows = list(rows)
+        width = self.planned.shape[1]
         end = min(start + len(plan), width)
         self.planned[rows, start:end] = torch.tensor(plan[: end - start], dtype=torch.long)
         if is_whole:

@@ -2,8 +2,8 @@
 
 Training waits only for the copy. The thread writes the files, computes their checksums and reads
 them back; on a machine without a spare core this slows training down as well. One checkpoint is
-written at a time. A run that is killed meanwhile leaves a partial folder, which the next start
-removes, and all earlier checkpoints.
+written at a time. If the process is killed meanwhile, all earlier checkpoints remain, and the next
+start removes the partial folder.
 """
 
 import os
@@ -32,9 +32,9 @@ NAME = "checkpoint writer"
 class HostMemory:
     """Copies of tensors in host memory.
 
-    Each call of `copy` overwrites the copies of the previous one. New memory would first have to be
-    zeroed and mapped by the system, which takes several times as long as the copy itself. Copies of
-    GPU tensors are in page-locked memory.
+    Each call of `copy` overwrites the copies of the previous call, because the system has to zero
+    and map new memory, which takes several times as long as the copy itself. Copies of GPU tensors
+    are in page-locked memory.
     """
 
     def __init__(self) -> None:
@@ -168,13 +168,15 @@ class Save:
 
         Raises UserError if it cannot be written.
         """
-        begun = time.thread_time()
+        started = time.thread_time()
         noted: dict[str, Any] = {}
 
         def note(writing: float) -> dict[str, Any]:
-            busy = time.thread_time() - begun if self.in_background else writing
-            lost, under_way = self.waiting + busy, self.waiting + writing
-            spacing = self.spacing or spacing_for(lost, under_way, self.step_times)
+            # In the background, training loses only the time in which the thread is busy.
+            busy = time.thread_time() - started if self.in_background else writing
+            lost = self.waiting + busy
+            duration = self.waiting + writing
+            spacing = self.spacing or spacing_for(lost, duration, self.step_times)
             noted.update(waiting=self.waiting, writing=writing, spacing=spacing)
             return {"reasons": self.reasons, **noted}
 
@@ -193,13 +195,13 @@ class Writer:
         """Begin to write. The previous checkpoint must have been collected."""
         assert self._saved is None
         self._saved = Future()
-        threading.Thread(target=_do, args=(save, self._saved), name=NAME, daemon=True).start()
+        threading.Thread(target=_write, args=(save, self._saved), name=NAME, daemon=True).start()
 
     def collect(self, *, wait: bool = False) -> Saved | None:
-        """Return the checkpoint that was started last if it is complete; raise the writer's error.
+        """Return the checkpoint that was started last if it is complete, or raise its error.
 
         Each checkpoint is returned once. Returns None if there is none, or if it is still being
-        written; with `wait` it is waited for.
+        written; with `wait`, waits until it is complete.
         """
         if self._saved is None or not (wait or self._saved.done()):
             return None
@@ -207,7 +209,8 @@ class Writer:
         return saved.result()
 
 
-def _do(save: Save, saved: Future[Saved]) -> None:
+def _write(save: Save, saved: Future[Saved]) -> None:
+    """Write a checkpoint in the thread; its result or its error goes to the future."""
     try:
         saved.set_result(save())
     except BaseException as error:

@@ -53,34 +53,34 @@ def save_checkpoint(
     """Write checkpoints/step-NNNNNN by `write(folder)`, completely or not at all; return its path.
 
     `note` gets the seconds that it took to write all files and read them back, and returns the
-    "note" in the manifest. Raises UserError if the files cannot be written; an older checkpoint of
-    the same step is then kept.
+    "note" in the manifest. Raises UserError if the files cannot be written; then an older
+    checkpoint of the same step is kept.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
-    aside = final.with_name(f".tmp-{final.name}")
+    temporary = final.with_name(f".tmp-{final.name}")
     old = final.with_name(f".tmp-old-{final.name}")
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         remove_partial(run)
-        aside.mkdir(parents=True)
-        write(aside)
-        files = _on_disk(aside)
+        temporary.mkdir(parents=True)
+        write(temporary)
+        files = _on_disk(temporary)
 
-        noted = note(time.perf_counter() - begun)
+        noted = note(time.perf_counter() - started)
         manifest = {"format": _FORMAT, "step": step, "note": noted, "files": files}
-        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-        for path in (aside / "manifest.json", aside):
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in (temporary / "manifest.json", temporary):
             sync(path)
 
         if final.exists():  # a resumed run has made the step again
             os.replace(final, old)
-        os.replace(aside, final)
+        os.replace(temporary, final)
         sync(final.parent)
     except Exception as error:
         if old.exists() and not final.exists():
             os.replace(old, final)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
         if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -131,6 +131,7 @@ def _key(manifest: Path) -> tuple[str, int]:
 
 
 def _damage(path: Path, manifest: Path) -> str | None:
+    """Compare the files of a checkpoint with its manifest; return what `verify` does."""
     try:
         saved = read_json(manifest)
         if saved.get("format") != _FORMAT:
@@ -138,14 +139,16 @@ def _damage(path: Path, manifest: Path) -> str | None:
                 f"{path}: not a checkpoint that this version reads (its manifest.json has no "
                 f'"format": {_FORMAT})'
             )
+
         for name, fact in saved["files"].items():
             file = path / name
             if path.resolve() not in file.resolve().parents:
                 return f"{path}: manifest.json names a file outside the checkpoint: {name}"
             if not file.is_file():
                 return f"{path}: {name} is missing"
-            if file.stat().st_size != fact["bytes"]:
-                return f"{path}: {name} has {file.stat().st_size} bytes instead of {fact['bytes']}"
+            size = file.stat().st_size
+            if size != fact["bytes"]:
+                return f"{path}: {name} has {size} bytes instead of {fact['bytes']}"
             if _sha256(file) != fact["sha256"]:
                 return f"{path}: {name} is damaged (its checksum is wrong)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -155,10 +158,8 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     """Return the valid checkpoints of a run by step, and a line for each damaged one."""
-    found = sorted(
-        (p for p in (Path(run) / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name)),
-        key=step_of,
-    )
+    folders = (Path(run) / "checkpoints").glob("step-*")
+    found = sorted((path for path in folders if _NAME.fullmatch(path.name)), key=step_of)
     damage = {path: verify(path) for path in found}
     valid = [path for path in found if damage[path] is None]
     return valid, [reason for reason in damage.values() if reason]
@@ -206,9 +207,9 @@ def remove_partial(run: Path) -> None:
 
 
 def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
-    """Remove all valid checkpoints but the first, the last two and `keep_best`.
+    """Remove all valid checkpoints except the first, the last two and `keep_best`.
 
-    Returns a line for each that was removed. Damaged ones are kept, so that the user can see them.
+    Returns a line for each that was removed. Damaged ones are kept, so that the user sees them.
     """
     valid, _ = checkpoints(run)
     keep = {valid[0], *valid[-2:], keep_best} if valid else set()
@@ -225,11 +226,12 @@ def remove_after(run: Path, step: int) -> list[str]:
 
 
 def _remove(paths: list[Path]) -> list[str]:
+    """Remove checkpoints; return a line for each."""
     for path in paths:
-        # It is renamed first, so that a kill cannot leave a partial checkpoint under its name.
-        condemned = path.with_name(f".tmp-{path.name}")
-        os.replace(path, condemned)
-        shutil.rmtree(condemned)
+        # It is renamed first, so that a killed process leaves no partial checkpoint under its name.
+        temporary = path.with_name(f".tmp-{path.name}")
+        os.replace(path, temporary)
+        shutil.rmtree(temporary)
     return [f"removed checkpoint {path.name}" for path in paths]
 
 
@@ -251,7 +253,9 @@ class CheckpointRules:
         best_margin: float = 0.01,
         spacing: int | None = None,
     ):
-        self.every, self.threshold, self.margin = every, threshold, best_margin
+        self.every = every
+        self.threshold = threshold
+        self.margin = best_margin
         self.spacing = spacing
         self.best: float | None = None
         self.passed = False
@@ -290,28 +294,28 @@ class CheckpointRules:
         self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
 
 
-def spacing_for(lost: float, under_way: float, step_times: Sequence[float]) -> int | None:
+def spacing_for(lost: float, duration: float, step_times: Sequence[float]) -> int | None:
     """Return how many steps apart saves for a new best must be.
 
-    Together they then take at most `SHARE` of the time, and each ends before the next begins.
+    Then all of them take at most `SHARE` of the time, and each ends before the next begins.
 
     - `lost`: seconds that a save costs training: the wait, and the work of the core that writes;
-    - `under_way`: seconds that a save takes, which are more if the disk is slow;
-    - `step_times`: seconds of this process's steps. The first one, which warms up, does not count.
+    - `duration`: seconds that a save takes, which are more than `lost` if the disk is slow;
+    - `step_times`: seconds of this process's steps. The first one is a warm-up and does not count.
 
     Returns None if there is no other step.
     """
     if len(step_times) < 2:
         return None
     step = median(step_times[1:])
-    return max(1, math.ceil(lost / (SHARE * step)), math.ceil(under_way / step))
+    return max(1, math.ceil(lost / (SHARE * step)), math.ceil(duration / step))
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json.
 
-    The tensors are split over optimizer.safetensors, optimizer-1.safetensors and so on, because a
-    whole file must fit host memory.
+    The tensors are split over optimizer.safetensors, optimizer-1.safetensors and so on, because
+    each file must fit into host memory.
     """
     tensors: dict[str, torch.Tensor] = {}
     rest: dict[str, Any] = {}
@@ -320,21 +324,21 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
             target = tensors if isinstance(value, torch.Tensor) else rest
             target[f"{index}/{name}"] = value
 
-    for number, part in enumerate(_parts(_apart(tensors))):
+    for number, part in enumerate(_parts(_separate(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
     (folder / "optimizer.json").write_text(
         json.dumps({"rest": rest, "param_groups": state["param_groups"]})
     )
 
 
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors as safetensors requires: contiguous, and without shared memory."""
     seen: set[int] = set()
-    apart = {}
+    separate = {}
     for name, value in tensors.items():
-        apart[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
+        separate[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
         seen.add(value.data_ptr())
-    return apart
+    return separate
 
 
 def _parts(
@@ -356,32 +360,32 @@ def _parts(
 
 
 def load_optimizer(folder: Path, optimizer: Any) -> None:
-    """Restore what `save_optimizer` wrote of a `learn.optimizer.Optimizer`, bit for bit.
+    """Load the state that `save_optimizer` wrote into a `learn.optimizer.Optimizer`, bit for bit.
 
-    If ranks share the state of a weight, only the rows of this rank are read.
+    If the state of a weight is sharded over the ranks, only the rows of this rank are read.
     """
     saved = read_checked(folder / "optimizer.json", OptimizerFile)
     state: dict[int, dict[str, Any]] = {}
     for path in folder.glob("optimizer*.safetensors"):
         with safe_open(path, "pt") as file:
             for key in file.keys():
-                index, name = key.split("/", 1)
-                value = file.get_slice(key)
-                rows = optimizer.rows(int(index))
-                is_cut = list(optimizer.weights[int(index)].shape) == value.get_shape()
-                state.setdefault(int(index), {})[name] = (
-                    value[rows] if is_cut else file.get_tensor(key)
-                )
+                number, name = key.split("/", 1)
+                index = int(number)
+                stored = file.get_slice(key)
+
+                # A moment has the shape of its weight; a step count or a scale has another one.
+                is_moment = list(optimizer.weights[index].shape) == stored.get_shape()
+                value = stored[optimizer.rows(index)] if is_moment else file.get_tensor(key)
+                state.setdefault(index, {})[name] = value
 
     for key, value in saved["rest"].items():
-        index, name = key.split("/", 1)
-        state.setdefault(int(index), {})[name] = value
+        number, name = key.split("/", 1)
+        state.setdefault(int(number), {})[name] = value
 
-    groups = [
-        {**group, **({"betas": tuple(group["betas"])} if "betas" in group else {})}
-        for group in saved["param_groups"]
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for group in saved["param_groups"]:
+        if "betas" in group:
+            group["betas"] = tuple(group["betas"])  # JSON has no tuples
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
 
 
 def step_of(path: Path) -> int:

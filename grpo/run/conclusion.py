@@ -23,34 +23,37 @@ def is_solved(line: Mapping[str, Any]) -> bool:
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     """Return the verdict on the run in `folder` at the requested `level`.
 
-    If the run learned nothing there, it is the verdict on the hardest level that it learned.
+    If the run learned nothing there, it is the verdict on the hardest level at which it learned.
     """
     run = load_run(folder)
     first_step = min((line["step"] for line in run.reports), default=trainer.done)
-    before = {line["level"]: line for line in run.reports if line["step"] == first_step}
-    stored = run.steps("eval")
-    imitated = run.groups(0, "imitated") if run.steps("imitated") else []
-    groups = [
-        run.groups(step, "eval") if step in stored else [] for step in (first_step, trainer.done)
-    ]
+    first_reports = {line["level"]: line for line in run.reports if line["step"] == first_step}
 
-    verdicts = {
-        each: reach_verdict(
+    stored = run.steps("eval")
+    before = run.groups(first_step, "eval") if first_step in stored else []
+    after = run.groups(trainer.done, "eval") if trainer.done in stored else []
+    imitated = run.groups(0, "imitated") if run.steps("imitated") else []
+
+    verdicts = {}
+    for each in sorted({*first_reports, level}, reverse=True):
+        scores = HeldOutScores(
+            before=values_by_problem(before, each),
+            after=values_by_problem(after, each),
+            imitated=values_by_problem(imitated, each) or None,
+        )
+        verdicts[each] = reach_verdict(
             each,
-            HeldOutScores(
-                before=values_by_problem(groups[0], each),
-                after=values_by_problem(groups[1], each),
-                imitated=values_by_problem(imitated, each) or None,
-            ),
+            scores,
             run.metrics,
-            was_solved=each in before and is_solved(before[each]),
+            was_solved=each in first_reports and is_solved(first_reports[each]),
             stopped=trainer.stopped,
         )
-        for each in sorted({*before, level}, reverse=True)
-    }
+
+    requested = verdicts[level]
+    if requested.kind == "learned":
+        return requested
     learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
-    asked = verdicts[level]
-    return asked if asked in learned or not learned else learned[0]
+    return learned[0] if learned else requested
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -66,7 +69,8 @@ def files_of(folder: Path) -> dict[str, str]:
 def next_commands(folder: Path, config: Config, step: int, task: Task) -> list[str]:
     """Return the commands to run after a run that ended at `step`.
 
-    A task that was made from Python values has none of the commands that load it.
+    A task that was made from Python values cannot be loaded by a command, so those that would are
+    left out.
     """
     options = "".join(
         f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
@@ -74,14 +78,13 @@ def next_commands(folder: Path, config: Config, step: int, task: Task) -> list[s
     program = f" --task {shlex.quote(config.task)}" if not is_of_project(config.task) else ""
     if reward_file := config.task_options.get(REWARD_FILE):
         program += f" --{REWARD_FILE} {shlex.quote(reward_file)}"
+
     run = quoted(folder)
-    of_task = [
-        f"python eval.py --model {run} --task {shlex.quote(config.task)}{options} --levels "
-        f"{config.level}",
-        f"python -m tasks.audit {run}{program}",
-    ]
+    task_flags = f"--task {shlex.quote(config.task)}{options}"
+    evaluation = f"python eval.py --model {run} {task_flags} --levels {config.level}"
+    audit = f"python -m tasks.audit {run}{program}"
     of_run = [f"python -m grpo.inspect {run} step {step}", f"python -m grpo.report {run}"]
-    return of_run if getattr(task, "from_python", False) else [of_task[0], *of_run, of_task[1]]
+    return of_run if getattr(task, "from_python", False) else [evaluation, *of_run, audit]
 
 
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
@@ -92,9 +95,12 @@ def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     before = trainer.stream.inherited
     seen = len(trainer.stream.seen) - before
     drawn = sum(line.get("groups/count", 0) for line in read_metrics(folder / "metrics.jsonl"))
-    imitated = trainer.imitation.answers if trainer.imitation else 0
-    size = trainer.stream.supply.family_size(level)
-    share = f", {seen / size:.1%} of the {size:,} that exist" if size else ""
-    earlier = f", after {before:,} in earlier runs" if before else ""
-    more = f" and {imitated:,} imitated answers" if imitated else ""
-    return f"trained on {seen:,} unique problems in {drawn:,} draws{more}{share}{earlier}"
+    line = f"trained on {seen:,} unique problems in {drawn:,} draws"
+
+    if trainer.imitation and trainer.imitation.answers:
+        line += f" and {trainer.imitation.answers:,} imitated answers"
+    if size := trainer.stream.supply.family_size(level):
+        line += f", {seen / size:.1%} of the {size:,} that exist"
+    if before:
+        line += f", after {before:,} in earlier runs"
+    return line

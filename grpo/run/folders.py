@@ -10,18 +10,19 @@ from tasks.base import UserError
 
 def new_folder(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
-    task = re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())
-    level = f"-{config.level}" if config.level else ""
-    options = "".join(
-        f"-{part}"
-        for value in config.task_options.values()
-        if "," not in value  # a list of numbers says little
-        and (part := re.sub(r"[^a-z0-9-]", "", Path(value.partition(":")[0]).stem.lower()))
-    )
-    supply = f"-{config.problems.replace(':', '')}" if config.problems != "fresh" else ""
-    control = "".join(f"-{name}" for name in config.mark.values())
-    base = f"{task}{options}{level}{supply}{control}-seed{config.seed}"
-    names = [base, *(f"{base}-{i}" for i in range(2, 10_000))]
+    parts = [re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())]
+    for value in config.task_options.values():
+        if "," not in value:  # a list of numbers says little
+            stem = Path(value.partition(":")[0]).stem.lower()
+            parts.append(re.sub(r"[^a-z0-9-]", "", stem))
+    if config.level:
+        parts.append(str(config.level))
+    if config.problems != "fresh":
+        parts.append(config.problems.replace(":", ""))
+    parts += [*config.mark.values(), f"seed{config.seed}"]
+
+    base = parts[0] + "".join(f"-{part}" for part in parts[1:] if part)
+    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
     return next(home / name for name in names if not (home / name).exists())
 
 

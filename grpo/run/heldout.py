@@ -23,8 +23,8 @@ from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
 
 # These seeds do not depend on the run's seed, so held-out problems are the same in every run and at
-# every step. Promotions use other problems than reports: otherwise reported scores would be biased
-# by selection.
+# every step. Promotions use other problems than reports. Otherwise selection would bias the
+# reported scores.
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
@@ -77,8 +77,9 @@ class HeldOut:
     def measure(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Do the work of `evaluate`, but write and show only a warning if there is no problem."""
-        trainer, task = self.trainer, self.trainer.task
+        """Do the work of `evaluate` without writing and showing the line."""
+        trainer = self.trainer
+        task = trainer.task
         sampling = self.sampling
         found = find_problems(
             trainer.policy,
@@ -143,8 +144,9 @@ class HeldOut:
             self.console.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
-        """Warn if most completions were truncated; again only if it was better in between."""
-        text, key = truncation_warning(line), f"truncated/{line['purpose']}/{line['level']}"
+        """Warn if most completions were truncated; again only after an evaluation without that."""
+        text = truncation_warning(line)
+        key = f"truncated/{line['purpose']}/{line['level']}"
         if text:
             self._warn_once(text, key)
         else:

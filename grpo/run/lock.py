@@ -1,4 +1,4 @@
-"""The lock of a run, by which only one process writes its directory."""
+"""The lock of a run, so that only one process writes its directory."""
 
 import os
 from collections.abc import Iterator

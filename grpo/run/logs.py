@@ -1,4 +1,4 @@
-"""Logs to which each step appends: JSON Lines such as metrics.jsonl, and samples.log for people."""
+"""The logs of a run: JSON Lines such as metrics.jsonl, and samples.log for people."""
 
 import json
 import math
@@ -34,10 +34,8 @@ class MetricsLog:
         """Drop the lines of later steps, which are made again, and an incomplete last line."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            write_whole(
-                self.path,
-                "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept).encode(),
-            )
+            texts = [json.dumps(line, ensure_ascii=False) for line in kept]
+            write_whole(self.path, "".join(f"{text}\n" for text in texts).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -70,40 +68,43 @@ class SamplesLog:
     HEAD = re.compile(rb"^=== step (\d+) ")
 
     def __init__(self, folder: Path, every: int):
-        self.path, self.every = Path(folder) / "samples.log", every
+        self.path = Path(folder) / "samples.log"
+        self.every = every
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
         """Write the best and the worst completion of every `every`-th step and of the first."""
         if step % self.every and step != 1:
             return
+
         rows = [
-            (score.reward, score.value, group, completion, text)
+            (score, group.problem, completion.finish, text)
             for group in groups
             for score, completion, text in zip(group.scores, group.completions, group.texts)
         ]
-        parts = [f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"]
-        for name, row in (
-            ("best", max(rows, key=lambda row: row[0])),
-            ("worst", min(rows, key=lambda row: row[0])),
-        ):
-            reward, value, group, completion, text = row
-            parts.append(
-                f"{name}: reward {reward:.4f}, score {value:.4f}, {completion.finish}, level "
-                f"{group.problem.level}\n"
-                f"  wanted: {escape_control(group.problem.target)}\n"
+        best = max(rows, key=lambda row: row[0].reward)
+        worst = min(rows, key=lambda row: row[0].reward)
+
+        entry = f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"
+        for name, (score, problem, finish, text) in (("best", best), ("worst", worst)):
+            entry += (
+                f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {finish}, "
+                f"level {problem.level}\n"
+                f"  wanted: {escape_control(problem.target)}\n"
                 f"  wrote:  {escape_control(text)}\n"
             )
-        append(self.path, "".join(parts))
+        append(self.path, entry)
 
     def truncate_after(self, step: int) -> None:
         """Drop the entries of later steps, and an incomplete last line."""
         if not self.path.exists():
             return
-        kept, keep = [], True
+
+        kept = []
+        is_kept = True
         for line in _whole_lines(self.path):
-            head = self.HEAD.match(line)
-            keep = int(head[1]) <= step if head else keep
-            if keep:
+            if head := self.HEAD.match(line):
+                is_kept = int(head[1]) <= step
+            if is_kept:
                 kept.append(line + b"\n")
         write_whole(self.path, b"".join(kept))
 
@@ -134,6 +135,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _finite(value: Any) -> Any:
+    """Return a JSON value with None in place of NaN and infinity."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Opening a run: a new one, or one that continues from its newest valid checkpoint."""
+"""Open a run: a new one, or one that continues from its latest valid checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from grpo.learn.own_loss import trust_loss
 from grpo.run.checkpoint import checkpoints, find_resume, step_of
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.start import start_from
-from tasks.base import REWARD_FILE, UserError, trust
+from tasks.base import REWARD_FILE, UserError, require_trusted_task
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def open_run(
 def _open_new(
     config: Config, given: dict[str, Any], home: Path, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
+    """Return a run in a new folder. Raises UserError if the folder exists."""
     config, warnings = start_from(config, given)
 
     named = home / config.name if config.name else None
@@ -59,7 +60,7 @@ def _open_new(
 
 
 def _way_on(folder: Path) -> str:
-    """Return advice on a folder that already exists."""
+    """Return what to do about a folder that already exists."""
     shown = quoted(folder)
     if checkpoints(folder)[0]:
         return f"give another name, or --resume {shown}"
@@ -67,11 +68,14 @@ def _way_on(folder: Path) -> str:
 
 
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
+    """Return the run that --resume names, with the settings that it may change."""
     assert config.resume is not None
     path = latest_run(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
-    steps, done = given.get("steps"), step_of(checkpoint)
+
+    steps = given.get("steps")
+    done = step_of(checkpoint)
     if steps is not None and steps < done:
         raise UserError(
             f"--steps {steps}: the run in {folder} has made {done} steps; give more, or leave the "
@@ -80,9 +84,11 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
 
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     allowed = (given.get("task"), given.get("task_options", {}).get(REWARD_FILE))
-    trust(saved["task"], saved["task_options"], allowed, folder)
+    require_trusted_task(saved["task"], saved["task_options"], allowed, folder)
     trust_loss(saved["loss"], (given.get("loss"),), folder)
-    if "task_options" in given:  # those that are left out are the run's own
+
+    # Task options that are left out stay as they are.
+    if "task_options" in given:
         given = given | {"task_options": saved["task_options"] | given["task_options"]}
     changed = {
         name: value

@@ -28,7 +28,7 @@ from grpo.run.heldout import EVAL_SEED, WARM_START_SEED
 from grpo.training.build import build_curriculum
 from tasks.base import UserError, plain_texts_of
 
-# Held-out problems that decide when the imitation ends.
+# How many held-out problems decide when the imitation ends.
 WARM_START_PROBLEMS = 32
 
 
@@ -42,7 +42,8 @@ def make_preflight(run: RunContext) -> Start:
     # dataset was asked for at one level.
     may_ease = config.ramp and (config.curriculum or not config.dataset)
     eligible = [row for row in rows if may_ease or row.level in levels]
-    start = (choose_mixed_start if config.mixed else choose_start)(eligible, levels)
+    choose = choose_mixed_start if config.mixed else choose_start
+    start = choose(eligible, levels)
     if start.levels != levels:
         trainer.curriculum = build_curriculum(config, start.levels)
         trainer.check_fit()
@@ -108,8 +109,8 @@ def wants_imitation(run: RunContext, start: Start | None) -> bool:
     """Return whether right answers are imitated before the first step of a new run.
 
     They are if --warm-start asks for it, or if the policy can learn at no level. `start` is the
-    choice of the pre-flight; None without one. Raises UserError if imitation is asked for and the
-    task's targets are not right answers.
+    choice of the pre-flight, or None without one. Raises UserError if imitation is asked for and
+    the task's targets are not right answers.
     """
     way = run.config.warm_start
     if way not in ("auto", "imitation"):

@@ -1,4 +1,4 @@
-"""The random generators of Python, NumPy and torch, in rng.json of a checkpoint."""
+"""The state of the random generators of Python, NumPy and torch, for rng.json of a checkpoint."""
 
 import random
 from pathlib import Path
@@ -14,11 +14,11 @@ def rng_state() -> dict[str, Any]:
     """Return the state of the random generators of Python, NumPy and torch, for rng.json."""
     kind, keys, *numbers = np.random.get_state(legacy=True)
     assert isinstance(keys, np.ndarray)
-    cuda = (
-        [state.tolist() for state in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else []
-    )
+
+    cuda: list[list[int]] = []
+    if torch.cuda.is_available():
+        cuda = [state.tolist() for state in torch.cuda.get_rng_state_all()]
+
     return {
         "python": random.getstate(),
         "numpy": [kind, keys.tolist(), *numbers],
@@ -30,10 +30,13 @@ def rng_state() -> dict[str, Any]:
 def load_rng(folder: Path) -> None:
     """Restore the `rng_state` in rng.json of a checkpoint."""
     saved = read_checked(folder / "rng.json", RngFile)
+
     version, state, gauss = saved["python"]
     random.setstate((version, tuple(state), gauss))
+
     kind, keys, *numbers = saved["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
+
     torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
     if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(

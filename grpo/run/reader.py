@@ -1,4 +1,4 @@
-"""A run read back from its directory: `run = load_run("runs/NAME")`.
+"""Read the stored data of a run: `run = load_run("runs/NAME")`.
 
     run.metrics                        a record (dict) per step: the lines of metrics.jsonl
     run.evals, run.decisions           the lines of eval.jsonl and curriculum.jsonl
@@ -7,7 +7,7 @@
     run.groups(12)                     the groups of a step (`grpo.records.Group`)
 
 Files are read when they are needed, and rollouts one step at a time. Records are plain dicts in a
-list; `to_pandas()` makes a data frame of them. Neither torch nor transformers is imported.
+list; `to_pandas()` returns them as a data frame. Neither torch nor transformers is imported.
 """
 
 from collections.abc import Iterable, Iterator
@@ -146,21 +146,22 @@ class RunData:
         parts, and advantage. The advantage is a number, a list with one per token, or None if the
         group was not trained on.
         """
-        steps = self.steps(kind) if step is None else [step] if isinstance(step, int) else step
-        for number in steps:
-            groups = (
-                enumerate(self.groups(number, kind))
-                if group is None
-                else [(group, self.group(number, group, kind))]
-            )
-            for place, drawn in groups:
+        steps: Iterable[int]
+        if step is None:
+            steps = self.steps(kind)
+        else:
+            steps = [step] if isinstance(step, int) else step
+
+        for each in steps:
+            if group is None:
+                groups = list(enumerate(self.groups(each, kind)))
+            else:
+                groups = [(group, self.group(each, group, kind))]
+
+            for number, drawn in groups:
                 for sample in range(len(drawn.completions)):
-                    yield {
-                        "step": number,
-                        "group": place,
-                        "sample": sample,
-                        **rollout_record(drawn, sample),
-                    }
+                    place = {"step": each, "group": number, "sample": sample}
+                    yield place | rollout_record(drawn, sample)
 
     def _log(self, name: str) -> Records:
         return Records(read_metrics(self.path / name))

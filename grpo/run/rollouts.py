@@ -4,10 +4,10 @@ Each step has a file such as step-000001.jsonl.zst. Evaluations are in eval-0000
 validation checks in promotion-000020.jsonl.zst, the pre-flight in preflight-000000.jsonl.zst.
 
 A file has one JSON line for each group, with everything that is needed to replay the update: token
-ids; the sampler's log-probabilities, which read back exactly; the keys of the examples in the
-prompt; rewards and their parts; advantages; temperature, class, action and trap. An advantage is a
-number for each completion, or a list with one for each token; then the credits that it comes from
-are there as well.
+ids; the sampler's log-probabilities, which are stored exactly; the keys of the examples in the
+prompt; rewards and their parts; advantages; temperature, class, action and trap. The advantage of a
+completion is a number, or a list with one for each token. In the second case the credits that it
+comes from are stored as well.
 """
 
 import re
@@ -90,6 +90,7 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
+    """Return the line of a group."""
     advantages = group.advantages or [None] * len(group.completions)
     return {
         "step": step,
@@ -106,15 +107,7 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "prompt_tokens": list(group.prompt),
         **({"shots": list(group.shots)} if group.shots else {}),
         "completions": [
-            {
-                **_completion_to_json(completion),
-                "reward": score.reward,
-                "value": score.value,
-                "exact": score.exact,
-                "advantage": advantage,
-                "parts": dict(score.parts),
-                **({} if score.credits is None else {"credits": score.credits}),
-            }
+            _completion_to_json(completion, score, advantage)
             for completion, score, advantage in zip(
                 group.completions, group.scores, advantages, strict=True
             )
@@ -122,16 +115,43 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
     }
 
 
-def _completion_to_json(completion: Completion) -> dict[str, Any]:
+def _completion_to_json(completion: Completion, score: Score, advantage: Any) -> dict[str, Any]:
+    """Return a completion in a line. Keys that most runs do not need are left out of theirs."""
     values = asdict(completion)
     if not completion.is_demonstration:
         del values["is_demonstration"]
+
+    values |= {
+        "reward": score.reward,
+        "value": score.value,
+        "exact": score.exact,
+        "advantage": advantage,
+        "parts": dict(score.parts),
+    }
+    if score.credits is not None:
+        values["credits"] = score.credits
     return values
 
 
 def _from_json(line: dict[str, Any]) -> Group:
+    """Return the group of a line."""
     rows = line["completions"]
+    completions = [
+        Completion(
+            tuple(row["tokens"]),
+            tuple(row["logprobs"]),
+            row["text"],
+            row["finish"],
+            row.get("is_demonstration", False),
+        )
+        for row in rows
+    ]
+    scores = [
+        Score(row["reward"], row["parts"], row["value"], row["exact"], _credits(row))
+        for row in rows
+    ]
     advantages = [row["advantage"] for row in rows]
+
     return Group(
         index=line["index"],
         problem=Problem(**line["problem"]),
@@ -140,17 +160,8 @@ def _from_json(line: dict[str, Any]) -> Group:
         attempt=line["attempt"],
         class_name=line["class"],
         action=line["action"],
-        completions=[
-            Completion(
-                tuple(r["tokens"]),
-                tuple(r["logprobs"]),
-                r["text"],
-                r["finish"],
-                r.get("is_demonstration", False),
-            )
-            for r in rows
-        ],
-        scores=[Score(r["reward"], r["parts"], r["value"], r["exact"], _credits(r)) for r in rows],
+        completions=completions,
+        scores=scores,
         advantages=[] if None in advantages else advantages,
         trap=line.get("trap"),
         shots=tuple(line.get("shots", ())),
@@ -158,4 +169,6 @@ def _from_json(line: dict[str, Any]) -> Group:
 
 
 def _credits(row: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
-    return tuple((end, amount) for end, amount in row["credits"]) if "credits" in row else None
+    if "credits" not in row:
+        return None
+    return tuple((end, amount) for end, amount in row["credits"])

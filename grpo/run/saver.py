@@ -117,7 +117,7 @@ class Saver:
 
     def save(self, reasons: list[str]) -> None:
         """Copy the state after this step, and write the copy while training continues."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self.collect(wait=True)
         self.saved = self.trainer.done
         if any("best" in reason for reason in reasons):
@@ -134,7 +134,7 @@ class Saver:
             self.saved,
             partial(self._write_state, tensors, self._state_texts()),
             reasons,
-            waiting=time.perf_counter() - begun,
+            waiting=time.perf_counter() - started,
             spacing=self.rules.spacing or self.chosen_spacing,
             step_times=tuple(self.step_times),
             keep=best if self.config.keep_best else None,
@@ -167,20 +167,23 @@ class Saver:
             return {"optimizer": optimizer, "weights": weights}, False
 
     def collect(self, *, wait: bool = False) -> None:
-        """Report the checkpoint that was being written if it is complete; raise the writer's error.
+        """Report the checkpoint that is being written if it is complete, or raise its error.
 
-        With `wait` it is waited for.
+        With `wait`, waits until it is complete.
         """
         if saved := self.writer.collect(wait=wait):
             self._say_saved(saved)
 
     def _say_saved(self, saved: Saved) -> None:
+        """Report a complete checkpoint, and the spacing if it is the first one that chose it."""
         for line in (saved.line, *saved.removed):
             self.console.say(line)
-        if self.rules.spacing is self.chosen_spacing is None and saved.spacing:
+
+        has_spacing = self.rules.spacing is not None or self.chosen_spacing is not None
+        if saved.spacing and not has_spacing:
             self.chosen_spacing = saved.spacing
             self.console.say(
-                f"from now on, checkpoints that are saved only for a new best are at least "
+                "from now on, checkpoints that are saved only for a new best are at least "
                 f"{saved.spacing} steps apart, so that they take at most {checkpoints.SHARE:.0%} "
                 "of the time"
             )
@@ -199,6 +202,7 @@ class Saver:
         }
 
     def _write_state(self, tensors: dict[str, Any], texts: Mapping[str, str], folder: Path) -> None:
+        """Write the files of a checkpoint into `folder`."""
         self.trainer.policy.save(folder, tensors["weights"])
         save_optimizer(folder, tensors["optimizer"])
         for name, text in texts.items():

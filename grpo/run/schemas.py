@@ -21,13 +21,10 @@ Index = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 def check(where: str, value: Any, kind: Any) -> None:
-    """Raise UserError, which begins with `where`, unless `value` (of JSON) has the type `kind`."""
+    """Raise UserError, which begins with `where`, unless the JSON `value` has the type `kind`."""
     try:
         msgspec.convert(value, kind)
-    except (
-        msgspec.ValidationError,
-        UnicodeEncodeError,
-    ) as error:  # a lone surrogate cannot be encoded
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: a lone surrogate
         reason = str(error).replace("`", "").replace(" - at $", " at ")
         raise UserError(
             f"{where}: is not what a run writes ({reason[0].lower()}{reason[1:]})"
@@ -207,11 +204,12 @@ LOGS: dict[str, Any] = {
 
 
 def check_line(where: str, name: str, line: Mapping[str, Any]) -> None:
-    """Raise UserError unless `line` is one of the log `name` ("metrics.jsonl", ...)."""
+    """Raise UserError unless `line` is a line of the log `name` ("metrics.jsonl", ...)."""
+    if name in LOGS:
+        check(where, line, LOGS[name])
     if name != "metrics.jsonl":
-        if name in LOGS:
-            check(where, line, LOGS[name])
         return
+
     for metric, value in line.items():
         if type(value) is not float and value is not None:
             check(f"{where}, {metric}", value, METRICS.get(metric, Number | bool))
@@ -307,7 +305,7 @@ class DraftingState(TypedDict):
     """The "drafting" in a trainer's state."""
 
     matched: Number
-    slipped: Number
+    rejected: Number
 
 
 class TrainerState(TypedDict):

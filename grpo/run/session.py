@@ -86,6 +86,7 @@ class Run:
         )
 
     def _make_files(self, locks: ExitStack) -> None:
+        """Make the folder of a new run and lock it, write config.yaml, and open the logs."""
         is_new = self.opened.checkpoint is None
         self.folder.mkdir(parents=True, exist_ok=True)
         if is_new:
@@ -107,7 +108,7 @@ class Run:
         self.console.warn(line)
         self.files.warned(line)
 
-    # --- the beginning ------------------------------------------------------------------------
+    # --- before the first step ----------------------------------------------------------------
 
     def begin(self) -> Start | None:
         """Show the prompt, restore the checkpoint if there is one, and make the pre-flight.
@@ -118,15 +119,15 @@ class Run:
         filter_by_difficulty(self.context, self.folder, is_new=self.opened.checkpoint is None)
         self._show_prompt()
 
-        policy_notes = self.trainer.policy.notes
-        task_notes = notes_of(self.trainer.task)
-        for warning in [
-            *self.opened.warnings,
-            *self.dependencies.notes,
-            *policy_notes,
-            *task_notes,
-        ]:
-            self._warn(warning)
+        for warnings in (
+            self.opened.warnings,
+            self.dependencies.notes,
+            self.trainer.policy.notes,
+            notes_of(self.trainer.task),
+        ):
+            for warning in warnings:
+                self._warn(warning)
+
         if self.opened.checkpoint:
             self._restore(self.opened.checkpoint)
             return None
@@ -199,7 +200,7 @@ class Run:
     # --- during training ----------------------------------------------------------------------
 
     def after_step(self, report: StepReport) -> None:
-        """Store a step and show it; promote, evaluate and save if that is due."""
+        """Write and show a step; promote, evaluate and save if that is due."""
         self.files.step(report)
         self.console.step(report)
         self.note_lost_streams()
@@ -221,8 +222,8 @@ class Run:
     def evaluate(self, is_final: bool = False) -> None:
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
-        The requested level is always evaluated. On a ladder that promotes by held-out problems the
-        current level is as well, and at the end also the first one, which was evaluated before
+        The requested level is always evaluated. On a ladder that promotes by held-out problems, so
+        is the current level, and at the end also the first one, which was evaluated before
         training.
         """
         config, curriculum = self.config, self.trainer.curriculum
@@ -288,7 +289,7 @@ class Run:
             print(f"train.py: {line}", file=sys.stderr)
             self.files.warned(f"after step {self.trainer.done}: {line}")
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- after the last step ------------------------------------------------------------------
 
     def save_and_exit(self, signal: str) -> None:
         """Save the last step, unless it is saved already, because a signal ends the run."""
@@ -329,7 +330,8 @@ class Run:
         return verdict.exit_status
 
     def _show_summary(self, verdict: Verdict) -> None:
-        config, task = self.config, self.trainer.task
+        config = self.config
+        task = self.trainer.task
         self.console.say(supply_line(self.folder, self.trainer, self.context.level))
         reports = [line for line in self.reports if line["level"] == config.level]
         self.console.summary(

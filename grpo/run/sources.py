@@ -1,4 +1,4 @@
-"""Fingerprints of the sources of a run: everything outside its directory that it depends on.
+"""Fingerprints of the sources of a run: the files outside its directory that it depends on.
 
 The sources are the base model, the adapter that the run started from, the dataset, the corpus, the
 configuration, and the files of the user's own task and loss. Every checkpoint holds their
@@ -7,9 +7,9 @@ difference, unless `--accept-changes` names its kind. eval.py and grpo.export do
 base model under an adapter.
 
 A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
-hashed whole. Of weights, the header (names, shapes, types) is hashed whole, and of each tensor only
-PAGES evenly spaced pages of PAGE bytes, the first and the last page among them; smaller tensors are
-hashed whole. So 6 GB take well under a second.
+hashed completely. Of a file of weights, the header (names, shapes, types) is hashed completely, but
+only PAGES evenly spaced pages of PAGE bytes of each larger tensor, with the first and the last page
+among them. So 6 GB take well under a second.
 
 Fine-tuning changes every page of the matrices that it trains. A change can be missed if it is
 confined to bytes between the pages, such as a few rows of the embedding. For a user's own task, the
@@ -213,32 +213,34 @@ def weights_digest(path: Path) -> str:
             size = os.fstat(file.fileno()).st_size
             digest.update(str(size).encode())
             for start, stop in _spans(file.fileno(), size):
-                for place in _places(start, stop):
-                    digest.update(os.pread(file.fileno(), min(PAGE, stop - place), place))
+                for offset in _places(start, stop):
+                    page = os.pread(file.fileno(), min(PAGE, stop - offset), offset)
+                    digest.update(page)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     return digest.hexdigest()[:DIGITS]
 
 
 def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the (start, stop) of each tensor, after those of the header in pieces of a page.
+    """Yield the (start, stop) of the parts of a file: the pages of its header, then each tensor.
 
-    A piece of a page is hashed whole. Yields the whole file if it has no valid header.
+    A part of one page is hashed completely. Yields the whole file if it has no valid header.
     """
-    begin = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    # The file begins with the length of the header, in 8 bytes, and the header as JSON.
+    data = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
-        header = json.loads(os.pread(descriptor, begin - 8, 8)) if begin <= size else {}
-        places = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-        spans = sorted((begin + start, begin + stop) for start, stop in places)
+        header = json.loads(os.pread(descriptor, data - 8, 8)) if data <= size else {}
+        offsets = [entry["data_offsets"] for key, entry in header.items() if key != "__metadata__"]
+        tensors = sorted((data + start, data + stop) for start, stop in offsets)
     except (ValueError, KeyError, TypeError, AttributeError):
-        spans = []
-    if not spans:  # the file is damaged, and loading it will raise an error
+        tensors = []
+    if not tensors:  # the file is damaged, and loading it will raise an error
         yield 0, size
         return
 
-    for start in range(0, begin, PAGE):
-        yield start, min(begin, start + PAGE)
-    yield from spans
+    for start in range(0, data, PAGE):
+        yield start, min(data, start + PAGE)
+    yield from tensors
 
 
 def _places(start: int, stop: int) -> range | list[int]:
@@ -262,11 +264,13 @@ def _folder_of(model: str) -> Path | None:
 
 
 def _shown(values: Mapping[str, Any], name: str, is_config: bool) -> str:
+    """Return a setting, or the first digits of a fingerprint."""
     if name not in values:
         return "absent"
     return shortened(str(values[name])) if is_config else str(values[name])[:8]
 
 
 def _some(lines: list[str]) -> list[str]:
+    """Return the first lines, and how many others there are."""
     others = len(lines) - SHOWN
     return lines[:SHOWN] + ([f"and {others} more"] if others > 0 else [])

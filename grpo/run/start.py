@@ -1,8 +1,8 @@
-"""Start a new run from an earlier run or one of its checkpoints, which --model names.
+"""Start a new run from the policy of an earlier run, which --model names.
 
-A checkpoint of full fine-tuning is a model, and becomes the base of the new run. A checkpoint of
-LoRA is an adapter: the new run trains it further on its own base, so the new run's checkpoints
-depend on that base alone.
+A checkpoint of full fine-tuning is a model, which becomes the base model of the new run. A
+checkpoint of LoRA is an adapter: the new run trains it further on the adapter's base model. So the
+new run's checkpoints do not depend on the earlier run.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ TAKEN_OVER = (*ADAPTER, "quantise", "dtype", *PROMPT)
 
 
 def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint `model`, or the newest valid one of the run `model`; and warnings.
+    """Return the checkpoint `model`, or the latest valid one of the run `model`; and warnings.
 
     Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
     """
@@ -37,9 +37,9 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
-    The new run takes over how the earlier one was loaded, prompted and trained, unless a flag
-    (`given`) overrides it, and its wording if the task is the same. Raises UserError if the flags
-    ask for a different adapter.
+    The new run takes over the earlier run's settings of model and prompt, and its wording if the
+    task is the same, unless a flag (`given`) overrides them. Raises UserError if the flags ask for
+    a different adapter.
     """
     checkpoint, warnings = checkpoint_of(config.model)
     if checkpoint is None:
@@ -54,9 +54,12 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
     taken = {name: getattr(earlier, name) for name in TAKEN_OVER if name not in given}
     if config.task == earlier.task and "wording" not in given:
         taken["wording"] = earlier.wording
+
+    # A learning rate suits one kind of training: an adapter of this rank, or all weights.
     rank = {**taken, **given}["lora_rank"]
     if "learning_rate" not in given and rank == earlier.lora_rank:
         taken["learning_rate"] = earlier.learning_rate
+
     base = earlier.model if has_adapter else str(checkpoint)
     return dataclasses.replace(config, **taken, model=base, start=str(checkpoint)), warnings
 

@@ -1,8 +1,7 @@
-"""Send a run's metrics to TensorBoard, Weights & Biases or trackio, under their names in
-metrics.jsonl.
+"""Send a run's metrics to TensorBoard, Weights & Biases or trackio.
 
-The files of the run do not depend on a tracker: one that fails is reported once and not used again,
-and training continues. Weights & Biases follows WANDB_MODE (offline, online, disabled) and
+They have the same names as in metrics.jsonl. A tracker that fails is reported once and not used
+again, and training continues. Weights & Biases follows WANDB_MODE (offline, online, disabled) and
 WANDB_PROJECT. trackio needs a newer huggingface_hub than constraints.txt has, so it is an extra of
 its own (tested with trackio 0.43).
 """
@@ -93,15 +92,15 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
     Those of an evaluation get its purpose and level as a prefix, e.g. "report/25/mean".
     """
-    where = f"{line['purpose']}/{line['level']}/" if "purpose" in line else ""
-    return {
-        where + name: value
-        for name, value in line.items()
-        if isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and name != "step"
-        and not (where and name == "level")
-    }
+    prefix = f"{line['purpose']}/{line['level']}/" if "purpose" in line else ""
+    left_out = {"step", "level"} if prefix else {"step"}
+
+    found = {}
+    for name, value in line.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and name not in left_out:
+            found[prefix + name] = value
+    return found
 
 
 class Trackers:

@@ -24,7 +24,7 @@ from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, su
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
 
-# Number of steps in the sparkline, and in the mean beside it.
+# Number of steps in the sparkline, and in the mean next to it.
 HISTORY = 30
 
 # Without a terminal: the seconds that scoring takes before a line says how far it is, and the

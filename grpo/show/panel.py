@@ -49,7 +49,7 @@ ROTATE = 7
 
 @dataclass(frozen=True)
 class RunView:
-    """What the panel shows besides the last step.
+    """What the panel shows in addition to the last step.
 
     - `rewards`: mean rewards of the last steps; `best`: the highest of all steps;
     - `evaluations`: lines of eval.jsonl;

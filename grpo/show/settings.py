@@ -1,4 +1,4 @@
-"""The settings of a run in words, including defaults, for the start of the console output."""
+"""The settings of a run as lines of text, for the start of the console output."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,16 @@ OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "AdamW with 8-bit moments"}
 
 
 def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
-    """Return a line for each aspect of the run in `folder`."""
+    """Return a line for each aspect of the run in `folder`, defaults included."""
+    control = {
+        name: f"{control}: a control experiment, whose rewards carry no information"
+        for name, control in config.mark.items()
+    }
+    options = "".join(f", {name} {value}" for name, value in config.task_options.items())
     return {
         "run": str(folder),
-        **{
-            name: f"{control}: NOT A REAL RUN, the rewards carry no information"
-            for name, control in config.mark.items()
-        },
-        "task": f"{config.task}, level {config.level}{_climb(config, trainer)}"
-        + "".join(f", {name} {value}" for name, value in config.task_options.items()),
+        **control,
+        "task": f"{config.task}, level {config.level}{_climb(config, trainer)}{options}",
         "problems": _problems(config, trainer.task),
         "prompt": _prompt(config),
         "reward": config.reward or "the task's own",
@@ -53,63 +54,63 @@ def _problems(config: Config, task: Task) -> str:
 
 def _prompt(config: Config) -> str:
     """Return how a problem is presented to the model."""
-    parts = [
-        "the user's own wording" if config.wording else "the task's own wording",
-        f"a system turn of {len(config.system):,} characters" if config.system else "",
-        f"{config.shots} examples" if config.shots else "",
-        *(
-            f"{name} = {json.dumps(value)}"
-            for name, value in template_arguments(config.chat_template_kwargs).items()
-        ),
-    ]
-    return ", ".join(part for part in parts if part)
+    parts = ["the user's own wording" if config.wording else "the task's own wording"]
+    if config.system:
+        parts.append(f"a system turn of {len(config.system):,} characters")
+    if config.shots:
+        parts.append(f"{config.shots} examples")
+    for name, value in template_arguments(config.chat_template_kwargs).items():
+        parts.append(f"{name} = {json.dumps(value)}")
+    return ", ".join(parts)
 
 
 def _climb(config: Config, trainer: Trainer) -> str:
     levels = trainer.curriculum.levels
     if len(levels) == 1:
         return ""
-    by = "held-out" if config.promote_by == "heldout" else "running"
-    return (
-        f" (by way of {' → '.join(map(str, levels))}, up at a {by} mean of {config.promote_at:g})"
-    )
+    path = " → ".join(map(str, levels))
+    kind = "held-out" if config.promote_by == "heldout" else "running"
+    return f" (by way of {path}, up at a {kind} mean of {config.promote_at:g})"
 
 
 def _model(config: Config, trainer: Trainer) -> str:
-    policy, ranks = trainer.policy, trainer.ranks.size
+    policy = trainer.policy
     size = sum(p.numel() for p in policy.model.parameters())
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    return (
-        f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}"
-        + (f", adapter of {config.start}" if config.start not in (None, config.model) else "")
-        + (f", quantised: {config.quantise}" if config.quantise != "none" else "")
-        + f" on {policy.device}, {torch.get_num_threads()} threads"
-        + (f", {ranks} ranks" if ranks > 1 else "")
-    )
+
+    line = f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}"
+    if config.start not in (None, config.model):
+        line += f", adapter of {config.start}"
+    if config.quantise != "none":
+        line += f", quantised: {config.quantise}"
+    line += f" on {policy.device}, {torch.get_num_threads()} threads"
+    if trainer.ranks.size > 1:
+        line += f", {trainer.ranks.size} ranks"
+    return line
 
 
 def _tuning(config: Config, trainer: Trainer) -> str:
     trained = sum(p.numel() for p in trainer.policy.parameters)
-    tuning = (
-        f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}"
-        if config.lora_rank
-        else "full fine-tuning"
-    )
+    tuning = "full fine-tuning"
+    if config.lora_rank:
+        tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}"
     return f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}"
 
 
 def _update(config: Config, trainer: Trainer) -> str:
-    optimizer, on_gpu = trainer.optimizer, trainer.policy.device.type == "cuda"
-    masters = ", float32 masters" if optimizer.masters[0] is not optimizer.weights[0] else ""
-    shared = ", sharded over the ranks" if optimizer.is_sharded else ""
-    why = (
-        "as asked" if config.micro_tokens else f"by the memory of the {'GPU' if on_gpu else 'CPU'}"
-    )
-    return (
-        f"{OPTIMIZERS[config.optimizer]}{masters}{shared}, micro-batches of "
-        f"{trainer.oom_retry.micro_tokens:,} tokens ({why})"
-        + (", gradient checkpointing" if trainer.policy.gradient_checkpointing else "")
-    )
+    optimizer = trainer.optimizer
+    line = OPTIMIZERS[config.optimizer]
+    if optimizer.masters[0] is not optimizer.weights[0]:
+        line += ", float32 masters"
+    if optimizer.is_sharded:
+        line += ", sharded over the ranks"
+
+    device = "GPU" if trainer.policy.device.type == "cuda" else "CPU"
+    why = "as set" if config.micro_tokens else f"by the memory of the {device}"
+    line += f", micro-batches of {trainer.oom_retry.micro_tokens:,} tokens ({why})"
+    if trainer.policy.gradient_checkpointing:
+        line += ", gradient checkpointing"
+    return line
 
 
 def _sampling(config: Config) -> str:
@@ -135,26 +136,26 @@ def _drafts(config: Config, trainer: Trainer) -> str:
 
 
 def _batch(config: Config) -> str:
-    limits = {
-        f"further prompts until {config.dynamic_sampling} groups vary": config.dynamic_sampling,
-        f"{config.level_minutes:g} minutes per level": config.level_minutes,
-        f"{config.level_tokens:,} tokens per level": config.level_tokens,
-        f"at most {config.step_tokens:,} tokens per step": config.step_tokens,
-    }
-    return ", ".join(
-        [
-            f"{config.prompts} prompts × {config.group_size} completions",
-            *(text for text, limit in limits.items() if limit),
-        ]
-    )
+    parts = [f"{config.prompts} prompts × {config.group_size} completions"]
+    if config.dynamic_sampling:
+        parts.append(f"further prompts until {config.dynamic_sampling} groups vary")
+    if config.level_minutes:
+        parts.append(f"{config.level_minutes:g} minutes per level")
+    if config.level_tokens:
+        parts.append(f"{config.level_tokens:,} tokens per level")
+    if config.step_tokens:
+        parts.append(f"at most {config.step_tokens:,} tokens per step")
+    return ", ".join(parts)
 
 
 def _loss(config: Config) -> str:
     credit = ", separate for each token by alignment" if config.credit == "alignment" else ""
+    kl = f"KL weight {config.beta:g}" if config.beta else "no KL"
+    alarms = ", alarms stop the run" if config.on_alarm == "stop" else ""
+    truncated = ""
+    if config.truncated != "learn":
+        truncated = f"; truncated completions: {config.truncated}"
     return (
-        f"{config.loss}, advantages by {config.scale}{credit}, "
-        f"{f'KL weight {config.beta:g}' if config.beta else 'no KL'}; "
-        f"groups without variance: {config.on_degenerate}"
-        + (", alarms stop the run" if config.on_alarm == "stop" else "")
-        + (f"; truncated completions: {config.truncated}" if config.truncated != "learn" else "")
+        f"{config.loss}, advantages by {config.scale}{credit}, {kl}; groups without variance: "
+        f"{config.on_degenerate}{alarms}{truncated}"
     )

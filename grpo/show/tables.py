@@ -113,21 +113,19 @@ def advantage_of(group: Group, sample: int) -> str:
     if not group.advantages:
         return "none"
     advantage = group.advantages[sample]
-    return (
-        f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
-        if isinstance(advantage, list)
-        else f"{advantage:+.3f}"
-    )
+    if isinstance(advantage, list):
+        return f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
+    return f"{advantage:+.3f}"
 
 
 def said_of(parts: Record) -> str:
     """Return the parts of a score, e.g. "; matches 12, trap copies A"."""
-    told = [
-        f"{name} {f'{value:.3g}' if isinstance(value, float) else escape_control(str(value))}"
-        for name, value in parts.items()
-        if value is not None
-    ]
-    return f"; {', '.join(told)}" if told else ""
+    shown = []
+    for name, value in parts.items():
+        if value is not None:
+            text = f"{value:.3g}" if isinstance(value, float) else escape_control(str(value))
+            shown.append(f"{name} {text}")
+    return f"; {', '.join(shown)}" if shown else ""
 
 
 def tint(logprob: float) -> str:

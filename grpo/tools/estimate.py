@@ -31,7 +31,7 @@ PRODUCTS = 0.58
 DECODED = 1.7
 ATTENTION = 0.2
 
-# Seconds that each layer adds to a decoding step, besides matrix products and attention.
+# Seconds that each layer adds to a decoding step, without matrix products and attention.
 LAYER = 16e-6
 
 # Seconds that the host needs to launch all kernels of a micro-batch: the least time it can take.
@@ -207,7 +207,7 @@ def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
 
 def _update(config: Config, model: Model, work: Work, gpu: Gpu, local: int, number: int) -> float:
     """Return the seconds of an update on `local` groups in a `number` of micro-batches."""
-    reference = bool(config.beta)
+    reference = bool(config.beta)  # one forward pass more
     completions = local * work.group * work.tokens
     tokens = completions + work.prompt * max(local, number)  # each micro-batch runs its prompts
 

@@ -104,12 +104,14 @@ def export(
     checkpoint, _ = find_resume(run)
     data = load_run(checkpoint.parent.parent)
     config = load_config(data.path / "config.yaml")
+
     if adapter and not config.lora_rank:
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
+
     for note in check_base(checkpoint, config.model, accept):
         print(f"grpo.export: {printable(note)}", file=sys.stderr)
 
@@ -120,6 +122,7 @@ def export(
         "keep_reference": False,
     }
     policy = load_policy(config.model, **as_trained, weights=checkpoint)
+
     model = policy.model
     if config.lora_rank and not adapter:
         model = model.merge_and_unload()
@@ -139,9 +142,18 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     """Return the model card in Markdown: the model, its training, and its held-out scores."""
     config = {**asdict(Config()), **run.config}
     facts = config.get("facts", {})
-    reports = [line for line in run.reports if line["step"] <= step]
-    metric = reports[0].get("metric", "score") if reports else "score"
     settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS)
+
+    head = [
+        "---",
+        "library_name: " + ("peft" if adapter else "transformers"),
+        "pipeline_tag: text-generation",
+        "tags: [grpo, reinforcement-learning]",
+    ]
+    if _is_hub_id(config):
+        head.append(f"base_model: {config['model']}")
+    head.append("---")
+
     control = ""
     if config.get("control", "none") != "none":
         control = (
@@ -150,26 +162,12 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         )
 
     lines = [
-        "---",
-        "library_name: " + ("peft" if adapter else "transformers"),
-        "pipeline_tag: text-generation",
-        "tags: [grpo, reinforcement-learning]",
-        *([f"base_model: {config['model']}"] if _is_hub_id(config) else []),
-        "---",
+        *head,
         f"# {run.path.name}",
         "",
         _summary(config, step),
         control,
-        f"Held-out {metric}, on validation problems that training never saw, at temperature "
-        f"{config['temperature']:g} (mean and 95 % interval):",
-        "",
-        "| step | level | mean | exact | n |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {line['step']} | {line['level']} {line.get('unit', '')} | {interval(line)} | "
-            f"{line['exact']:.3f} | {line['n']} |"
-            for line in reports
-        ),
+        *_scores(run, config, step),
         "",
         f"Settings: {settings}.",
         "",
@@ -180,6 +178,24 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _scores(run: RunData, config: Record, step: int) -> list[str]:
+    """Return the table of the held-out scores up to `step`."""
+    reports = [line for line in run.reports if line["step"] <= step]
+    metric = reports[0].get("metric", "score") if reports else "score"
+    lines = [
+        f"Held-out {metric}, on validation problems that training never saw, at temperature "
+        f"{config['temperature']:g} (mean and 95 % interval):",
+        "",
+        "| step | level | mean | exact | n |",
+        "|---|---|---|---|---|",
+    ]
+    for line in reports:
+        level = f"{line['level']} {line.get('unit', '')}"
+        cells = [line["step"], level, interval(line), f"{line['exact']:.3f}", line["n"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
 
 
 def _summary(config: Record, step: int) -> str:

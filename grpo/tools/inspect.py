@@ -62,8 +62,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = _Commands(parser)
-
     commands.add("steps", show_steps, "a line for each step", over_steps=True)
+    _add_step_commands(commands)
+    _add_run_commands(commands)
+    return parser.parse_args(argv)
+
+
+def _add_step_commands(commands: "_Commands") -> None:
+    """Add the commands about one step, one group, or one completion."""
     commands.add("step", show_step, "the groups of a step", "step")
     group = commands.add(
         "group", show_group, "the completions of a group, highest reward first", "step", "group"
@@ -78,6 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="add entropy and parity, from the policy of that step, which is computed again",
     )
+
     replay = commands.add(
         "replay", show_replay, "repeat a step's update and compare", "step", has_kinds=False
     )
@@ -98,6 +105,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             help="the run's loss, if that is a program of yours: allows it to be executed",
         )
 
+
+def _add_run_commands(commands: "_Commands") -> None:
+    """Add the commands about several steps, or several runs."""
     degenerate = commands.add(
         "degenerate", show_degenerate, "the groups whose rewards do not vary", over_steps=True
     )
@@ -107,8 +117,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=["identical", "solved", "failed", "tied"],
         help="only groups of this class",
     )
+
     compare = commands.add("compare", show_compare, "runs side by side", over_steps=True)
     compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
+
     export = commands.add(
         "export", export_rollouts, "write every completion to a file", over_steps=True
     )
@@ -118,7 +130,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help=".csv, .jsonl or .parquet (which needs pyarrow)",
     )
-    return parser.parse_args(argv)
 
 
 class _Commands:
@@ -160,21 +171,17 @@ class _Commands:
 
 
 def _positive(text: str) -> int:
+    """Return a whole number of 1 or more, for argparse."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError("give a whole number of 1 or more")
     return int(text)
 
 
 def _add_step_filters(part: argparse.ArgumentParser) -> None:
+    """Add the flags that select steps."""
     add = part.add_argument
+    most = 10**9
     add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
-    add(
-        "--to",
-        dest="last_step",
-        type=int,
-        default=10**9,
-        metavar="STEP",
-        help="up to this step",
-    )
+    add("--to", dest="last_step", type=int, default=most, metavar="STEP", help="up to this step")
     add("--level", type=int, help="only this level")
     add("--last", type=_positive, metavar="N", help="only the last N of these")

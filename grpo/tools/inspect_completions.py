@@ -34,7 +34,7 @@ POLICY_FIGURES = {"entropy": ("entropy", ".4f"), "parity": ("parity", "+.1e")}
 
 
 def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the completions of a group beside the target, highest reward first."""
+    """Show the completions of a group next to the target, highest reward first."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
     order = sorted(range(len(group.completions)), key=lambda sample: -group.scores[sample].reward)
     target = group.problem.target
@@ -79,21 +79,22 @@ def _show_completions(
     run: RunData, group: Group, samples: Sequence[int], console: Console, *, whole: bool
 ) -> None:
     """Show the completions `samples` of a group, which have the same text."""
-    target, text = group.problem.target, group.texts[samples[0]]
-    completion, score = group.completions[samples[0]], group.scores[samples[0]]
-    columns = aligned(target, text)
-    reward = f" ({run.config['reward']})" if run.config.get("reward") else ""
-    plural = "s" if len(samples) > 1 else ""
+    first = samples[0]
+    target, text = group.problem.target, group.texts[first]
+    completion, score = group.completions[first], group.scores[first]
 
-    console.print()
-    console.print(
-        Text.assemble(
-            (f"completion{plural} {', '.join(map(str, samples))}", "bold"),
-            f"  reward {score.reward:.3f}{reward}, score {score.value:.3f}, advantage "
-            f"{advantage_of(group, samples[0])}, {len(completion.tokens)} tokens, "
-            f"{'complete' if completion.finish == 'stop' else 'truncated'}",
-        )
+    plural = "s" if len(samples) > 1 else ""
+    title = f"completion{plural} {', '.join(map(str, samples))}"
+    reward = f" ({run.config['reward']})" if run.config.get("reward") else ""
+    end = "complete" if completion.finish == "stop" else "truncated"
+    figures = (
+        f"  reward {score.reward:.3f}{reward}, score {score.value:.3f}, advantage "
+        f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {end}"
     )
+    console.print()
+    console.print(Text.assemble((title, "bold"), figures))
+
+    columns = aligned(target, text)
     difference = ""
     if target.strip():
         difference = f"; {first_divergence(target, text) or 'right to the end'}"

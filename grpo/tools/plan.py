@@ -30,10 +30,10 @@ from grpo.model.prompts import check_format
 from grpo.resolve import resolve_config
 from grpo.rollout.generate import budget
 from grpo.run.start import start_from
-from grpo.tools.estimate import GPUS, Model, Work, forecast
+from grpo.tools.estimate import GPUS, Gpu, Model, Work, forecast
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
-# Problems whose tokens are counted.
+# The number of problems whose tokens are counted.
 PROBES = 16
 
 # The share of a GPU's memory that a run may take.
@@ -80,35 +80,35 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
 
     Completions have `tokens` tokens, or as many as the right answers if that is 0.
     """
+    assert config.level is not None, "the configuration is resolved"
     tokenizer = load_tokenizer(config.model)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
-    assert config.level is not None, "the configuration is resolved"
     format = config.prompt_format(task)
     check_format(tokenizer, format)
-    problems = [
-        problem_at(task, seed=config.seed, split="train", level=config.level, index=i)
-        for i in range(PROBES)
-    ]
-    prompts = [
-        len(
-            prompt_tokens(
-                tokenizer, format.turns(problem), tokenizer.chat_template, format.arguments
-            )
-        )
-        for problem in problems
-    ]
-    targets = [target_length(tokenizer, problem.target) for problem in problems]
     declared = declared_budget(task, config.level)
-    room = max(
-        budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
-        for target, prompt in zip(targets, prompts)
-    )
+
+    # Tokens of the prompt, of the right answer, and of the budget, for each problem.
+    prompts, targets, budgets = [], [], []
+    for index in range(PROBES):
+        problem = problem_at(task, seed=config.seed, split="train", level=config.level, index=index)
+        encoded = prompt_tokens(
+            tokenizer, format.turns(problem), tokenizer.chat_template, format.arguments
+        )
+        prompt = len(encoded)
+        target = target_length(tokenizer, problem.target)
+
+        prompts.append(prompt)
+        targets.append(target)
+        budgets.append(
+            budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
+        )
+
     return Work(
         prompts=config.prompts,
         prompt=fmean(prompts),
         group=config.group_size,
         tokens=tokens or fmean(targets),
-        room=max(room, tokens),
+        room=max(*budgets, tokens),
     )
 
 
@@ -135,12 +135,7 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
         help="mean tokens of a completion (default: those of the right answers)",
     )
     own, others = parser.parse_known_args(argv)
-    found = re.fullmatch(r"(\d+)x(.+)", own.gpus)
-    if not found or found[2] not in GPUS or int(found[1]) < 1:
-        raise UserError(
-            f"--gpus {own.gpus}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100"
-        )
-    own.number, own.gpu = int(found[1]), GPUS[found[2]]
+    own.number, own.gpu = _gpus_of(own.gpus)
 
     config, _ = start_from(*parse_training(others))
     if config.dataset and not (config.level or config.curriculum):
@@ -153,6 +148,14 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
     return config, own
 
 
+def _gpus_of(text: str) -> tuple[int, Gpu]:
+    """Return the number and the kind of GPUs in "2xH100"."""
+    found = re.fullmatch(r"(\d+)x(.+)", text)
+    if not found or found[2] not in GPUS or int(found[1]) < 1:
+        raise UserError(f"--gpus {text}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100")
+    return int(found[1]), GPUS[found[2]]
+
+
 def start(argv: list[str]) -> int:
     """Print the plan; return 1 if the run does not fit into memory."""
     config, own = parse(argv)
@@ -161,7 +164,8 @@ def start(argv: list[str]) -> int:
     work = work_of(config, model, own.completion_tokens)
     memory, seconds = forecast(config, model, work, own.gpu, own.number)
 
-    total, step = sum(memory.values()), sum(seconds.values())
+    total = sum(memory.values())
+    step = sum(seconds.values())
     tokens = work.prompts * work.group * work.tokens
     tuning = f"LoRA rank {config.lora_rank}" if model.is_lora else "full fine-tuning"
     lines = (

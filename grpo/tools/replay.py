@@ -1,12 +1,12 @@
 """Repeat a stored step: the update from its stored completions.
 
 Sampling is not repeated: completions, rewards and the sampler's log-probabilities come from the
-rollout files. The policy before the step is that of the nearest earlier checkpoint, or the one the
-run began with; the stored steps between are repeated, too.
+rollout files. The policy before the step is that of the nearest earlier checkpoint, or the one with
+which the run began; the stored steps between are repeated as well.
 
-On a CPU with the same number of threads the result is identical to the last bit. Another machine,
-library version or number of threads rounds differently; then differences in the last digits mean
-nothing.
+On a CPU with the same number of threads the result is identical to the last bit. With another
+machine, library version or number of threads, rounding differs, and differences in the last digits
+have no meaning.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ from grpo.records import Group
 from grpo.run.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.run.reader import RunData
 from grpo.trainer import Trainer
-from tasks.base import UserError, load_task, trust
+from tasks.base import UserError, load_task, require_trusted_task
 
 # The programs of a run that the user allows to be executed.
 Allowed = Collection[str | None]
@@ -84,6 +84,7 @@ def token_figures(
     """
     group = run.group(step, number)
     trainer, _ = trainer_before(run, step, allowed)
+
     single = replace(
         group,
         completions=[group.completions[sample]],
@@ -97,6 +98,7 @@ def token_figures(
         max_length=len(group.completions[sample].tokens),
         device=trainer.policy.device,
     )
+
     with torch.no_grad():
         logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.sampler.truncate)
     return entropy_RT[0].tolist(), logp_RT[0].tolist()
@@ -108,7 +110,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
     """
     config = load_config(run.path / "config.yaml")
-    trust(config.task, config.task_options, allowed, run.path)
+    require_trusted_task(config.task, config.task_options, allowed, run.path)
     trust_loss(config.loss, allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
@@ -121,7 +123,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
 
 def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
     """Return a trainer that continues from `checkpoint`, or from the beginning of the run."""
-    # Another number of threads would add in another order.
+    # With another number of threads, sums are computed in another order.
     if config.device != "cuda" and not torch.cuda.is_available():
         facts = run.config.get("facts", {})
         torch.set_num_threads(facts.get("threads", torch.get_num_threads()))

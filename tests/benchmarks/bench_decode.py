@@ -235,16 +235,29 @@ def main():
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no GPU was found, and the CUDA decoder needs one")
+
     policy = make_policy(arguments.size, arguments.lora)
     bandwidth = copy_speed()
-    rows = []
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA "
         f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s"
     )
-    print("   rows  context    ms a step   x floor   x floor unshared")
+
     tables = arguments.tables.split(",")
-    for batch in (16, 64, 256) if "steps" in tables else ():
+    rows = step_table(policy, bandwidth) if "steps" in tables else []
+    if tables != ["steps"]:
+        cases = [case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables]
+        rows += rollout_table(policy, cases, arguments.right)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+def step_table(policy, bandwidth: float) -> list[dict]:
+    """Measure and print the time of a decode step; return the rows of the table."""
+    rows = []
+    print("   rows  context    ms a step   x floor   x floor unshared")
+    for batch in (16, 64, 256):
         for context in (256, 2816):
             seconds, shared, unshared = step_time(policy, batch, context)
             rows.append(
@@ -263,40 +276,41 @@ def main():
                 flush=True,
             )
             cuda_step(policy).free()  # the next case makes its own caches
-    if tables != ["steps"]:
-        print(
-            "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "
-            "drafted: first s   then s   acceptance   a forward"
+    return rows
+
+
+def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
+    """Measure and print rollouts, with and without drafts; return the rows of the table."""
+    rows = []
+    print(
+        "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "
+        "drafted: first s   then s   acceptance   a forward"
+    )
+    for P, G, new, prompt in cases:
+        first, best, _ = rollout(policy, P, G, new, prompt)
+        d_first, d_best, figures = drafted(policy, P, G, new, prompt, right)
+        rows.append(
+            {
+                "table": "rollout",
+                "prompts": P,
+                "completions": G,
+                "new": new,
+                "prompt": prompt,
+                "first": first,
+                "seconds": best,
+                "drafted_first": d_first,
+                "drafted": d_best,
+                **figures,
+            }
         )
-        for P, G, new, prompt in [
-            case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables
-        ]:
-            first, best, _ = rollout(policy, P, G, new, prompt)
-            d_first, d_best, figures = drafted(policy, P, G, new, prompt, arguments.right)
-            rows.append(
-                {
-                    "table": "rollout",
-                    "prompts": P,
-                    "completions": G,
-                    "new": new,
-                    "prompt": prompt,
-                    "first": first,
-                    "seconds": best,
-                    "drafted_first": d_first,
-                    "drafted": d_best,
-                    **figures,
-                }
-            )
-            print(
-                f"{P:>20} x {G} x {new}, "
-                f"{prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} "
-                f"|{d_first:>17.2f}{d_best:>9.2f}"
-                f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
-                flush=True,
-            )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(rows, file, indent=1)
+        print(
+            f"{P:>20} x {G} x {new}, "
+            f"{prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} "
+            f"|{d_first:>17.2f}{d_best:>9.2f}"
+            f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
+            flush=True,
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -32,9 +32,11 @@ COMMANDS = (
     ["export", "{run}/last.jsonl", "--last", "10"],
 )
 
+GROUP_SIZE = 16
+
 
 def write_run(folder: Path, steps: int, completions: int):
-    rng, size = random.Random(0), 16
+    rng = random.Random(0)
     words = [f"word{i}" for i in range(2000)]
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text("task: interleave\nreward: prefix\nlevel: 25\n")
@@ -43,71 +45,65 @@ def write_run(folder: Path, steps: int, completions: int):
         open(folder / "groups.jsonl", "w") as index,
     ):
         for step in range(1, steps + 1):
-            groups = []
-            for number in range(completions // size):
-                target, alike = rng.choices(words, k=60), rng.random() < 0.3
-                texts = [
-                    " ".join(
-                        target
-                        if alike
-                        else [word if rng.random() < 0.9 else rng.choice(words) for word in target]
-                    )
-                    for _ in range(size)
-                ]
-                scores = [
-                    Score(1.0 if alike else rng.random(), {"matches": 50, "trap": None})
-                    for _ in texts
-                ]
-                rows = [
-                    Completion(
-                        tuple(rng.choices(range(4000), k=90)),
-                        tuple(-rng.random() for _ in range(90)),
-                        text,
-                        "stop",
-                    )
-                    for text in texts
-                ]
-                groups.append(
-                    Group(
-                        number,
-                        Problem(
-                            "interleave", 25, "Take turns.", " ".join(target), f"{step}-{number}"
-                        ),
-                        tuple(range(150)),
-                        1.0,
-                        rows,
-                        scores=scores,
-                        class_name="solved" if alike else "varied",
-                        action="skip" if alike else "keep",
-                        advantages=[] if alike else [rng.random() for _ in rows],
-                    )
-                )
+            numbers = range(completions // GROUP_SIZE)
+            groups = [random_group(rng, words, step, number) for number in numbers]
             write_rollouts(file_of(folder, "step", step), groups, step=step)
             index.write(json.dumps({"step": step, "groups": summaries(groups)}) + "\n")
-            metrics.write(
-                json.dumps(
-                    {
-                        "step": step,
-                        "level": 25,
-                        "reward": 0.5,
-                        "reward_std": 0.1,
-                        "value": 0.5,
-                        "exact": 0.1,
-                        "groups/count": len(groups),
-                        "groups/kept": len(groups),
-                        "groups/class/varied": len(groups),
-                        "temperature": 1.0,
-                        "distinct_completions": 9.0,
-                        "entropy": 0.1,
-                        "grad_norm": 0.4,
-                        "completions/mean_length": 90.0,
-                        "step_time": 2.0,
-                        "num_tokens": step,
-                    }
-                )
-                + "\n"
-            )
+            metrics.write(json.dumps(metrics_of(step, len(groups))) + "\n")
     (folder / "eval.jsonl").write_text("")
+
+
+def random_group(rng: random.Random, words: list[str], step: int, number: int) -> Group:
+    """Return a group of random texts; three of ten groups are solved."""
+    target = rng.choices(words, k=60)
+    is_solved = rng.random() < 0.3
+    texts, scores, completions = [], [], []
+    for _ in range(GROUP_SIZE):
+        written = target
+        if not is_solved:
+            written = [word if rng.random() < 0.9 else rng.choice(words) for word in target]
+        texts.append(" ".join(written))
+    for _ in texts:
+        reward = 1.0 if is_solved else rng.random()
+        scores.append(Score(reward, {"matches": 50, "trap": None}))
+    for text in texts:
+        tokens = tuple(rng.choices(range(4000), k=90))
+        logprobs = tuple(-rng.random() for _ in range(90))
+        completions.append(Completion(tokens, logprobs, text, "stop"))
+
+    return Group(
+        number,
+        Problem("interleave", 25, "Take turns.", " ".join(target), f"{step}-{number}"),
+        tuple(range(150)),
+        1.0,
+        completions,
+        scores=scores,
+        class_name="solved" if is_solved else "varied",
+        action="skip" if is_solved else "keep",
+        advantages=[] if is_solved else [rng.random() for _ in completions],
+    )
+
+
+def metrics_of(step: int, groups: int) -> dict:
+    """Return a line of metrics.jsonl."""
+    return {
+        "step": step,
+        "level": 25,
+        "reward": 0.5,
+        "reward_std": 0.1,
+        "value": 0.5,
+        "exact": 0.1,
+        "groups/count": groups,
+        "groups/kept": groups,
+        "groups/class/varied": groups,
+        "temperature": 1.0,
+        "distinct_completions": 9.0,
+        "entropy": 0.1,
+        "grad_norm": 0.4,
+        "completions/mean_length": 90.0,
+        "step_time": 2.0,
+        "num_tokens": step,
+    }
 
 
 def main():

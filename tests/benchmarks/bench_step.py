@@ -161,11 +161,9 @@ def spawn(name: str, folder: Path, gpus: int = 1) -> dict | None:
     If it fails, print the end of its output and return None.
     """
     print(f"{name} ...", file=sys.stderr, flush=True)
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
-        if gpus > 1
-        else []
-    )
+    launcher = []
+    if gpus > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
     with open(folder / f"{name}.log", "w") as log:
         status = subprocess.run(
@@ -193,10 +191,10 @@ def useful_work(arguments, model: dict) -> tuple[float, float]:
     rows, passes = arguments.groups * arguments.group_size, arguments.new - 1
     cached = passes * prompt_tokens + rows * passes * (passes + 1) / 2
     read = passes * model["weight_bytes"] + cached * model["kv_bytes"] / arguments.gpus
+
     per_parameter = 2 + (2 if arguments.lora else 4) + (2 if arguments.beta else 0)
-    return read, per_parameter * model["parameters"] * (
-        prompt_tokens + rows * arguments.new
-    ) / arguments.gpus
+    tokens = prompt_tokens + rows * arguments.new
+    return read, per_parameter * model["parameters"] * tokens / arguments.gpus
 
 
 def row_of(arguments, model: dict, found: dict, rates: dict) -> dict[str, float]:
@@ -221,9 +219,9 @@ def main():
     arguments = parse()
     if arguments.child:
         return child(arguments, arguments.child[0], Path(arguments.child[1]))
-    names = (
-        [arguments.only] if arguments.only else ["ours"] if arguments.gpus > 1 else ["ours", "trl"]
-    )
+    names = ["ours"] if arguments.gpus > 1 else ["ours", "trl"]
+    if arguments.only:
+        names = [arguments.only]
     with tempfile.TemporaryDirectory() as folder:
         model = spawn("model", Path(folder))
         if model is None:
@@ -231,14 +229,15 @@ def main():
         found = {
             name: result for name in names if (result := spawn(name, Path(folder), arguments.gpus))
         }
+
     trained = {result["trained"] for result in found.values()}
-    if len(trained) != 1:
-        print(
-            f"no comparison: parameters trained: {sorted(trained)}"
-            if trained
-            else "no side finished"
-        )
+    if not trained:
+        print("no side finished")
         return 1
+    if len(trained) > 1:
+        print(f"no comparison: parameters trained: {sorted(trained)}")
+        return 1
+
     rates = {
         what: max(result["rates"][what] for result in found.values())
         for what in ("flops", "bandwidth")
@@ -250,12 +249,23 @@ def main():
         rows["ours / trl"] = {
             name: value / rows["trl"][name] for name, value in rows["ours"].items()
         }
-    mean = sum(map(len, model["prompts"])) / len(model["prompts"])
+    show_table(arguments, model, rates, rows, trained.pop())
+    if arguments.json:
+        write_json(arguments, model, rates, rows, found)
+    return 0 if len(found) == len(names) else 1
+
+
+def mean_prompt(model: dict) -> float:
+    """Return the mean tokens of a prompt."""
+    return sum(map(len, model["prompts"])) / len(model["prompts"])
+
+
+def show_table(arguments, model: dict, rates: dict, rows: dict, trained: int):
+    """Print what was measured, and a row for each side."""
     print(
-        f"{model['parameters'] / 1e6:,.1f} M parameters, {trained.pop() / 1e6:,.1f} M trained, "
-        f"{model['dtype']}; "
-        f"{arguments.groups} prompts of {mean:.0f} tokens x {arguments.group_size} completions of "
-        f"{arguments.new}; beta {arguments.beta:g}; "
+        f"{model['parameters'] / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained, "
+        f"{model['dtype']}; {arguments.groups} prompts of {mean_prompt(model):.0f} tokens x "
+        f"{arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}; "
         f"optimizer {arguments.optimizer}{' (sharded)' if arguments.shard else ''}, base "
         f"{arguments.quantise}\n{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} "
         f"TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured"
@@ -267,38 +277,30 @@ def main():
     }
     print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
     for name, row in rows.items():
-        print(
-            f"{name:<11}"
-            + "".join(
-                f"{row[column]:>13{'.3f' if '/' in name else form}}" if column in row else " " * 13
-                for column, form in shown.items()
-            )
-        )
-    if arguments.json:
-        versions = {
-            package: version(package)
-            for package in ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))
-        }
-        facts = {name: value for name, value in model.items() if name != "prompts"} | {
-            "mean_prompt_tokens": mean
-        }
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {
-                    "arguments": {
-                        name: str(value) if isinstance(value, Path) else value
-                        for name, value in vars(arguments).items()
-                    },
-                    "versions": versions,
-                    "model": facts,
-                    "rates": rates,
-                    "rows": rows,
-                    "steps": {name: result["steps"] for name, result in found.items()},
-                },
-                file,
-                indent=1,
-            )
-    return 0 if len(found) == len(names) else 1
+        line = f"{name:<11}"
+        for column, form in shown.items():
+            form = ".3f" if "/" in name else form
+            line += f"{row[column]:>13{form}}" if column in row else " " * 13
+        print(line)
+
+
+def write_json(arguments, model: dict, rates: dict, rows: dict, found: dict):
+    """Write all figures, with the arguments and the versions, to --json."""
+    packages = ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))
+    facts = {name: value for name, value in model.items() if name != "prompts"}
+    figures = {
+        "arguments": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(arguments).items()
+        },
+        "versions": {package: version(package) for package in packages},
+        "model": facts | {"mean_prompt_tokens": mean_prompt(model)},
+        "rates": rates,
+        "rows": rows,
+        "steps": {name: result["steps"] for name, result in found.items()},
+    }
+    with open(arguments.json, "w") as file:
+        json.dump(figures, file, indent=1)
 
 
 if __name__ == "__main__":

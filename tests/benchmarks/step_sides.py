@@ -160,10 +160,9 @@ def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
-    device, dtype = precision(arguments)
-    batch, marks, steps = arguments.groups * arguments.group_size, [], []
+    marks, steps = [], []
 
     class Timed(GRPOTrainer):
         def _generate(self, prompts):
@@ -185,8 +184,38 @@ def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]
         def on_train_end(self, *_, **__):
             marks.append(now())
 
+    adapter = None
+    if arguments.lora:
+        adapter = LoraConfig(
+            r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+    trainer = Timed(
+        model=str(model_in(arguments, folder)),
+        reward_funcs=RandomRewards().draw,
+        args=trl_config(arguments, folder),
+        peft_config=adapter,
+        train_dataset=Dataset.from_dict(
+            {"prompt": [prompt + "\n" for prompt in prompts_of(arguments)]}
+        ),
+        processing_class=AutoTokenizer.from_pretrained(model_in(arguments, folder)),
+        callbacks=[Marks()],
+    )
+    trainer.train()
+    steps = [
+        {**step, "step": end - start}
+        for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True)
+    ]
+    return steps, trained_by(trainer.model), memory_used()
+
+
+def trl_config(arguments, folder: Path):
+    """Return the settings of TRL's trainer."""
+    from trl import GRPOConfig
+
+    device, dtype = precision(arguments)
+    batch = arguments.groups * arguments.group_size
     micro = arguments.trl_micro or batch
-    config = GRPOConfig(
+    return GRPOConfig(
         output_dir=str(folder / "trl"),
         model_init_kwargs={"dtype": dtype},
         per_device_train_batch_size=micro,
@@ -207,30 +236,6 @@ def run_trl(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]]
         save_strategy="no",
         disable_tqdm=True,
     )
-    adapter = (
-        LoraConfig(
-            r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-        if arguments.lora
-        else None
-    )
-    trainer = Timed(
-        model=str(model_in(arguments, folder)),
-        reward_funcs=RandomRewards().draw,
-        args=config,
-        peft_config=adapter,
-        train_dataset=Dataset.from_dict(
-            {"prompt": [prompt + "\n" for prompt in prompts_of(arguments)]}
-        ),
-        processing_class=AutoTokenizer.from_pretrained(model_in(arguments, folder)),
-        callbacks=[Marks()],
-    )
-    trainer.train()
-    steps = [
-        {**step, "step": end - start}
-        for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True)
-    ]
-    return steps, trained_by(trainer.model), memory_used()
 
 
 def measured_rates(arguments) -> dict:

@@ -345,7 +345,9 @@ def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
 
 
 def test_random_generators_go_on(tmp_path):
-    draw = lambda: (random.random(), random.gauss(0, 1), np.random.random(), torch.rand(1).item())  # noqa: E731
+    def draw():
+        return random.random(), random.gauss(0, 1), np.random.random(), torch.rand(1).item()
+
     draw()
     (tmp_path / "rng.json").write_text(json.dumps(rng_state()))
     expected = draw()

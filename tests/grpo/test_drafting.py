@@ -147,7 +147,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path):
     finally:
         engine.DraftPlans = kept
     assert tokens_of(drafted) == tokens_of(plain)
-    assert drafting.slipped == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
+    assert drafting.rejected == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
 
 
 def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
@@ -155,7 +155,9 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
     monkeypatch.setattr(
         AcceptanceModel,
         "length",
-        lambda self, rows, flat, aim, lengths, *record: asked.append((rows, lengths[-1])) or 0,
+        lambda self, rows, fixed_cost_tokens, plan_cost_tokens, lengths, *record: (
+            asked.append((rows, lengths[-1])) or 0
+        ),
     )
     _, groups = rollout(
         tiny_policy,
@@ -359,13 +361,13 @@ def test_lengths_follow_acceptance_and_batch():
     drafting = AcceptanceModel("auto")
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
-        drafting.matched, drafting.slipped = 1000 * acceptance, 1000 * (1 - acceptance)
+        drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
         lengths[acceptance] = [drafting.length(rows, 64, 3) for rows in (1, 16, 256)]
         assert lengths[acceptance] == sorted(
             lengths[acceptance], reverse=True
         )  # the more rows, the shorter
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
-    assert drafting.length(16, 64, 3, matched=10, slipped=90) < drafting.length(
+    assert drafting.length(16, 64, 3, matched=10, rejected=90) < drafting.length(
         16, 64, 3
     )  # the rows' own record
     assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear

@@ -84,6 +84,7 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
 
     state = json.loads(json.dumps(before.state()))
     state["curriculum"] = aged(state["curriculum"], older_runs.CURRICULUM)
+    state["drafting"] = aged(state["drafting"], older_runs.DRAFTING)
     state["imitation"] = aged(state["imitation"], older_runs.WARM_START)
     state = aged(state, older_runs.TRAINER)
     assert state["curriculum"]["rungs"] == [1, 2, 3] and state["started"]["looks"]

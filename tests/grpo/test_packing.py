@@ -162,7 +162,10 @@ class FlashKernel:
             own = (gradient[q] * output[q]).sum(-1).transpose(0, 1)
             on_scores = weights * (share - own[..., None]) * scale
             on_query[q] = (on_scores @ wide(key[k])).transpose(0, 1)
-            narrow = lambda x: x.unflatten(0, (key.shape[1], -1)).sum(1).transpose(0, 1)  # noqa: E731
+
+            def narrow(x):
+                return x.unflatten(0, (key.shape[1], -1)).sum(1).transpose(0, 1)
+
             on_key[k] = narrow(on_scores.transpose(1, 2) @ query[q].transpose(0, 1))
             on_value[k] = narrow(weights.transpose(1, 2) @ upstream)
         return on_query, on_key, on_value

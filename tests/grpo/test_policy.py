@@ -232,7 +232,10 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     pytest.importorskip("bitsandbytes")
     policy = load_policy(str(tiny_model), device="cuda", lora_rank=4, quantise=quantise)
     plain = load_policy(str(tiny_model), device="cuda", lora_rank=4)
-    size = lambda policy: sum(p.numel() * p.element_size() for p in policy.model.parameters())  # noqa: E731
+
+    def size(policy):
+        return sum(p.numel() * p.element_size() for p in policy.model.parameters())
+
     assert policy.fast_model is None and cuda_step(policy) is None and size(policy) < size(plain)
     torch.testing.assert_close(hidden(policy), hidden(plain), atol=0.5, rtol=0.2)
     packing = policy.pack([PROMPT], [(8, 9, 10), (11, 12)])

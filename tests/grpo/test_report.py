@@ -235,14 +235,15 @@ def test_nothing_is_asked_of_a_network(made):
         and "unsafe-eval" not in policy
         and "http" not in policy
     )
-    assert not re.search(r"@import|url\(", (report.ROOM / "report.css").read_text())
+    assert not re.search(r"@import|url\(", (report.FOLDER / "report.css").read_text())
 
 
 def test_markup_is_never_made_of_data():
     for name in report.SCRIPTS:
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?:(?!//www.w3.org/2000/svg)",
-            (report.ROOM / name).read_text(),
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
+            r"|https?:(?!//www.w3.org/2000/svg)",
+            (report.FOLDER / name).read_text(),
         ), name
 
 

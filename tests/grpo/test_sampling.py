@@ -93,7 +93,10 @@ def test_draws_follow_the_distribution():
 
 def test_top_k_and_top_p_by_hand():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    kept = lambda **options: truncation(**options)(logits, None).isfinite()[0].tolist()  # noqa: E731
+
+    def kept(**options):
+        return truncation(**options)(logits, None).isfinite()[0].tolist()
+
     assert kept(top_k=2) == [True, True, False, False]
     assert kept(top_p=0.5) == [
         True,

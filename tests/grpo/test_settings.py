@@ -34,8 +34,7 @@ def test_what_is_trained_and_how(tiny_model):
     assert "float32 on cpu" in full["model"] and "quantised" not in full["model"]
     rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, gradient_checkpointing=True)
     assert (
-        rough["update"]
-        == "AdamW, float32 masters, micro-batches of 700 tokens (as asked), gradient "
+        rough["update"] == "AdamW, float32 masters, micro-batches of 700 tokens (as set), gradient "
         "checkpointing"
     )
     adapter = said(tiny_model, lora_rank=4, lora_variant="rslora", dtype="bfloat16")
@@ -60,7 +59,7 @@ def test_sampling_and_the_step(tiny_model):
     )
     assert (
         said(tiny_model, control="constant-reward")["control"]
-        == "constant-reward: NOT A REAL RUN, the rewards carry no information"
+        == "constant-reward: a control experiment, whose rewards carry no information"
     )
 
 

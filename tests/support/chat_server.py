@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# Gets the body of a request and its number, from 1; returns status, headers and body.
+# A function of a request's body and its number (from 1) that returns status, headers and body.
 Behaviour = Callable[[dict, int], tuple[int, dict[str, str], object]]
 
 
 def chat(text, finish="stop", tokens=(11, 7)):
-    """Return the body of a response."""
+    """Return the body of a response with one answer."""
     return {
         "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}],
         "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]},
@@ -19,11 +19,13 @@ def chat(text, finish="stop", tokens=(11, 7)):
 
 
 class Log:
-    """What a server was asked: bodies and headers, and the most requests at a time."""
+    """The requests to a server: their bodies and headers, and how many ran at once at most."""
 
     def __init__(self):
-        self.bodies, self.headers = [], []
-        self.at_once = self.most_at_once = 0
+        self.bodies = []
+        self.headers = []
+        self.at_once = 0
+        self.most_at_once = 0
         self.lock = threading.Lock()
 
 
@@ -33,7 +35,7 @@ def serving(behave: Behaviour):
     log = Log()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):  # noqa: N802  (the name is given)
+        def do_POST(self):  # noqa: N802  (the base class calls this name)
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with log.lock:
                 log.bodies.append(body)
@@ -41,6 +43,7 @@ def serving(behave: Behaviour):
                 number = len(log.bodies)
                 log.at_once += 1
                 log.most_at_once = max(log.most_at_once, log.at_once)
+
             try:
                 status, headers, answer = behave(body, number)
                 content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()

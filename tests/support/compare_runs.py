@@ -1,4 +1,4 @@
-"""Compare two runs: everything they wrote, except for times."""
+"""Compare everything that two runs wrote, except times."""
 
 import json
 import re
@@ -13,14 +13,15 @@ CLOCKS = ("time", "step_time", "tokens_per_second")
 LOGS = ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 
 
-def timeless(lines):
+def without_times(lines):
+    """Return lines of metrics.jsonl without times and speeds."""
     return [
         {k: v for k, v in line.items() if k not in CLOCKS and not k.startswith("time/")}
         for line in lines
     ]
 
 
-def unhurried(decisions):
+def without_seconds(decisions):
     """Return a run's decisions without the seconds that its pre-flight took."""
     for decision in decisions:
         for level in decision["figures"].get("levels", ()):
@@ -34,27 +35,22 @@ def written(run: Path):
     These are its logs, its rollouts, and the weights, moments and state of its last checkpoint.
     """
     files = {log: read_metrics(run / log) for log in LOGS}
-    files["curriculum.jsonl"] = unhurried(files["curriculum.jsonl"])
-    files["metrics.jsonl"], files["samples.log"] = (
-        timeless(read_metrics(run / "metrics.jsonl")),
-        DATE.sub(r"\1", (run / "samples.log").read_text()),
-    )
-    files |= {
-        f"rollouts/{path.name}": read_jsonl_zst(path)
-        for path in sorted((run / "rollouts").iterdir())
-    }
+    files["curriculum.jsonl"] = without_seconds(files["curriculum.jsonl"])
+    files["metrics.jsonl"] = without_times(read_metrics(run / "metrics.jsonl"))
+    files["samples.log"] = DATE.sub(r"\1", (run / "samples.log").read_text())
     files["prompt.txt"] = (run / "prompt.txt").read_text()
+    for path in sorted((run / "rollouts").iterdir()):
+        files[f"rollouts/{path.name}"] = read_jsonl_zst(path)
+
     last = checkpoints(run)[0][-1]
-    names = [
-        name
-        for name in json.loads((last / "manifest.json").read_text())["files"]
-        if name.endswith((".safetensors", "trainer.json"))
-    ]
-    return files | {f"{last.name}/{name}": (last / name).read_bytes() for name in names}
+    for name in json.loads((last / "manifest.json").read_text())["files"]:
+        if name.endswith((".safetensors", "trainer.json")):
+            files[f"{last.name}/{name}"] = (last / name).read_bytes()
+    return files
 
 
 def differing(one, two) -> list[str]:
-    """Return the names of what two runs wrote (`written`) that are not in both, or not the same."""
+    """Return the names in which the results of `written` for two runs differ."""
     return [
         name
         for name in {**one, **two}

@@ -1,4 +1,4 @@
-"""Write the folder of a Llama as a GGUF file, as llama.cpp's converter does, to test reading it."""
+"""Write GGUF files as llama.cpp's converter does, to test how they are read."""
 
 import json
 from pathlib import Path
@@ -32,8 +32,10 @@ def write_gguf(
     precision: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     vocabulary: int = 320,
 ) -> Path:
-    """Write the Llama in `folder`, its matrices in `precision` and its first `vocabulary` tokens;
-    the file names `eos` as its end token.
+    """Write the Llama in the directory `folder` as a GGUF file.
+
+    The matrices are in `precision`. Only the first `vocabulary` tokens are written, and `eos` is
+    the end token.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(str(path), "llama")
@@ -48,12 +50,14 @@ def write_gguf(
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(vocabulary)
+
     _add_tokenizer(writer, folder, eos, template, vocabulary)
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in load_file(folder / "model.safetensors").items():
         rows = vocabulary if name == "model.embed_tokens.weight" else len(weight)
         _add_tensor(writer, name, weight[:rows], heads, precision)
+
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,13 +71,14 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, eos: int, template: str | N
     vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     tokens = [token for token, _ in vocabulary][:size]
     kinds = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
+
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     merges = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) in tokens]
     writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(tokens.index("<|user|>"))  # which the reader takes for the end
+    writer.add_bos_token_id(tokens.index("<|user|>"))
     writer.add_eos_token_id(eos)
     if template:
         writer.add_chat_template(template)
@@ -87,7 +92,7 @@ def _add_tensor(
     precision: GGMLQuantizationType,
 ):
     for part, count in heads.items():
-        if part in name:  # llama.cpp keeps the two halves of a head interleaved
+        if part in name:  # llama.cpp interleaves the two halves of a head
             halves = weight.reshape(count, 2, -1, weight.shape[1])
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
     for ours, theirs in NAMES.items():
@@ -99,7 +104,7 @@ def _add_tensor(
 
 
 def write_gemma_vocabulary(path: Path) -> Path:
-    """Write the vocabulary of a file of the Gemma architecture, which is SentencePiece's."""
+    """Write a GGUF file of the Gemma architecture with its vocabulary (SentencePiece) alone."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
     user_defined = ["\n", "\n\n"]
     ranked = ["▁a", "▁ab", "bc", "▁abc"]

@@ -1,6 +1,7 @@
 """Hostile command lines of `train.py` and `eval.py`, each with its only acceptable outcome.
 
-A refused one ends with status 2 and one line on standard error. A harmless one may also succeed.
+A refused command line ends with status 2 and one line on standard error. A harmless one may also
+succeed.
 """
 
 from collections.abc import Iterator
@@ -102,7 +103,8 @@ TEXT_FLAGS = {
     "--no-such-flag": ["1"],
     "--lr": ["x"],
 }
-# Which of the above may be right: an empty text where none is the default, and the like.
+
+# Those of the values above that a flag may accept.
 FINE = {
     ("--learning-rate", "0"),
     ("--learning-rate", "1e9"),
@@ -114,7 +116,7 @@ FINE = {
 
 
 def train_flags() -> Iterator[Case]:
-    """Yield each flag of `train.py` with values that it cannot take."""
+    """Yield each flag of `train.py` with values that it should refuse."""
     for flags, common in ((FLOAT_FLAGS, NUMBERS), (INT_FLAGS, [*NUMBERS, "1.5", "1e3"])):
         for flag, own in flags.items():
             for value in (*common, *own):
@@ -143,7 +145,7 @@ EVAL_SMALL = "--model tiny --words 2 --problems 2 --device cpu".split()
 
 
 def eval_flags() -> Iterator[Case]:
-    """Yield flags of `eval.py` with values that they cannot take."""
+    """Yield flags of `eval.py` with values that they should refuse."""
     bad = {
         "--words": ["0", "-1", "x", "2,x", "nan", "99999999999999999999", "5,,6"],
         "--level": ["", "0", "-1", "x"],

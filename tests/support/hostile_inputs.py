@@ -1,4 +1,7 @@
-"""Hostile models, datasets and tasks: what a user may give by mistake, or get from a stranger."""
+"""Hostile models, datasets and tasks, which a user may give by mistake or get from a stranger.
+
+The file is long because it is a list: one entry for each input.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ SCORE = "def score(self, problem, completions): return [Score(0.5) for _ in comp
 
 @dataclass(frozen=True)
 class Input:
-    """Something that `train.py` is given: flags, after `prepare` has made their files."""
+    """An input of `train.py`: its flags, and `prepare`, which makes the files that they name."""
 
     name: str
     flags: tuple[str, ...]  # relative to the folder that `prepare` gets
@@ -43,6 +46,71 @@ ROW = {"prompt": "a b", "answer": "b", "split": "train"}
 ROWS = [ROW, {"prompt": "c d", "answer": "d", "split": "validation"}]
 REWARD = "def reward(completion, answer): return float(completion == answer)"
 
+# Files of rows, each with a mistake.
+BAD_ROWS: dict[str, object] = {
+    "nothing": b"",
+    "not UTF-8": b"\xff\xfe{}",
+    "a list": b"[1]\n",
+    "cut": b'{"prompt": "a',
+    "deep": b"[" * 100_000,
+    "no prompt": [{"answer": "b"}],
+    "an empty prompt": [{**ROW, "prompt": ""}],
+    "a number for a prompt": [{**ROW, "prompt": 3}],
+    "a lone surrogate": [{**ROW, "prompt": "\ud800"}],
+    "a lone surrogate in another column": [{**ROW, "hint": "\udfff"}],
+    "no turn": [{**ROW, "prompt": []}],
+    "a turn of nobody": [{**ROW, "prompt": [{"role": ESCAPE, "content": "a"}]}],
+    "a turn without text": [{**ROW, "prompt": [{"role": "user", "content": 3}]}],
+    "the last word is the model's": [{**ROW, "prompt": [{"role": "assistant", "content": "a"}]}],
+    "a split of its own": [{**ROW, "split": ESCAPE}],
+    "a level of its own": [{**ROW, "level": "hard"}],
+    "a level that is true": [{**ROW, "level": True}],
+    "no training split": [{**ROW, "split": "test"}],
+    "no answer": [{"prompt": "a b", "split": "train"}],
+}
+
+# Files with a reward function, each with a mistake.
+BAD_REWARDS = {
+    "no function": "x = 1",
+    "no Python": "def reward(:",
+    "raises": "def reward(completion): raise ValueError('\\x1b[31m')",
+    "exits": "def reward(completion): raise SystemExit(0)",
+    "raises while loading": "raise RuntimeError('no')",
+    "exits while loading": "raise SystemExit(0)",
+    "a text": "def reward(completion): return 'good'",
+    "nothing": "def reward(completion): pass",
+    "no number": "def reward(completion): return float('nan')",
+    "an empty mapping": "def reward(completion): return {}",
+    "too high": "def reward(completion): return 2.0",
+    "too few": "def reward(completions): return []",
+    "a component of escapes": "def reward(completion): return {'\\x1b[31m': 'x'}",
+    "wants what is not there": "def reward(completion, solution): return 1.0",
+    "wants nothing": "def reward(): return 1.0",
+    "never returns": "import time\ndef reward(completion): time.sleep(3600)",
+    "a class": "class reward: pass",
+}
+
+BAD_ROW_FLAGS = (
+    ("--columns", "prompt"),
+    ("--columns", "prompt=nothing"),
+    ("--columns", f"prompt={ESCAPE}"),
+    ("--reward-range", "1,0"),
+    ("--reward-range", "nan,1"),
+    ("--reward-range", "x"),
+    ("--reward-weights", "nothing=1"),
+    ("--reward-weights", "reward=inf"),
+    ("--reward-timeout", "-1"),
+    ("--reward-workers", "0"),
+    ("--reward-workers", "x"),
+    ("--reward-workers", "processes:0"),
+    ("--data", "/dev/zero"),
+    ("--data", "nowhere.parquet"),
+    ("--data", "rows.jsonl/x"),
+    ("--reward-file", "own.py"),
+    ("--reward-file", f"{ESCAPE}.py:f"),
+    ("--task", "interleave"),
+)
+
 
 def _rows() -> Iterator[Input]:
     def case(name: str, data: object, reward: str = REWARD, *flags: str, outcome=REFUSED) -> Input:
@@ -55,73 +123,12 @@ def _rows() -> Iterator[Input]:
         return Input(f"rows: {name}", (*named, *flags), prepare, outcome)
 
     yield case("whole", ROWS, outcome=ACCEPTED)
-    for name, data in {
-        "nothing": b"",
-        "not UTF-8": b"\xff\xfe{}",
-        "a list": b"[1]\n",
-        "cut": b'{"prompt": "a',
-        "deep": b"[" * 100_000,
-        "no prompt": [{"answer": "b"}],
-        "an empty prompt": [{**ROW, "prompt": ""}],
-        "a number for a prompt": [{**ROW, "prompt": 3}],
-        "a lone surrogate": [{**ROW, "prompt": "\ud800"}],
-        "a lone surrogate in another column": [{**ROW, "hint": "\udfff"}],
-        "no turn": [{**ROW, "prompt": []}],
-        "a turn of nobody": [{**ROW, "prompt": [{"role": ESCAPE, "content": "a"}]}],
-        "a turn without text": [{**ROW, "prompt": [{"role": "user", "content": 3}]}],
-        "the last word is the model's": [
-            {**ROW, "prompt": [{"role": "assistant", "content": "a"}]}
-        ],
-        "a split of its own": [{**ROW, "split": ESCAPE}],
-        "a level of its own": [{**ROW, "level": "hard"}],
-        "a level that is true": [{**ROW, "level": True}],
-        "no training split": [{**ROW, "split": "test"}],
-        "no answer": [{"prompt": "a b", "split": "train"}],
-    }.items():
+    for name, data in BAD_ROWS.items():
         yield case(name, data)
-
-    for name, reward in {
-        "no function": "x = 1",
-        "no Python": "def reward(:",
-        "raises": "def reward(completion): raise ValueError('\\x1b[31m')",
-        "exits": "def reward(completion): raise SystemExit(0)",
-        "raises while loading": "raise RuntimeError('no')",
-        "exits while loading": "raise SystemExit(0)",
-        "a text": "def reward(completion): return 'good'",
-        "nothing": "def reward(completion): pass",
-        "no number": "def reward(completion): return float('nan')",
-        "an empty mapping": "def reward(completion): return {}",
-        "too high": "def reward(completion): return 2.0",
-        "too few": "def reward(completions): return []",
-        "a component of escapes": "def reward(completion): return {'\\x1b[31m': 'x'}",
-        "wants what is not there": "def reward(completion, solution): return 1.0",
-        "wants nothing": "def reward(): return 1.0",
-        "never returns": "import time\ndef reward(completion): time.sleep(3600)",
-        "a class": "class reward: pass",
-    }.items():
+    for name, reward in BAD_REWARDS.items():
         flags = ("--reward-timeout", "0.2") if name == "never returns" else ()
         yield case(f"reward: {name}", ROWS, reward, *flags)
-
-    for flags in (
-        ("--columns", "prompt"),
-        ("--columns", "prompt=nothing"),
-        ("--columns", f"prompt={ESCAPE}"),
-        ("--reward-range", "1,0"),
-        ("--reward-range", "nan,1"),
-        ("--reward-range", "x"),
-        ("--reward-weights", "nothing=1"),
-        ("--reward-weights", "reward=inf"),
-        ("--reward-timeout", "-1"),
-        ("--reward-workers", "0"),
-        ("--reward-workers", "x"),
-        ("--reward-workers", "processes:0"),
-        ("--data", "/dev/zero"),
-        ("--data", "nowhere.parquet"),
-        ("--data", "rows.jsonl/x"),
-        ("--reward-file", "own.py"),
-        ("--reward-file", f"{ESCAPE}.py:f"),
-        ("--task", "interleave"),
-    ):
+    for flags in BAD_ROW_FLAGS:
         yield case(f"{flags[0]} {flags[1]!r}", ROWS, REWARD, *flags)
 
 

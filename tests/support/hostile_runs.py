@@ -1,5 +1,5 @@
-"""Damaged run directories: a file of a complete run is replaced by something hostile, and a program
-reads it.
+"""Damaged run directories: something hostile replaces a file of a complete run, and a program reads
+it.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ import yaml
 import zstandard
 from hostile import ESCAPE
 
-# Values that a key is given in place of its own.
+# Values that replace the value of a key.
 VALUES = [None, "x", -1, [], {}, [1], 1e308, 10**30, True, "", ESCAPE, {"a": ESCAPE}, [[ESCAPE]]]
 
-# Keys of a line that are changed; config.json and tokenizer.json have hundreds.
+# At most this many keys of a line are changed; config.json and tokenizer.json have hundreds.
 MOST_KEYS = 40
 
 # The programs that read each file of a run, by their names in `test_hostile.py`.
@@ -73,7 +73,7 @@ class Damage:
 
 
 def damages(run: Path) -> Iterator[Damage]:
-    """Yield the damages of the complete `run`, the same ones each time."""
+    """Yield ways to damage the complete `run`, always the same ones."""
     for name, programs in READERS.items():
         for program in programs:
             for what, content in CONTENTS.items():
@@ -102,7 +102,7 @@ def _changed_keys(run: Path, name: str, programs: tuple[str, ...]) -> Iterator[D
 
 
 def _paths(value: Any, depth: int = 0) -> Iterator[tuple]:
-    """Yield the paths of keys to all values down to the third level, of lists the first item."""
+    """Yield the paths of keys to all values down to the third level; of a list, the first item."""
     if depth == 3:
         return
     items: list = []
@@ -149,11 +149,11 @@ def _write(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def _seal(run: Path, name: str, content: bytes) -> None:
-    """Write a file, compressed where its kind is, and correct the checkpoint's manifest."""
+    """Write a file, compressed if its name says so, and correct the checkpoint's manifest."""
     file = run / name
     if file.suffix == ".zst":
         content = zstandard.ZstdCompressor(write_checksum=True).compress(content)
-    file.unlink(missing_ok=True)  # it may be a link to the complete run's
+    file.unlink(missing_ok=True)  # it may be a hard link to the file of the complete run
     file.write_bytes(content)
 
     manifest = file.with_name("manifest.json")
@@ -204,7 +204,9 @@ def copied(run: Path, home: Path) -> Path:
     target = home / "runs" / run.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(run, target, copy_function=os.link)
-    for path in target.rglob("*"):  # what programs write in place must not be shared
+
+    # Files that programs write in place must not be hard links.
+    for path in target.rglob("*"):
         if path.is_file() and path.suffix in (".jsonl", ".log", ".yaml", ".txt"):
             content = path.read_bytes()
             path.unlink()

@@ -1,4 +1,4 @@
-"""Flags, a task and a complete run for tests in which the texts do not matter."""
+"""Flags, a task and a complete run, for tests in which the texts do not matter."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # `train.py --resume` needs these flags again.
 BY_PLACE = ["--task", f"{EXAMPLES / 'by_place.py'}:ByPlace"]
 
-# The source of a user's task. Its groups vary whatever the policy writes.
+# The source code of a user's task. Its rewards vary in each group, whatever the policy writes.
 OWN = """
 from tasks.base import Problem, Score, key_of
 

@@ -30,7 +30,7 @@ from grpo.rollout.generate import generate  # noqa: E402
 from grpo.rollout.sampling import sample_key  # noqa: E402
 from tasks.base import Problem, UserError  # noqa: E402
 
-# Sizes under all the names that configurations have for them; each takes those that it knows.
+# Sizes under all names that configurations use; a configuration takes the names that it knows.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim"), 96),
@@ -62,7 +62,9 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 3,
 }
 
-OWN = object()  # in place of a size: the configuration's own value
+# Stands for the configuration's own value of a size.
+OWN = object()
+
 LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": OWN}  # keys from a latent vector
 HYBRID: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -73,8 +75,11 @@ EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model type of `transformers`, how it is expected to run ("fast", "shared", "plain") or a
-    part of why it is refused, and what its configuration has beside SIZES.
+    """A model type of `transformers`, and how it is expected to run.
+
+    - `outcome`: "fast", "shared" or "plain", or a part of the message that refuses it;
+    - `changes`: what its configuration has in addition to SIZES;
+    - `is_slow`: whether its test is slow.
     """
 
     kind: str
@@ -181,7 +186,7 @@ ARCHITECTURES = [
 
 
 def config_of(architecture: Architecture):
-    """Return its tiny configuration."""
+    """Return the tiny configuration of an architecture."""
     kind = CONFIG_MAPPING[architecture.kind]
     known = kind()
     sizes = {
@@ -198,7 +203,7 @@ def write(architecture: Architecture, folder: Path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(architecture))
     for parameter in model.parameters():
-        # Norms, biases and sinks are 0 or 1 in a new model, which would hide them.
+        # Norms, biases and sinks are 0 or 1 in a new model, which would hide mistakes.
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
@@ -207,8 +212,10 @@ def write(architecture: Architecture, folder: Path):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an architecture runs ("fast", "shared" or "plain") and the largest differences from the
-    unmodified model, in nats; or "refused", and why.
+    """How an architecture runs, compared with the unmodified model.
+
+    `path` is "fast", "shared", "plain" or "refused"; then `reason` says why. `sampler` and
+    `trainer` are the largest differences of a log-probability, in nats.
     """
 
     path: str
@@ -218,8 +225,8 @@ class Comparison:
 
 
 def compare(architecture: Architecture, folder: Path) -> Comparison:
-    """Load the architecture as a user does, sample, and compare with the unmodified model, freshly
-    loaded, which runs each sequence alone.
+    """Load a model as a user does, sample, and compare the log-probabilities with those of the
+    unmodified model, which runs each sequence alone.
     """
     write(architecture, folder)
     try:
@@ -257,8 +264,9 @@ def own_logprobs(model, prompt: Sequence[int], tokens: Sequence[int]) -> torch.T
 
 
 def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
-    """Return the log-probabilities (R, T) of the update, after a backward pass that must leave
-    gradients.
+    """Return the log-probabilities (R, T) of the update.
+
+    A backward pass must give most parameters a gradient.
     """
     problem = Problem("any", 1, "", "", "")
     groups = [

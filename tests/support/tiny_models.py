@@ -1,4 +1,4 @@
-"""Small models of several families, and a rollout that any of them can do."""
+"""Small models of several families, and a rollout for any of them."""
 
 import torch
 from transformers import (
@@ -54,6 +54,7 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
 
 
 def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **settings):
+    """Return the tokens of the prompts, and completions of each."""
     ids = [policy.encode(prompt) for prompt in prompts]
     keys = [
         [sample_key(0, 1, prompt, sample, 0) for sample in range(samples)] for prompt in prompts
@@ -126,12 +127,13 @@ FAMILIES = {
 def rounded_masses(logits, truncate, nudge=1e-4):
     """Return the probabilities (V,) of a place, for each set of tokens that truncation may keep.
 
-    `logits` (V,) are divided by the temperature, and each may be off by `nudge`. Far from a border
-    there is one set. The extremes are that the likeliest r tokens gain while the others lose, and
-    the other way round.
+    `logits` (V,) are divided by the temperature, and rounding may change each by `nudge`. Usually
+    there is one set, but near the border of truncation there are several. They are found by the
+    extremes: the likeliest r tokens gain while the others lose, and the other way round.
     """
     if truncate is None:
         return [logits.double().softmax(-1)]
+
     order = logits.argsort(descending=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
@@ -140,16 +142,17 @@ def rounded_masses(logits, truncate, nudge=1e-4):
     for r in range(1, min(most, len(order))):
         sign = torch.where(rank < r, 1.0, -1.0)
         nudged += [logits + nudge * sign, logits - nudge * sign]
+
     kept = truncate(torch.stack(nudged), None).isfinite().unique(dim=0)
     return [logits.double().masked_fill(~each, -torch.inf).softmax(-1) for each in kept]
 
 
 def assert_same_samples(policy, ids, found, expected, temperature, truncate=None):
-    """Assert that tokens and log-probabilities are the same, but where rounding decides.
+    """Assert that tokens and log-probabilities are the same, except where rounding decides.
 
-    A log-probability may be that of another set of kept tokens, where logits off by the tolerance
-    change the set. A completion may part where the place's uniform number is within 1e-4 of the
-    border of the token's share, in one of those sets.
+    A log-probability may be that of another set of kept tokens, if logits within the tolerance
+    change the set. Two completions may differ from a place on if the place's uniform number is
+    within 1e-4 of the border of the token's share, in one of those sets.
     """
     atol = 3e-5 / (temperature or 0.3)
 

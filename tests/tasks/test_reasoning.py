@@ -182,7 +182,7 @@ def test_gsm8k_mistakes(tmp_path):
         with pytest.raises(UserError, match=message):
             make()
     for row, message in (
-        ({"question": "?"}, "is no line of GSM8K"),
+        ({"question": "?"}, "is not a line of GSM8K"),
         ({"question": "?", "answer": "3"}, "does not end with ####"),
         ({"question": "?", "answer": "#### many"}, "does not end with ####"),
     ):

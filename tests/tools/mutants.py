@@ -1083,17 +1083,17 @@ TABLE = {
         ("B leads the other way", "TrapNames.kinds", "lead == 1", "lead == -1"),
         ("a slip changes the strategy", "", "LEAST = 3", "LEAST = 0"),
     ],
-    ("align/needleman.py", "align/test_needleman.py"): [
+    ("align/diagonals.py", "align/test_needleman.py"): [
         (
             "gap opened at every symbol",
-            "_Batch._affine",
+            "Batch._affine",
             "_best(pair + opening, delete, insert + opening, moves)",
             "_best(pair + opening, delete + opening, insert + opening, moves)",
         ),
         ("ties broken the other way", "_best", "delete < top", "delete <= top"),
         (
             "cells that overflow",
-            "_Batch.__init__",
+            "Batch.__init__",
             "np.min_scalar_type(floor - bound)",
             "np.dtype(np.int8)",
         ),

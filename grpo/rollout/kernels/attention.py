@@ -19,8 +19,8 @@ def _attend_keys(
 ):  # fmt: skip
     """Return the partial result of N = BLOCK_Q queries over the keys from `begin` up to `end`.
 
-    A query sees no key beyond its `last`. It may see none at all, where it belongs to a draft: so
-    the maximum begins at a finite number.
+    A query sees no key beyond its `last`. A query of a draft may see no key at all, so the maximum
+    begins at a finite number.
     """
     d = tl.arange(0, D)
     j = tl.arange(0, BLOCK_KEYS)
@@ -29,11 +29,13 @@ def _attend_keys(
     output = tl.zeros([BLOCK_Q, D], tl.float32)
 
     for block in range(begin, end, BLOCK_KEYS):
+        # A block of keys and values.
         is_real = block + j < end
         at = base + (block + j)[:, None] * D + d[None, :]
         key = tl.load(keys + at, mask=is_real[:, None], other=0.0)
         value = tl.load(values + at, mask=is_real[:, None], other=0.0)
 
+        # The scores of the keys that each query sees.
         scores = tl.dot(q_ND, tl.trans(key), input_precision="tf32x3") * scale
         is_seen = is_real[None, :] & ((block + j)[None, :] <= last_N[:, None])
         scores = tl.where(is_seen, scores, -float("inf"))
@@ -65,6 +67,7 @@ def _attend_split(
     the cache. The first token sees the keys up to number `seen`; if IS_CAUSAL, each token sees one
     more than the one before.
     """
+    # Query i is that of head k * Q + i % Q of token i // Q.
     Q: tl.constexpr = H // K
     i = tl.arange(0, BLOCK_Q)
     d = tl.arange(0, D)
@@ -76,6 +79,7 @@ def _attend_split(
     maximum, total, output = _attend_keys(
         q, keys, values, base, begin, end, last, scale, D, BLOCK_Q, BLOCK_KEYS
     )
+
     at = head * splits + split
     tl.store(maxima + at, maximum, mask=mask)
     tl.store(sums + at, total, mask=mask)
@@ -104,6 +108,7 @@ def attend(
     program = tl.program_id(0)
     prompt_programs = tiles * K * prompt_splits
     if program < prompt_programs:
+        # A tile of tokens, one key head, and one split of their prompt.
         tile = program % tiles
         k = program // tiles % K
         split = program // tiles // K
@@ -111,6 +116,7 @@ def attend(
         tokens = tl.load(tile_tokens + tile)
         length = tl.load(length_P + p)
         begin = split * PROMPT_SPLIT
+
         wait()
         if tokens > 0 and begin < length:
             _attend_split(
@@ -139,6 +145,7 @@ def _attend_row(
     SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Attend from some tokens of a row to one split of the row's own tokens."""
+    # The program's row, key head, part of the row's tokens, and split of its keys.
     tokens_at_once: tl.constexpr = BLOCK_Q // (H // K)
     parts = tl.cdiv(T, tokens_at_once)
     r = program % R
@@ -146,13 +153,17 @@ def _attend_row(
     part = program // R // K % parts
     split = program // R // K // parts
 
+    # The tokens from `first` up to `after`. The first token fed is the last one written, which is
+    # not in the cache yet; hence the 1.
     first = part * tokens_at_once
     after = tl.minimum(first + tokens_at_once, T)
     cached = tl.load(written_R + r) - 1
+
     begin = split * SPLIT
     end = tl.minimum(tl.minimum(cached + after, row_room), begin + SPLIT)
     is_live = tl.load(live_R + r) != 0
     slot = tl.load(slot_R + r)
+
     wait()
     if is_live & (begin < end):
         _attend_split(
@@ -192,12 +203,14 @@ def combine_splits(
     maximum = tl.full([PAIRS], -1e30, tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
     output = tl.zeros([PAIRS, D], tl.float32)
+
     for begin in range(0, tl.max(number), TOGETHER):
         s = begin + i[None, :]
         is_real = s < number[:, None]
         place = tl.where(s < in_prompt[:, None], s, prompt_splits + s - in_prompt[:, None])
         at = pair[:, None] * splits + place
 
+        # Sums so far and new ones are put on the scale of the larger maximum.
         here = tl.load(maxima + at, mask=is_real, other=-float("inf"))
         higher = tl.maximum(maximum, tl.max(here, 1))
         shrink = tl.exp(maximum - higher)

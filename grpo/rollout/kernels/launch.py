@@ -9,7 +9,7 @@ try:
 except ImportError:  # Triton was built without them
     gdc_launch_dependents = gdc_wait = None
 
-# A jitted kernel that is compiled once for any size of the batch, and once more for the size 1.
+# Decorates kernels that are compiled once for all sizes of the batch, and once for the size 1.
 for_any_batch = triton.jit(
     do_not_specialize_on_alignment=("T", "M", "R", "tiles", "prompt_splits", "splits")
 )

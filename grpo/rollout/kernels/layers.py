@@ -18,7 +18,8 @@ def _tokens_of_program(M, BLOCK_M: tl.constexpr):
 def _rms_scale(squares_MB, m, E, eps, BLOCKS: tl.constexpr):
     """Return the scale of RMSNorm (arXiv:1910.07467, eq. 4) for the tokens `m`.
 
-    `add_and_weigh` has left their sums of squares, one for each block of columns.
+    `squares_MB` has their sums of squares for each block of columns, as `add_and_weigh` writes
+    them.
     """
     b = tl.arange(0, triton.next_power_of_2(BLOCKS))
     at = squares_MB + m[:, None] * BLOCKS + b[None, :]
@@ -78,6 +79,7 @@ def silu_mul(
     up_lora_b = load_lora_b(lora_b_rO, F + columns, 2 * F, RANK)
     dtype: tl.constexpr = out_MF.dtype.element_ty
 
+    # Both halves of the product, with their adapters and the scale of the norm.
     wait()
     gate = finish_product(
         gate_up_SMO, gate_lora_b, bias_O, scale,
@@ -91,6 +93,8 @@ def silu_mul(
         M, stride, 2 * F, 2 * F + RANK,
         RANK, PARTS, dtype,
     )  # fmt: skip
+
+    # silu(gate) is rounded before it is multiplied, as PyTorch does.
     wide = gate.to(tl.float32)
     out = (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up
     tl.store(out_MF + m[:, None] * F + columns[None, :], out, mask=mask)
@@ -111,6 +115,8 @@ def _rotate(first, second, cos, sin, weight, eps, D: tl.constexpr):
         weight_b = tl.load(weight + D // 2 + half).to(tl.float32)[None, :]
         a = (a * scale * weight_a).to(first.dtype).to(tl.float32)
         b = (b * scale * weight_b).to(first.dtype).to(tl.float32)
+
+    # The pair (i, i + D / 2) is rotated.
     return (a * cos - b * sin).to(first.dtype), (b * cos + a * sin).to(first.dtype)
 
 
@@ -142,6 +148,7 @@ def rotate_and_store(
     lora_b_first = load_lora_b(lora_b_rO, columns, width, RANK)
     lora_b_second = load_lora_b(lora_b_rO, columns + D // 2, width, RANK)
 
+    # The place of each token in its row, and the angle of its position.
     scale = _rms_scale(squares_MB, m, E, eps, BLOCKS)
     r = m // T
     place = tl.load(written_R + r) - 1 + m % T

@@ -78,7 +78,7 @@ def finish_product(
     """Return `columns` of a product for the tokens `m`, complete: W x, plus s B A x, plus the bias.
 
     `scale_M` is the scale of the RMSNorm of the input, which the product has left out; None if
-    there is none. A x stands in the product's columns from `lora_a_begin` on.
+    there is none. A x is in the product's columns from `lora_a_begin` on.
     """
     y = _sum_parts(y_SMO, m, columns, mask, M, stride, PARTS)
     if RANK > 0:

@@ -1,4 +1,4 @@
-"""Sampling a token from each distribution, and accepting those that count."""
+"""Sample a token from each distribution, and accept the tokens that count."""
 
 import triton
 import triton.language as tl
@@ -29,6 +29,7 @@ def reduce_blocks(
     wait()
     m = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
+
     temperature = tl.load(temperature_R + m // T)
     v = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32)
@@ -52,12 +53,14 @@ def sample(
     """Sample by the inverse CDF: take the token at which the cumulative probability passes the
     place's uniform number.
 
-    First its block is found, then its place there. Temperature 0 takes the likeliest token.
+    The block is found first, and then the token in it. Temperature 0 takes the likeliest token.
     """
     wait()
     m = tl.program_id(0).to(tl.int64)
     r = m // T
     temperature = tl.load(temperature_R + r)
+
+    # The mass of each block, relative to the maximum of all logits.
     b = tl.arange(0, BLOCKS)
     maximum_b = tl.load(maxima + m * blocks + b, mask=b < blocks, other=-float("inf"))
     maximum = tl.max(maximum_b)
@@ -78,6 +81,7 @@ def sample(
         block = tl.minimum(block, tl.max(tl.where(mass_b > 0, b, 0)))
         before = tl.sum(tl.where(b < block, mass_b, 0.0))
 
+        # The same within the block.
         i = tl.arange(0, BLOCK)
         v = block * BLOCK + i
         x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32)
@@ -99,10 +103,10 @@ def accept(
     row_room, T,
     WIDTH: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
-    """Write down the tokens that count (`eager_decoder.accepted`); end the row if it is finished.
+    """Write the tokens that count (see `eager_decoder.accepted`); end the row if it is finished.
 
-    A token counts if all drafted tokens before it were chosen. The last one that counts is the next
-    to be fed. One program handles one row.
+    A token counts if all drafted tokens before it were chosen. The last one that counts is fed
+    next. One program handles one row.
     """
     wait()
     r = tl.program_id(0)
@@ -113,6 +117,7 @@ def accept(
     token = tl.load(chosen_M + r * T + t, mask=t < T, other=0).to(tl.int64)
     drafted = tl.load(feed + r * WIDTH + t + 1, mask=t + 1 < T, other=-1)  # -1: no draft
 
+    # The last token that counts is the first that ends the row or differs from the draft.
     is_end = written + t + 1 >= budget
     for s in tl.static_range(STOPS):
         is_end = is_end | (token == tl.load(stops + s))
@@ -124,6 +129,7 @@ def accept(
     tl.store(out_tokens + place, token, mask=counts)
     tl.store(out_logprobs + place, logprob, mask=counts)
 
+    # What the next step feeds and continues from.
     goes_on = tl.sum((counts & (t == last) & (is_end == 0)).to(tl.int32)) > 0
     next_token = tl.sum(tl.where(t == last, token, 0))
     tl.store(feed + r * WIDTH, tl.where(goes_on, next_token, 0))

@@ -1,11 +1,11 @@
 """Ask a model behind an OpenAI-compatible server (POST .../chat/completions).
 
-Requests run side by side in threads. A request that may succeed later (no connection, a timeout, a
+Requests run concurrently in threads. A request that may succeed later (no connection, a timeout, a
 status of 408, 409, 425, 429, or 500 and above) is repeated after a pause that doubles each time,
-with random jitter so that many requests do not come back at once; a Retry-After header is honoured.
-Any other status is the user's mistake, and one line says what the server said.
+with random jitter so that many requests are not repeated at the same time; a Retry-After header is
+honoured. Any other status is the user's mistake, and a one-line message has the server's reason.
 
-Each answer is written to a file as soon as it is there, so an evaluation that was killed continues
+Each answer is written to a file as soon as it arrives, so an evaluation that was killed continues
 without asking twice. The key comes from the environment, and is neither stored nor shown.
 """
 
@@ -58,25 +58,27 @@ class Answer(NamedTuple):
 
 
 class FailedError(Exception):
-    """A request failed as often as it may be repeated."""
+    """A request failed, and so did all repetitions."""
 
 
 class Endpoint:
     """A model behind a server, e.g. ``Endpoint("http://localhost:8000/v1", "llama", 8, path)``.
 
-    `answers` is the file of the answers; `concurrency` requests run side by side. `asked` counts
-    the answers that the server gave, `remembered` those that the file had.
+    `answers` is the file of the answers; `concurrency` requests run at the same time. `asked`
+    counts the answers from the server, `remembered` those from the file.
     """
 
     def __init__(self, url: str, model: str, concurrency: int, answers: Path):
         self.url = _address(url)
         self.model = model
         self.concurrency = concurrency
-        self.asked = self.remembered = 0
+        self.asked = 0
+        self.remembered = 0
         self.failures: list[str] = []
 
         self._store = AnswerFile(answers)
         self._left_out: set[str] = set()  # arguments that the server does not know
+
         key = os.environ.get(KEY, "")
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -91,13 +93,17 @@ class Endpoint:
         """
         if not questions:
             return []
+
+        # The first request alone shows whether the server can be reached.
         first = self._answer(questions[0])
         if first is None:
             raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
+
         with ThreadPoolExecutor(self.concurrency) as pool:
             return [first, *pool.map(self._answer, questions[1:])]
 
     def _answer(self, question: Question) -> Answer | None:
+        """Return the stored or the server's answer to a question; None if all tries failed."""
         key = key_of(
             self.url,
             self.model,
@@ -109,24 +115,31 @@ class Endpoint:
         if known is not None:
             self.remembered += 1
             return known
+
         try:
             answer = self._request(question, key)
         except FailedError as error:
             self.failures.append(str(error))
             return None
+
         self._store.add(key, answer)
         self.asked += 1
         return answer
 
     def _request(self, question: Question, key: str) -> Answer:
-        """Return the server's answer, after several tries if need be. Raises FailedError."""
+        """Return the server's answer, after several tries if necessary.
+
+        Raises FailedError if all tries fail, and UserError if the server refuses the request.
+        """
         body: dict[str, Any] = {
             "model": self.model,
             "messages": list(question.messages),
             **question.sampling,
             "seed": int(key, 16) % 2**31,
         }
-        pause, said = FIRST_PAUSE, ""
+
+        pause = FIRST_PAUSE
+        reason = ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(pause * random.uniform(0.5, 1.0))
@@ -137,22 +150,23 @@ class Endpoint:
             try:
                 status, headers, text = self._post(body)
             except httpx.HTTPError as error:
-                said = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
                 continue
             if status < 400:
                 return _read(text, self.url)
 
-            said = f"status {status}: {_reason(text)}"
+            reason = f"status {status}: {_reason(text)}"
             if status in MAY_SUCCEED_LATER or status >= 500:
                 pause = max(pause, _retry_after(headers.get("retry-after")))
             elif not self._adapt(body, status, text):
-                raise UserError(f"--endpoint {self.url}, model {self.model}: {said}")
-        raise FailedError(f"{TRIES} tries failed; the last: {shortened(said, 200)}")
+                raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
+        raise FailedError(f"{TRIES} tries failed; the last: {shortened(reason, 200)}")
 
     def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, str]:
         """Return status, headers and text of the response, which may not exceed MOST_BYTES."""
         with self._client.stream("POST", self.url, json=body) as response:
-            pieces, size = [], 0
+            pieces = []
+            size = 0
             for piece in response.iter_bytes():
                 pieces.append(piece)
                 size += len(piece)
@@ -160,6 +174,7 @@ class Endpoint:
                     raise UserError(
                         f"--endpoint {self.url}: a response has more than {MOST_BYTES >> 20} MiB"
                     )
+
             text = b"".join(pieces).decode("utf-8", errors="replace")
             return response.status_code, response.headers, text
 
@@ -181,9 +196,9 @@ class Endpoint:
 
 
 class AnswerFile:
-    """The answers that a server has given, one JSON object a line, each on the disk at once.
+    """A file of a server's answers, one JSON object a line; each is on the disk when `add` returns.
 
-    A last line without its end was cut off when the program was killed: it is written again.
+    A last line without its end was cut off when the program was killed. It is overwritten.
     """
 
     def __init__(self, path: Path):
@@ -199,11 +214,14 @@ class AnswerFile:
             key, answer = self._parsed(line, f"{path}, line {number}")
             self._known[key] = answer
         self._whole = sum(len(line) + 1 for line in lines)
+
+        # What is overwritten must be the beginning of an answer.
         if cut and not b'{"id": '.startswith(cut[:7]):
             raise UserError(f"{path}: does not hold answers of --endpoint; give another --answers")
 
     @staticmethod
     def _parsed(line: bytes, where: str) -> tuple[str, Answer]:
+        """Return key and answer of a line. Raises UserError, which names it, if it is damaged."""
         try:
             value = json.loads(line)
             answer = Answer(
@@ -243,6 +261,7 @@ class AnswerFile:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
+
             self._whole += len(line.encode())
             self._known[key] = answer
 
@@ -254,6 +273,7 @@ def _address(url: str) -> str:
         raise UserError(f"--endpoint {url}: give an address such as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query:
         raise UserError(f"--endpoint {parts.netloc}: give the key in {KEY}, not in the address")
+
     path = parts.path.rstrip("/") or "/v1"
     if not path.endswith("/chat/completions"):
         path += "/chat/completions"
@@ -267,6 +287,7 @@ def _read(text: str, url: str) -> Answer:
         choice = value["choices"][0]
         content = choice["message"]["content"]
         usage = value.get("usage") or {}
+
         return Answer(
             content or "",
             choice.get("finish_reason") == "length",
@@ -281,14 +302,14 @@ def _read(text: str, url: str) -> Answer:
 
 
 def _reason(text: str) -> str:
-    """Return what the server said is wrong, in one line."""
+    """Return the server's reason for refusing a request, on one line."""
     try:
         value = json.loads(text)
         error = value.get("error", value)
-        said = error.get("message", error) if isinstance(error, dict) else error
+        reason = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, AttributeError):
-        said = text
-    return shortened(" ".join(str(said).split()), 200) or "nothing was said"
+        reason = text
+    return shortened(" ".join(str(reason).split()), 200) or "no reason given"
 
 
 def _retry_after(header: str | None) -> float:

@@ -25,11 +25,11 @@ from tasks.supply import HeldOut
 # The row of all foreign kinds of text together.
 ALL_KINDS = "all"
 
-# Entries of a result that are not figures: the first problem's prompt as the model was sent it, the
-# groups with the worst completions, and all groups.
+# Entries of a result that are not figures: the first problem's prompt as it was sent to the model,
+# the groups with the worst completions, and all groups.
 ON_SCREEN = ("sent", "worst", "groups")
 
-# Where foreign problems come from, whatever the flags say of the others.
+# Where foreign problems come from. The flags apply to the other problems only.
 FOREIGN_SOURCE = {"split": "test", "dataset": ""}
 
 
@@ -67,7 +67,7 @@ class Evaluator:
     def level(self, task: Task, level: int) -> dict[str, Any]:
         """Return the result of a level.
 
-        Besides figures it holds what ON_SCREEN says. Raises UserError if there is no problem.
+        It has figures and the entries of ON_SCREEN. Raises UserError if there is no problem.
         """
         found = self._problems(task, level)
         groups = self.model.answer(task, found.problems)

@@ -91,7 +91,7 @@ class LocalModel:
 
 
 class RemoteModel:
-    """A model behind an `endpoint`; `format` says what stands around a problem's prompt.
+    """A model behind an `endpoint`; `format` says what is added to a problem's prompt.
 
     `price` is what a million prompt tokens and a million completion tokens cost, if that is known.
     """

@@ -19,8 +19,8 @@ from tasks.base import (
     check_wording,
     implied_task,
     load_task,
+    require_trusted_task,
     split_options,
-    trust,
 )
 from tasks.levels import parse_levels
 
@@ -93,14 +93,14 @@ def make_request(
     is_runs_task = spec == config.task
     where = Path(flags.model)
     if is_runs_task:
-        trust(spec, {}, (flags.task,), where)
+        require_trusted_task(spec, {}, (flags.task,), where)
     given, others = split_options(spec, others)
     if others:
         raise UserError(
             f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
         )
     options = {**(config.task_options if is_runs_task else {}), **given}
-    trust(spec, options, (spec, given.get(REWARD_FILE)), where)
+    require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
     prompt = _prompt_flags(flags, config, spec, is_runs_task)
     task = load_task(spec, options=options, wording=prompt.wording)
 
@@ -128,7 +128,7 @@ def make_request(
 def _prompt_flags(
     flags: argparse.Namespace, config: Config, spec: str, is_runs_task: bool
 ) -> PromptFlags:
-    """Return the prompt's flags. The run's wording counts for the run's own task alone."""
+    """Return the prompt's flags. The run's wording applies only to the run's own task."""
     wording = flags.wording
     if wording:
         wording = wording_text(flags.wording)
@@ -155,7 +155,7 @@ def _levels(
     if text:
         return parse_levels(text, "--words")
 
-    # The run's level means the same for its own task, on whatever texts.
+    # The run's level means the same for its own task on other texts.
     differing = {
         name
         for name in {*options, *config.task_options}

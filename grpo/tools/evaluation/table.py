@@ -13,7 +13,7 @@ from grpo.records import Group
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.figures import ALL_KINDS
 
-# Columns, if standard output is no terminal.
+# Columns, if standard output is not a terminal.
 WIDTH = 100
 
 
@@ -41,7 +41,7 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
-    console.print("\nthe first prompt as the model was sent it", style="bold")
+    console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in first["sent"]:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     for result in results:
@@ -108,10 +108,12 @@ def _differences(results: list[dict[str, Any]], metric: str) -> Table:
 
     of_first = {_name(result): _values(result) for result in results if result["model"] == first}
     for result in results:
-        name, values = _name(result), _values(result)
+        name = _name(result)
+        values = _values(result)
         shared = sorted(values.keys() & of_first.get(name, {}).keys())
         if result["model"] == first or not shared:
             continue
+
         differences = [values[key] - of_first[name][key] for key in shared]
         low, high = mean_interval(differences, bounds=(-1.0, 1.0))
         table.add_row(
@@ -133,7 +135,7 @@ def _values(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _split_name(result: dict[str, Any]) -> str:
-    """Return which texts were evaluated on, in words."""
+    """Return the name of the texts that were evaluated on."""
     texts = result.get("texts")
     return f"the {result['split']} split" + (f" of {texts}" if texts else "")
 
@@ -154,10 +156,11 @@ def _sampling_text(result: dict[str, Any]) -> str:
 
 
 def remarks(results: list[dict[str, Any]]) -> list[str]:
-    """Return what a reader must know besides the figures of the table."""
+    """Return what a reader must know in addition to the figures of the table."""
     lines = []
     for result in results:
         name = _name(result)
+
         if result["n"] < result["asked"]:
             lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
         if result["too_long"]:
@@ -165,6 +168,8 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 f"{name}: {result['too_long']} problems do not fit the model's context or the "
                 "budget and were left out"
             )
+
+        # Only models behind an endpoint have these two.
         if result.get("failed"):
             lines.append(
                 f"warning: {name}: {result['failed']} requests failed; their problems are left "
@@ -176,6 +181,7 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 f"{name}: {result['prompt_tokens']:,} prompt tokens and "
                 f"{result['completion_tokens']:,} completion tokens{cost}"
             )
+
         if warning := truncation_warning(result):
             lines.append(f"warning: {warning}")
     return lines

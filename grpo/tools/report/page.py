@@ -19,24 +19,26 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from data.files import write_whole
-from data.text import escape_control, printable
+from data.text import printable
 from grpo.records import Group
 from grpo.run.reader import RunData, load_run
-from grpo.show.lines import clock_time, counted, interval
 from grpo.show.tables import WHY
-from grpo.tools.report.samples import Pieces, packed, pieces_of, short
-from grpo.variance import COLLAPSED
+from grpo.tools.report.description import described, warnings_of
+from grpo.tools.report.samples import Pieces, packed, pieces_of
 from tasks.base import Parser, UserError, exit_status
 
 # The folder of report.html and its parts.
-ROOM = Path(__file__).parent
-SCRIPTS = ("report_charts.js", "report_samples.js", "report.js")
-
-# The most points of a curve. Of a longer run only every second, third ... step is shown.
-MOST_POINTS = 2000
+FOLDER = Path(__file__).parent
+SCRIPTS = (
+    "report_metrics.js",
+    "report_charts.js",
+    "report_samples.js",
+    "report_words.js",
+    "report_search.js",
+    "report.js",
+)
 
 # The size of the completions of all runs, unless another is asked for.
 MEGABYTES = 4.0
@@ -45,22 +47,6 @@ MEGABYTES = 4.0
 # with decisions and warnings may take.
 STEP_SHARE = 1 / 8
 NOTABLE_SHARE = 1 / 2
-
-# The keys of an evaluation that the page uses.
-EVALUATION = (
-    "step",
-    "purpose",
-    "level",
-    "temperature",
-    "metric",
-    "mean",
-    "ci_low",
-    "ci_high",
-    "exact",
-    "n",
-)
-
-Record = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,10 +59,9 @@ def report(argv: Sequence[str] | None) -> int:
     arguments = parse(argv)
     runs = [load_run(path) for path in arguments.runs]
     output = write_report(runs, arguments.output, arguments.megabytes)
-    line = (
-        f"{output}: {output.stat().st_size / 1e6:.1f} MB, {len(runs)} "
-        f"run{'s' * (len(runs) > 1)}; open it in a browser"
-    )
+    size = f"{output.stat().st_size / 1e6:.1f} MB"
+    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+    line = f"{output}: {size}, {count}; open it in a browser"
     print(printable(line))
     return 0
 
@@ -130,30 +115,32 @@ def page(runs: Sequence[RunData], budget: int) -> str:
     samples = [kept_samples(run, budget) for run in runs]
     descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
     names = ", ".join(description["name"] for description in descriptions)
+
+    data = json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
+    blocks = [data_block("data", data)]
+    blocks += [data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)]
+
     scripts = {
         "plotly": get_plotlyjs(),
-        "script": "".join((ROOM / name).read_text() for name in SCRIPTS),
+        "script": "".join((FOLDER / name).read_text() for name in SCRIPTS),
     }
-    blocks = [
-        data_block(
-            "data", json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
-        ),
-        *(data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)),
-    ]
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
-        "style": (ROOM / "report.css").read_text(),
+        "style": (FOLDER / "report.css").read_text(),
         "data": "\n".join(blocks),
-        "hashes": " ".join(
-            f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-            for script in scripts.values()
-        ),
+        "hashes": " ".join(script_hash(script) for script in scripts.values()),
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
-    frame = (ROOM / "report.html").read_text()
+    frame = (FOLDER / "report.html").read_text()
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
+
+
+def script_hash(script: str) -> str:
+    """Return what the page's Content-Security-Policy says to allow this script and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
 
 
 def data_block(name: str, text: str) -> str:
@@ -173,160 +160,31 @@ def harmless_json(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
-    """Return what the page shows of a run, except for its completions.
-
-    That is metrics, evaluations, decisions, warnings, checkpoints and settings. The page has the
-    completions of the steps in `kept`.
-    """
-    lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
-    names = dict.fromkeys(
-        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
-    )
-    config = {name: value for name, value in run.config.items() if name != "facts"}
-    facts = run.config.get("facts") or {}
-    control = config.get("control") or "none"
-    return {
-        "name": escape_control(run.path.resolve().name),
-        "path": escape_control(str(run.path)),
-        "control": None if control == "none" else escape_control(str(control)),
-        "headline": headline(run),
-        "heldout": heldout(run),
-        "metrics": {name: [short(line.get(name)) for line in lines] for name in names},
-        "drawn": len(lines),
-        "made": len(run.metrics),
-        "evals": [{key: short(line.get(key)) for key in EVALUATION} for line in run.evals],
-        "decisions": [
-            {
-                "step": line["step"],
-                "kind": line["kind"],
-                "from": line["from"],
-                "to": line["to"],
-                "why": escape_control(line["why"]),
-            }
-            for line in run.decisions
-        ],
-        "warnings": warnings_of(run.metrics),
-        "checkpoints": sorted(
-            int(path.name[5:]) for path in (run.path / "checkpoints").glob("step-*")
-        ),
-        "config": listed(config),
-        "facts": listed(facts),
-        "stored": len(run.steps()),
-        "kept": sorted(kept),
-    }
-
-
-def headline(run: RunData) -> list[tuple[str, str]]:
-    """Return the facts at the head of the page, as (name, text)."""
-    config, last = run.config, run.metrics[-1] if run.metrics else {}
-    facts = config.get("facts") or {}
-    threads = f", {facts['threads']} threads" if facts.get("threads") else ""
-    unit = next((line.get("unit") or "" for line in run.evals), "")
-    time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
-    model, start = config.get("model"), config.get("start")
-    facts_by_name = {
-        "task": config.get("task"),
-        "level": f"{config.get('level', '')} {unit}",
-        "model": f"{model}, started from {start}" if start not in (None, model) else model,
-        "reward": config.get("reward") or "the task's own reward",
-        "steps": f"{len(run.metrics):,}",
-        "tokens": f"{last.get('num_tokens', 0):,}",
-        "time": time + (" h" if time.count(":") > 1 else " min"),
-        "hardware": f"{facts.get('device', 'unknown')}{threads}",
-    }
-    return [(name, escape_control(str(value)).strip()) for name, value in facts_by_name.items()]
-
-
-def heldout(run: RunData) -> list[dict[str, Any]]:
-    """Return the first and the last reported score for each level and temperature.
-
-    Those of the run's own level come first.
-    """
-    series: dict[tuple, list[Record]] = {}
-    for line in run.reports:
-        series.setdefault((line["level"], line.get("temperature", 1.0)), []).append(line)
-    order = sorted(series, key=lambda key: (key[0] != run.config.get("level"), key))
-    found = []
-    for level, temperature in order:
-        first, last = series[level, temperature][0], series[level, temperature][-1]
-        ends = [first, last] if last is not first else [last]
-        found.append(
-            {
-                "what": escape_control(
-                    f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
-                ).strip(),
-                "how": f"{counted(last)}, "
-                + (f"temperature {temperature:g}" if temperature else "greedy"),
-                "scores": [interval(line) for line in ends],
-                "exact": " → ".join(f"{line['exact']:.2f}" for line in ends),
-            }
-        )
-    return found
-
-
-def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
-
-    A trap counts from half of a step's completions on, a collapse from half of its groups on. Each
-    is listed where it begins.
-    """
-    found = []
-    before: set[str] = set()
-    for line in lines:
-        now = {
-            f"at least half of the completions are in a trap: {escape_control(name[6:])}"
-            for name, share in line.items()
-            if name.startswith("traps/") and share >= 0.5
-        }
-        if sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED) >= 0.5 * (
-            line.get("groups/count") or math.inf
-        ):
-            now.add("at least half of the groups collapsed")
-        now |= {
-            escape_control(event) for event in line.get("events", ()) if event.startswith("ALARM")
-        }
-        if line.get("stopped"):
-            now.add(f"stopped: {escape_control(line['stopped'])}")
-        found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
-        before = now
-    return found
-
-
-def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values as the page shows them."""
-    return [
-        (
-            escape_control(str(name)),
-            "–"
-            if value in (None, "", {})
-            else escape_control(
-                value if isinstance(value, str) else json.dumps(value, default=str)
-            ),
-        )
-        for name, value in values.items()
-    ]
-
-
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     """Return the groups of some steps as JSON, as many as fit into `budget` bytes.
 
     Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
-    steps, pieces, kept, used = run.steps(), pieces_of(run.path), {}, 0
-    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"} | {
-        line["step"] for line in warnings_of(run.metrics)
-    }
+    steps = run.steps()
+    pieces = pieces_of(run.path)
+
+    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
+    marked |= {line["step"] for line in warnings_of(run.metrics)}
     notable = sorted(marked & set(steps))
+
+    # The notable steps leave half of the budget, so that the first and last steps always fit.
+    kept: dict[int, str] = {}
+    used = 0
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):
-        # The notable steps leave half of the budget, so that the first and last steps always fit.
-        for step in (wanted[i] for i in evenly_spaced(len(wanted))):
-            if step not in kept:
-                text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
-                if used + len(text) > most:
-                    break
-                kept[step] = text
-                used += len(text)
+        for place in evenly_spaced(len(wanted)):
+            step = wanted[place]
+            if step in kept:
+                continue
+            text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
+            if used + len(text) > most:
+                break
+            kept[step] = text
+            used += len(text)
     return dict(sorted(kept.items()))
 
 
@@ -335,13 +193,13 @@ def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -
     chosen = {}
     used = 40  # the bytes around the groups
     for number in evenly_spaced(len(groups)):
-        text = harmless_json(
-            json.dumps(packed(groups[number], number, pieces), separators=(",", ":"))
-        )
+        values = packed(groups[number], number, pieces)
+        text = harmless_json(json.dumps(values, separators=(",", ":")))
         if used + len(text) + 1 > budget:
             break
         chosen[number] = text
         used += len(text) + 1
+
     in_order = ",".join(text for _, text in sorted(chosen.items()))
     return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
 

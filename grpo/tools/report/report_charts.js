@@ -1,98 +1,251 @@
 "use strict";
-// The charts of the page: which metrics they show, and how.
+// How the charts of the page are drawn; report_metrics.js lists them.
 
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-const DASH_PIXELS = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
-const CLASSES = { varied: ["≠", 0], solved: ["✓", 2], identical: ["=", 1], tied: ["≈", 4], failed: ["✕", 3] }; // name: sign, colour
+const DASH_PIXELS = {
+  solid: "",
+  dash: "6 3",
+  dot: "2 2",
+  dashdot: "6 3 2 3",
+  longdash: "10 3",
+  longdashdot: "10 3 2 3",
+};
+/** Return the traces of a chart and the entries of its legend.
 
-const CHARTS = [ // lines: metric -> label; `stack`, `traps` and `timeline` show the selected run only
-  { title: "Reward", note: "mean over the completions of a step; band: ± the standard deviation within a group", lines: { reward: "reward" }, band: "group_std", wide: true, mark: true },
-  { title: "Held-out score", note: "problems from documents that are never trained on, by level; bars: 95 % interval", evals: true, wide: true },
-  { title: "Timeline", note: "checkpoints, evaluations, decisions of the curriculum, warnings", timeline: true, full: true, mark: true },
-  { title: "Groups by class", note: "number of groups; only varied groups have a gradient", stack: Object.fromEntries(Object.keys(CLASSES).map((name) => [`groups/class/${name}`, name])) },
-  { title: "Score and exact answers", note: "mean over the completions of a step", lines: { value: "score", exact: "share exact" } },
-  { title: "Traps", note: "share of completions that follow a cheap strategy", traps: true },
-  { title: "Reward within groups", note: "standard deviation; share of groups where it is zero", lines: { group_std: "standard deviation", frac_reward_zero_std: "share with zero" } },
-  { title: "Distinct completions", note: "mean number of distinct texts in a group", lines: { distinct_completions: "distinct" } },
-  { title: "Level", note: "level of the curriculum", lines: { level: "level" }, shape: "hv" },
-  { title: "Temperature", note: "sampling temperature", lines: { temperature: "temperature" } },
-  { title: "Entropy", note: "of the policy, in nats per token", lines: { entropy: "entropy" } },
-  { title: "KL to the reference", note: "in nats per token", lines: { kl: "KL" } },
-  { title: "Clipped ratios", note: "share of tokens whose ratio was clipped", lines: { "clip_ratio/low_mean": "low", "clip_ratio/high_mean": "high" } },
-  { title: "Parity", note: "largest difference of a log-probability between trainer and sampler", lines: { "sampling/sampling_logp_difference/max": "largest difference" }, small: true },
-  { title: "Gradient norm", note: "before clipping", lines: { grad_norm: "norm" } },
-  { title: "Completion length", note: "mean number of tokens", lines: { "completions/mean_length": "mean" } },
-  { title: "Truncated", note: "share of completions that reached the token budget", lines: { "completions/clipped_ratio": "truncated" } },
-  { title: "Throughput", note: "sampled tokens per second of the whole step", lines: { tokens_per_second: "tokens/s" } },
-  { title: "Step time (s)", note: "by phase", stack: { "time/rollout": "rollout", "time/score": "score", "time/update": "update" } },
-];
-
-/** Return the traces of a chart and the entries of its legend; no traces if the run has no such metrics. */
+    There are no traces if the run has no such metrics. */
 function tracesOf(spec, run = RUNS[state.run]) {
-  const traces = [], legend = [];
-  const line = (one, y, name, stroke, dash, more = {}) => traces.push({ x: one.metrics.step, y, name: plain(name), mode: y.length < 4 ? "lines+markers" : "lines", connectgaps: true,
-    line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" }, ...more });
+  const traces = [];
+  const legend = [];
+  const line = (one, y, name, stroke, dash, more = {}) =>
+    traces.push({
+      x: one.metrics.step,
+      y,
+      name: plain(name),
+      mode: y.length < 4 ? "lines+markers" : "lines",
+      connectgaps: true,
+      line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
+      ...more,
+    });
   if (spec.lines) {
     const names = Object.keys(spec.lines);
-    RUNS.forEach((one, number) => names.forEach((name, place) => {
-      const y = one.metrics[name], stroke = colour(MANY ? number : place), dash = DASHES[place];
-      if (!y) return;
-      const spread = spec.band && one.metrics[spec.band];
-      if (spread) for (const sign of [1, -1]) line(one, y.map((value, i) => value + sign * spread[i]), "", stroke, "solid",
-        { line: { width: 0 }, fill: sign < 0 ? "tonexty" : "none", fillcolor: faint(stroke, 0.16), hoverinfo: "skip" });
-      line(one, y, MANY ? `${one.name}${names.length > 1 ? ` ${spec.lines[name]}` : ""}` : spec.lines[name], stroke, dash);
-      if (names.length > 1 && (!MANY || !legend.some(([label]) => label === spec.lines[name]))) legend.push([spec.lines[name], MANY ? css("--ink") : stroke, dash]);
-    }));
+    RUNS.forEach((one, number) =>
+      names.forEach((name, place) => {
+        const y = one.metrics[name];
+        const stroke = colour(MANY ? number : place);
+        const dash = DASHES[place];
+        if (!y) return;
+        const spread = spec.band && one.metrics[spec.band];
+        if (spread)
+          for (const sign of [1, -1])
+            line(
+              one,
+              y.map((value, i) => value + sign * spread[i]),
+              "",
+              stroke,
+              "solid",
+              {
+                line: { width: 0 },
+                fill: sign < 0 ? "tonexty" : "none",
+                fillcolor: faint(stroke, 0.16),
+                hoverinfo: "skip",
+              },
+            );
+        line(
+          one,
+          y,
+          MANY ? `${one.name}${names.length > 1 ? ` ${spec.lines[name]}` : ""}` : spec.lines[name],
+          stroke,
+          dash,
+        );
+        if (names.length > 1 && (!MANY || !legend.some(([label]) => label === spec.lines[name])))
+          legend.push([spec.lines[name], MANY ? css("--ink") : stroke, dash]);
+      }),
+    );
   } else if (spec.stack) {
     Object.entries(spec.stack).forEach(([name, label], place) => {
       const y = run.metrics[name];
       if (!y || !y.some((value) => value)) return;
       const [sign, number] = CLASSES[label] ?? ["", place];
-      line(run, y.map((value) => value || 0), label, colour(number), "solid", { stackgroup: "all", line: { color: css("--card"), width: 1 }, fillcolor: faint(colour(number), 0.8) });
+      line(
+        run,
+        y.map((value) => value || 0),
+        label,
+        colour(number),
+        "solid",
+        {
+          stackgroup: "all",
+          line: { color: css("--card"), width: 1 },
+          fillcolor: faint(colour(number), 0.8),
+        },
+      );
       legend.push([`${sign} ${label}`.trim(), colour(number), "solid"]);
     });
   } else if (spec.traps) {
     const peak = (name) => Math.max(...run.metrics[name].map((value) => value || 0));
-    const names = Object.keys(run.metrics).filter((name) => name.startsWith("traps/")).sort((a, b) => peak(b) - peak(a)).slice(0, 6);
+    const names = Object.keys(run.metrics)
+      .filter((name) => name.startsWith("traps/"))
+      .sort((a, b) => peak(b) - peak(a))
+      .slice(0, 6);
     names.forEach((name, place) => {
-      line(run, run.metrics[name].map((value) => value || 0), name.slice(6), colour(place), DASHES[place]);
+      line(
+        run,
+        run.metrics[name].map((value) => value || 0),
+        name.slice(6),
+        colour(place),
+        DASHES[place],
+      );
       legend.push([name.slice(6), colour(place), DASHES[place]]);
     });
   } else if (spec.evals) {
-    const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort((a, b) => a - b);
-    RUNS.forEach((one, number) => levels.forEach((level, place) => {
-      for (const [purpose, symbol] of [["report", "circle"], ["promotion", "diamond-open"]]) {
-        const points = one.evals.filter((point) => point.purpose === purpose && point.level === level), stroke = colour(MANY ? number : place);
-        if (!points.length) continue;
-        const label = `${level}${purpose === "report" ? "" : " (validation check)"}`, dash = DASHES[place % DASHES.length];
-        const bars = { type: "data", symmetric: false, array: points.map((point) => point.ci_high - point.mean), arrayminus: points.map((point) => point.mean - point.ci_low), color: stroke, thickness: 1.5, width: 4 };
-        line(one, points.map((point) => point.mean), MANY ? `${one.name}, ${label}` : `level ${label}`, stroke, purpose === "report" ? dash : "dot",
-          { x: points.map((point) => point.step), mode: "lines+markers", marker: { symbol, size: 8, color: stroke }, error_y: bars });
-        if (!MANY || !legend.some(([known]) => known === `level ${label}`)) legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
-      }
-    }));
+    const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort(
+      (a, b) => a - b,
+    );
+    RUNS.forEach((one, number) =>
+      levels.forEach((level, place) => {
+        for (const [purpose, symbol] of [
+          ["report", "circle"],
+          ["promotion", "diamond-open"],
+        ]) {
+          const points = one.evals.filter(
+            (point) => point.purpose === purpose && point.level === level,
+          );
+          if (!points.length) continue;
+
+          const stroke = colour(MANY ? number : place);
+          const label = `${level}${purpose === "report" ? "" : " (validation check)"}`;
+          const dash = DASHES[place % DASHES.length];
+          const bars = {
+            type: "data",
+            symmetric: false,
+            array: points.map((point) => point.ci_high - point.mean),
+            arrayminus: points.map((point) => point.mean - point.ci_low),
+            color: stroke,
+            thickness: 1.5,
+            width: 4,
+          };
+          line(
+            one,
+            points.map((point) => point.mean),
+            MANY ? `${one.name}, ${label}` : `level ${label}`,
+            stroke,
+            purpose === "report" ? dash : "dot",
+            {
+              x: points.map((point) => point.step),
+              mode: "lines+markers",
+              marker: { symbol, size: 8, color: stroke },
+              error_y: bars,
+            },
+          );
+          if (!MANY || !legend.some(([known]) => known === `level ${label}`))
+            legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
+        }
+      }),
+    );
   } else if (spec.timeline) {
-    const mark = (what, symbol, number, events) => events.length && traces.push({ x: events.map(([step]) => step), y: events.map(() => what), name: what, text: events.map(([, text]) => plain(text)),
-      hoverinfo: "x+text", mode: "markers", cliponaxis: false, marker: { symbol, size: 11, color: colour(number) } });
-    mark("checkpoints", "square", 2, run.checkpoints.map((step) => [step, `checkpoint of step ${step}`]));
-    mark("evaluations", "circle", 0, run.evals.filter((point) => point.purpose === "report").map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]));
-    mark("decisions", "triangle-up", 4, run.decisions.map((one) => [one.step, `${one.kind}: level ${one.from} → ${one.to}, ${one.why}`]));
-    mark("warnings", "x", 1, run.warnings.map((one) => [one.step, one.why]));
+    const mark = (what, symbol, number, events) =>
+      events.length &&
+      traces.push({
+        x: events.map(([step]) => step),
+        y: events.map(() => what),
+        name: what,
+        text: events.map(([, text]) => plain(text)),
+        hoverinfo: "x+text",
+        mode: "markers",
+        cliponaxis: false,
+        marker: { symbol, size: 11, color: colour(number) },
+      });
+    mark(
+      "checkpoints",
+      "square",
+      2,
+      run.checkpoints.map((step) => [step, `checkpoint of step ${step}`]),
+    );
+    mark(
+      "evaluations",
+      "circle",
+      0,
+      run.evals
+        .filter((point) => point.purpose === "report")
+        .map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]),
+    );
+    mark(
+      "decisions",
+      "triangle-up",
+      4,
+      run.decisions.map((one) => [
+        one.step,
+        `${one.kind}: level ${one.from} → ${one.to}, ${one.why}`,
+      ]),
+    );
+    mark(
+      "warnings",
+      "x",
+      1,
+      run.warnings.map((one) => [one.step, one.why]),
+    );
   }
   return [traces, legend];
 }
 
+/** Return the layout of a chart for the chart library. */
 function layoutOf(spec, traces) {
-  const ink = css("--soft"), touch = matchMedia("(pointer: coarse)").matches;
-  const axis = { color: ink, gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), tickfont: { size: 11 }, automargin: true, fixedrange: touch };
-  const run = RUNS[state.run], here = run.kept[state.step], last = run.metrics.step?.at(-1) ?? 1;
+  const ink = css("--soft");
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const axis = {
+    color: ink,
+    gridcolor: css("--line"),
+    zerolinecolor: css("--line"),
+    linecolor: css("--line"),
+    tickfont: { size: 11 },
+    automargin: true,
+    fixedrange: touch,
+  };
+  const run = RUNS[state.run];
+  const here = run.kept[state.step];
+  const last = run.metrics.step?.at(-1) ?? 1;
   return {
-    height: spec.timeline ? 60 + 28 * traces.length : 220, margin: { l: 44, r: 14, t: 8, b: 34 }, showlegend: false, hovermode: spec.timeline ? "closest" : "x unified",
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: touch ? false : "zoom", font: { family: css("--sans"), color: ink, size: 12 },
-    hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans"), size: 12 } },
-    xaxis: { ...axis, title: { text: "step", font: { size: 11 }, standoff: 4 }, showgrid: false, zeroline: false, range: spec.timeline ? [-0.02 * last, 1.02 * last] : undefined },
-    yaxis: { ...axis, fixedrange: true, type: spec.timeline ? "category" : "linear", rangemode: "tozero", exponentformat: spec.small ? "power" : "SI", nticks: 6 },
-    shapes: spec.mark && here != null ? [{ type: "line", x0: here, x1: here, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }] : [],
+    height: spec.timeline ? 60 + 28 * traces.length : 220,
+    margin: { l: 44, r: 14, t: 8, b: 34 },
+    showlegend: false,
+    hovermode: spec.timeline ? "closest" : "x unified",
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    dragmode: touch ? false : "zoom",
+    font: { family: css("--sans"), color: ink, size: 12 },
+    hoverlabel: {
+      bgcolor: css("--card"),
+      bordercolor: css("--line"),
+      font: { color: css("--ink"), family: css("--sans"), size: 12 },
+    },
+    xaxis: {
+      ...axis,
+      title: { text: "step", font: { size: 11 }, standoff: 4 },
+      showgrid: false,
+      zeroline: false,
+      range: spec.timeline ? [-0.02 * last, 1.02 * last] : undefined,
+    },
+    yaxis: {
+      ...axis,
+      fixedrange: true,
+      type: spec.timeline ? "category" : "linear",
+      rangemode: "tozero",
+      exponentformat: spec.small ? "power" : "SI",
+      nticks: 6,
+    },
+    shapes:
+      spec.mark && here != null
+        ? [
+            {
+              type: "line",
+              x0: here,
+              x1: here,
+              yref: "paper",
+              y0: 0,
+              y1: 1,
+              line: { color: ink, width: 1, dash: "dot" },
+            },
+          ]
+        : [],
   };
 }
 
@@ -104,20 +257,63 @@ function makeCharts() {
     spec.legend = el("div", { class: "legend" });
     const single = MANY && (spec.stack || spec.traps || spec.timeline);
     spec.whose = el("span", { class: "whose" }, single ? RUNS[0].name : "");
-    grid.append(el("figure", { class: spec.full ? "full" : spec.wide ? "wide" : "" }, el("figcaption", {}, el("h3", {}, spec.title, spec.whose), el("p", {}, spec.note)), spec.legend, spec.plot));
+    grid.append(
+      el(
+        "figure",
+        { class: spec.full ? "full" : spec.wide ? "wide" : "" },
+        el("figcaption", {}, el("h3", {}, spec.title, spec.whose), el("p", {}, spec.note)),
+        spec.legend,
+        spec.plot,
+      ),
+    );
   }
   $("curves").append(grid);
-  const events = RUNS.flatMap((run) => [...run.decisions.map((one) => [one.step, `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`, run]), ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run])]);
-  if (events.length) $("curves").append(el("details", {}, el("summary", {}, `All decisions and warnings (${events.length})`),
-    el("ul", {}, events.sort((a, b) => a[0] - b[0]).map(([step, text, run]) => el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`)))));
-  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => `${run.name}: ${run.drawn.toLocaleString("en")} of ${run.made.toLocaleString("en")} steps are shown.`);
-  $("drawn").textContent = ["Drag over a chart to zoom in, double-click to zoom out. Click a point to see the completions of that step.", ...thinned].join(" ");
+  const events = RUNS.flatMap((run) => [
+    ...run.decisions.map((one) => [
+      one.step,
+      `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`,
+      run,
+    ]),
+    ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run]),
+  ]);
+  if (events.length)
+    $("curves").append(
+      el(
+        "details",
+        {},
+        el("summary", {}, `All decisions and warnings (${events.length})`),
+        el(
+          "ul",
+          {},
+          events
+            .sort((a, b) => a[0] - b[0])
+            .map(([step, text, run]) =>
+              el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`),
+            ),
+        ),
+      ),
+    );
+
+  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => {
+    const [drawn, made] = [run.drawn, run.made].map((count) => count.toLocaleString("en"));
+    return `${run.name}: ${drawn} of ${made} steps are shown.`;
+  });
+  $("drawn").textContent = [
+    "Drag over a chart to zoom in, double-click to zoom out.",
+    "Click a point to see the completions of that step.",
+    ...thinned,
+  ].join(" ");
 }
 
 function drawChart(spec) {
   const [traces, legend] = tracesOf(spec);
-  Plotly.react(spec.plot, traces, layoutOf(spec, traces), { displayModeBar: false, responsive: true });
-  spec.legend.replaceChildren(...legend.map(([label, stroke, dash]) => el("span", {}, swatch(stroke, dash), label)));
+  Plotly.react(spec.plot, traces, layoutOf(spec, traces), {
+    displayModeBar: false,
+    responsive: true,
+  });
+  spec.legend.replaceChildren(
+    ...legend.map(([label, stroke, dash]) => el("span", {}, swatch(stroke, dash), label)),
+  );
   if (spec.whose.textContent) spec.whose.textContent = RUNS[state.run].name;
   if (!spec.listens) spec.plot.on("plotly_click", (event) => goToStep(event.points[0].x));
   spec.listens = true;

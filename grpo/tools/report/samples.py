@@ -181,10 +181,9 @@ def short(value: Any) -> Any:
 
 def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a score that are not None, with texts escaped."""
-    return {
-        escape_control(name): short(value)
-        if isinstance(value, (int, float))
-        else escape_control(str(value))
-        for name, value in parts.items()
-        if value is not None
-    }
+    shown = {}
+    for name, value in parts.items():
+        if value is not None:
+            is_number = isinstance(value, (int, float))
+            shown[escape_control(name)] = short(value) if is_number else escape_control(str(value))
+    return shown
