@@ -1,4 +1,7 @@
-"""A GRPO trainer. As a library: `from grpo import train, load_run, load_model` (see `grpo.api`)."""
+"""A GRPO trainer.
+
+As a library: `from grpo import train, make_trainer, load_run, load_model` (see `grpo.api`).
+"""
 
 import sys
 from importlib.util import find_spec

@@ -146,18 +146,14 @@ class Calls:
         if self.program:
             process = RewardProcess(self.program)
             self._processes.append(process)
-        while (waiting := self._waiting.get()) is not None:
-            bound, call = waiting
-            try:
-                if process is None:
-                    call.began = time.monotonic()
-                    call.future.set_result(bound())
-                else:
-                    process.begin()
-                    call.began = time.monotonic()
-                    call.future.set_result(process.call(bound.arguments))
-            except BaseException as error:  # reported where the result is awaited
-                call.future.set_exception(error)
+        while True:
+            waiting = self._waiting.get()
+            if waiting is None:
+                break
+            _run(process, *waiting)
+            # A call that failed refers to the stack that awaited it, and so to the functions, which
+            # could not be collected while this thread waits.
+            del waiting
         if process is not None:
             process.close()
 
@@ -175,3 +171,17 @@ class Calls:
                 call.future.set_result(await bound())
             except BaseException as error:  # reported where the result is awaited
                 call.future.set_exception(error)
+
+
+def _run(process: RewardProcess | None, bound: Bound, call: Call) -> None:
+    """Run a call, by the `process` if there is one."""
+    try:
+        if process is None:
+            call.began = time.monotonic()
+            call.future.set_result(bound())
+        else:
+            process.begin()
+            call.began = time.monotonic()
+            call.future.set_result(process.call(bound.arguments))
+    except BaseException as error:  # reported where the result is awaited
+        call.future.set_exception(error)

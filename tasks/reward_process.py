@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from data.errors import UserError
@@ -78,7 +79,8 @@ class RewardProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what the process has not read is lost with it
+            self._process.stdin.close()
         self._process.stdout.close()
         self._process = None
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def test_rewards_in_processes_make_the_same_run(home, capsys):
     for wrong in ("0", "x", "processes:", "processes:0", "threads:3", "1.5"):
         with pytest.raises(UserError, match=f"--reward-workers {wrong}: give a number of threads"):
             train("rows.jsonl", "own.py:reward", reward_workers=wrong, **QUICK)
+
+
+def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
+    monkeypatch.setattr("tasks.reward_calls.LOOK", 0.05)
+    monkeypatch.setattr("grpo.show.console.SCORING_FIRST", 0.1)
+
+    def slow(completion):
+        time.sleep(0.1)
+        return len(completion) % 2
+
+    train(ROWS, slow, reward_workers=2, name="a", **QUICK)
+    assert re.search(r"scoring [1-7]/8, 0 s", capsys.readouterr().out)
 
 
 def test_a_reward_process_that_dies_ends_the_run_with_one_line(home, capsys):

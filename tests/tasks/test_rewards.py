@@ -1,6 +1,7 @@
 """Reward functions: their calls, components, errors and time limits."""
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -302,7 +303,21 @@ def test_a_process_that_hangs_is_named_and_ended(in_processes):
     assert time.monotonic() - start < 10
 
 
-def test_processes_end_with_the_functions_and_when_ours_is_killed(tmp_path):
+def test_processes_end_with_their_functions(in_processes, tmp_path):
+    spec = f"{tmp_path / 'mine.py'}:dies"
+    rewards = RewardFunctions([load_function(spec)], RewardSettings(workers=3, program=spec))
+    with pytest.raises(UserError):
+        rewards.scores([(problem(), ["a"] * 9)])  # calls follow that nobody reads
+    calls = rewards._calls
+    del rewards
+    gc.collect()
+    for thread in calls._threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert all(process._process is None for process in calls._processes)
+
+
+def test_processes_end_when_ours_is_killed(tmp_path):
     """Also while the function runs: nothing may compute on for nobody."""
     (tmp_path / "mine.py").write_text(PROGRAM)
     script = f"""
