@@ -14,161 +14,168 @@ const DASH_PIXELS = {
 
     There are no traces if the run has no such metrics. */
 function tracesOf(spec, run = RUNS[state.run]) {
+  if (spec.lines) return linesOf(spec);
+  if (spec.stack) return stackOf(spec, run);
+  if (spec.traps) return trapsOf(spec, run);
+  if (spec.evals) return evaluationsOf(spec);
+  return [spec.timeline ? timelineOf(run) : [], []];
+}
+
+/** Return a trace of the chart library: the values `y` of the run `one`, by step. */
+const traceOf = (spec, one, y, name, stroke, dash, more = {}) => ({
+  x: one.metrics.step,
+  y,
+  name: plain(name),
+  mode: y.length < 4 ? "lines+markers" : "lines",
+  connectgaps: true,
+  line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
+  ...more,
+});
+
+/** Lines of metrics. Runs differ by colour and metrics by dash; metrics of one run by both. */
+function linesOf(spec) {
   const traces = [];
   const legend = [];
-  const line = (one, y, name, stroke, dash, more = {}) =>
-    traces.push({
-      x: one.metrics.step,
-      y,
-      name: plain(name),
-      mode: y.length < 4 ? "lines+markers" : "lines",
-      connectgaps: true,
-      line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
-      ...more,
-    });
-  if (spec.lines) {
-    const names = Object.keys(spec.lines);
-    RUNS.forEach((one, number) =>
-      names.forEach((name, place) => {
-        const y = one.metrics[name];
-        const stroke = colour(MANY ? number : place);
-        const dash = DASHES[place];
-        if (!y) return;
-        const spread = spec.band && one.metrics[spec.band];
-        if (spread)
-          for (const sign of [1, -1])
-            line(
-              one,
-              y.map((value, i) => value + sign * spread[i]),
-              "",
-              stroke,
-              "solid",
-              {
-                line: { width: 0 },
-                fill: sign < 0 ? "tonexty" : "none",
-                fillcolor: faint(stroke, 0.16),
-                hoverinfo: "skip",
-              },
-            );
-        line(
-          one,
-          y,
-          MANY ? `${one.name}${names.length > 1 ? ` ${spec.lines[name]}` : ""}` : spec.lines[name],
-          stroke,
-          dash,
-        );
-        if (names.length > 1 && (!MANY || !legend.some(([label]) => label === spec.lines[name])))
-          legend.push([spec.lines[name], MANY ? css("--ink") : stroke, dash]);
-      }),
-    );
-  } else if (spec.stack) {
-    Object.entries(spec.stack).forEach(([name, label], place) => {
-      const y = run.metrics[name];
-      if (!y || !y.some((value) => value)) return;
-      const [sign, number] = CLASSES[label] ?? ["", place];
-      line(
-        run,
-        y.map((value) => value || 0),
-        label,
-        colour(number),
-        "solid",
-        {
-          stackgroup: "all",
-          line: { color: css("--card"), width: 1 },
-          fillcolor: faint(colour(number), 0.8),
-        },
-      );
-      legend.push([`${sign} ${label}`.trim(), colour(number), "solid"]);
-    });
-  } else if (spec.traps) {
-    const peak = (name) => Math.max(...run.metrics[name].map((value) => value || 0));
-    const names = Object.keys(run.metrics)
-      .filter((name) => name.startsWith("traps/"))
-      .sort((a, b) => peak(b) - peak(a))
-      .slice(0, 6);
+  const names = Object.keys(spec.lines);
+  RUNS.forEach((one, number) =>
     names.forEach((name, place) => {
-      line(
-        run,
-        run.metrics[name].map((value) => value || 0),
-        name.slice(6),
-        colour(place),
-        DASHES[place],
-      );
-      legend.push([name.slice(6), colour(place), DASHES[place]]);
-    });
-  } else if (spec.evals) {
-    const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort(
-      (a, b) => a - b,
-    );
-    RUNS.forEach((one, number) =>
-      levels.forEach((level, place) => {
-        for (const [purpose, symbol] of [
-          ["report", "circle"],
-          ["promotion", "diamond-open"],
-        ]) {
-          const points = one.evals.filter(
-            (point) => point.purpose === purpose && point.level === level,
-          );
-          if (!points.length) continue;
+      const y = one.metrics[name];
+      const stroke = colour(MANY ? number : place);
+      const dash = DASHES[place];
+      const label = spec.lines[name];
+      if (!y) return;
 
-          const stroke = colour(MANY ? number : place);
-          const label = `${level}${purpose === "report" ? "" : " (validation check)"}`;
-          const dash = DASHES[place % DASHES.length];
-          const bars = {
-            type: "data",
-            symmetric: false,
-            array: points.map((point) => point.ci_high - point.mean),
-            arrayminus: points.map((point) => point.mean - point.ci_low),
-            color: stroke,
-            thickness: 1.5,
-            width: 4,
-          };
-          line(
-            one,
-            points.map((point) => point.mean),
-            MANY ? `${one.name}, ${label}` : `level ${label}`,
-            stroke,
-            purpose === "report" ? dash : "dot",
-            {
-              x: points.map((point) => point.step),
-              mode: "lines+markers",
-              marker: { symbol, size: 8, color: stroke },
-              error_y: bars,
-            },
-          );
-          if (!MANY || !legend.some(([known]) => known === `level ${label}`))
-            legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
-        }
-      }),
-    );
-  } else if (spec.timeline) {
-    const mark = (what, symbol, number, events) =>
-      events.length &&
-      traces.push({
-        x: events.map(([step]) => step),
-        y: events.map(() => what),
-        name: what,
-        text: events.map(([, text]) => plain(text)),
-        hoverinfo: "x+text",
-        mode: "markers",
-        cliponaxis: false,
-        marker: { symbol, size: 11, color: colour(number) },
-      });
-    mark(
+      const width = spec.band && one.metrics[spec.band];
+      if (width) traces.push(...bandOf(spec, one, y, width, stroke));
+      const ofRun = names.length > 1 ? `${one.name} ${label}` : one.name;
+      traces.push(traceOf(spec, one, y, MANY ? ofRun : label, stroke, dash));
+      if (names.length > 1 && (!MANY || !legend.some(([known]) => known === label)))
+        legend.push([label, MANY ? css("--ink") : stroke, dash]);
+    }),
+  );
+  return [traces, legend];
+}
+
+/** Return the two borders of a band around the values `y`, of which the second one is filled. */
+function bandOf(spec, one, y, width, stroke) {
+  return [1, -1].map((sign) => {
+    const border = y.map((value, i) => value + sign * width[i]);
+    return traceOf(spec, one, border, "", stroke, "solid", {
+      line: { width: 0 },
+      fill: sign < 0 ? "tonexty" : "none",
+      fillcolor: faint(stroke, 0.16),
+      hoverinfo: "skip",
+    });
+  });
+}
+
+/** Metrics on top of each other. */
+function stackOf(spec, run) {
+  const traces = [];
+  const legend = [];
+  Object.entries(spec.stack).forEach(([name, label], place) => {
+    const y = run.metrics[name];
+    if (!y || !y.some((value) => value)) return;
+
+    const [sign, number] = CLASSES[label] ?? ["", place];
+    const values = y.map((value) => value || 0);
+    const area = {
+      stackgroup: "all",
+      line: { color: css("--card"), width: 1 },
+      fillcolor: faint(colour(number), 0.8),
+    };
+    traces.push(traceOf(spec, run, values, label, colour(number), "solid", area));
+    legend.push([`${sign} ${label}`.trim(), colour(number), "solid"]);
+  });
+  return [traces, legend];
+}
+
+/** The six most frequent traps. */
+function trapsOf(spec, run) {
+  const traces = [];
+  const legend = [];
+  const peak = (name) => Math.max(...run.metrics[name].map((value) => value || 0));
+  const names = Object.keys(run.metrics)
+    .filter((name) => name.startsWith("traps/"))
+    .sort((a, b) => peak(b) - peak(a))
+    .slice(0, 6);
+  names.forEach((name, place) => {
+    const trap = name.slice("traps/".length);
+    const values = run.metrics[name].map((value) => value || 0);
+    traces.push(traceOf(spec, run, values, trap, colour(place), DASHES[place]));
+    legend.push([trap, colour(place), DASHES[place]]);
+  });
+  return [traces, legend];
+}
+
+/** Held-out means with their intervals, by level. */
+function evaluationsOf(spec) {
+  const traces = [];
+  const legend = [];
+  const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort(
+    (a, b) => a - b,
+  );
+  RUNS.forEach((one, number) =>
+    levels.forEach((level, place) => {
+      const stroke = colour(MANY ? number : place);
+      const dash = DASHES[place % DASHES.length];
+      for (const [purpose, symbol] of [
+        ["report", "circle"],
+        ["promotion", "diamond-open"],
+      ]) {
+        const points = one.evals.filter(
+          (point) => point.purpose === purpose && point.level === level,
+        );
+        if (!points.length) continue;
+
+        const isReport = purpose === "report";
+        const label = `${level}${isReport ? "" : " (validation check)"}`;
+        const name = MANY ? `${one.name}, ${label}` : `level ${label}`;
+        const means = points.map((point) => point.mean);
+        traces.push(
+          traceOf(spec, one, means, name, stroke, isReport ? dash : "dot", {
+            x: points.map((point) => point.step),
+            mode: "lines+markers",
+            marker: { symbol, size: 8, color: stroke },
+            error_y: intervalsOf(points, stroke),
+          }),
+        );
+        if (!MANY || !legend.some(([known]) => known === `level ${label}`))
+          legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
+      }
+    }),
+  );
+  return [traces, legend];
+}
+
+/** Return the bars of the 95 % intervals for the chart library. */
+const intervalsOf = (points, stroke) => ({
+  type: "data",
+  symmetric: false,
+  array: points.map((point) => point.ci_high - point.mean),
+  arrayminus: points.map((point) => point.mean - point.ci_low),
+  color: stroke,
+  thickness: 1.5,
+  width: 4,
+});
+
+/** Return a row of marks for each kind of event that the run has. */
+function timelineOf(run) {
+  const reports = run.evals.filter((point) => point.purpose === "report");
+  const rows = [
+    [
       "checkpoints",
       "square",
       2,
       run.checkpoints.map((step) => [step, `checkpoint of step ${step}`]),
-    );
-    mark(
+    ],
+    [
       "evaluations",
       "circle",
       0,
-      run.evals
-        .filter((point) => point.purpose === "report")
-        .map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]),
-    );
-    mark(
+      reports.map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]),
+    ],
+    [
       "decisions",
       "triangle-up",
       4,
@@ -176,15 +183,21 @@ function tracesOf(spec, run = RUNS[state.run]) {
         one.step,
         `${one.kind}: level ${one.from} → ${one.to}, ${one.why}`,
       ]),
-    );
-    mark(
-      "warnings",
-      "x",
-      1,
-      run.warnings.map((one) => [one.step, one.why]),
-    );
-  }
-  return [traces, legend];
+    ],
+    ["warnings", "x", 1, run.warnings.map((one) => [one.step, one.why])],
+  ];
+  return rows
+    .filter(([, , , events]) => events.length)
+    .map(([what, symbol, number, events]) => ({
+      x: events.map(([step]) => step),
+      y: events.map(() => what),
+      name: what,
+      text: events.map(([, text]) => plain(text)),
+      hoverinfo: "x+text",
+      mode: "markers",
+      cliponaxis: false,
+      marker: { symbol, size: 11, color: colour(number) },
+    }));
 }
 
 /** Return the layout of a chart for the chart library. */
