@@ -928,6 +928,11 @@ TABLE = {
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
     ],
+    ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
+        ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
+        ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
+        ("minus sign of a result dropped", "_value", "('-', '−')", "('-',)"),
+    ],
     ("tasks/answers.py", "tasks/test_answers.py"): [
         ("first marker counts", "_last", "pass", "break"),
         ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),
