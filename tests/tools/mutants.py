@@ -928,6 +928,17 @@ TABLE = {
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
     ],
+    ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
+        ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
+        ("the text of a model is Markdown", "_cell", "char.isalnum() or char == ' '", "True"),
+        ("advantages of tokens are left out", "histograms", "[advantage]", "[]"),
+        (
+            "a tracker that failed is used again",
+            "Trackers._try",
+            "self.live.pop(name, None)",
+            "pass",
+        ),
+    ],
     ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
         ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
         ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
