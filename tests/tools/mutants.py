@@ -928,6 +928,21 @@ TABLE = {
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
     ],
+    ("grpo/tools/hub.py", "grpo/test_export.py"): [
+        ("a new repository is public", "push", "not is_public", "is_public"),
+        ("the token is shown", "_first_line", "line.replace(token, '***')", "line"),
+        ("a push without a token", "check_push", "get_token() is None", "False"),
+    ],
+    ("grpo/tools/model_card.py", "grpo/test_export.py"): [
+        (
+            "figures of later evaluations",
+            "card",
+            "[line for line in run.reports if line['step'] <= step]",
+            "run.reports",
+        ),
+        ("the verdict on a later policy", "_verdict", "line['step'] <= step", "True"),
+        ("a published path", "_without_folders", "Path(part).name", "part"),
+    ],
     ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
         ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
         ("the text of a model is Markdown", "_cell", "char.isalnum() or char == ' '", "True"),
