@@ -7,7 +7,7 @@ is several times narrower than that of the difference of two independent means.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal
 
@@ -89,6 +89,15 @@ class Verdict:
         values = asdict(self)
         kind = values.pop("kind")
         return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "Verdict | None":
+        """Return the verdict in a line of eval.jsonl; None if an older version wrote less."""
+        values = {"kind": line["verdict"], "steps": line["step"], **line}
+        names = [field.name for field in fields(cls)]
+        if not all(name in values for name in names):
+            return None
+        return cls(**{name: values[name] for name in names})
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class RunFiles:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         self.keep("step", report.step, report.groups)
         self.metrics.append(report.metrics)
-        self.trackers.log(report.metrics)
+        self.trackers.step(report)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
         self.seen.append({"step": report.step, "keys": list(keys)})
         self.groups.append({"step": report.step, "groups": summaries(report.groups)})
@@ -79,7 +79,7 @@ class RunFiles:
         """Write lines to eval.jsonl, all of them at once."""
         self.evals.append(*lines)
         for line in lines:
-            self.trackers.log(line)
+            self.trackers.evaluated(line)
 
     def concluded(self, verdict: dict[str, Any]) -> None:
         """Append the verdict to eval.jsonl."""

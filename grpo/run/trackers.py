@@ -1,22 +1,62 @@
-"""Send a run's metrics to TensorBoard, Weights & Biases or trackio.
+"""Send a run to TensorBoard, Weights & Biases or trackio: its hyperparameters, its metrics under
+their names in metrics.jsonl, histograms of each step, and tables of samples.
 
-They have the same names as in metrics.jsonl. A tracker that fails is reported once and not used
-again, and training continues. Weights & Biases follows WANDB_MODE (offline, online, disabled) and
-WANDB_PROJECT. trackio needs a newer huggingface_hub than constraints.txt has, so it is an extra of
-its own (tested with trackio 0.43).
+A tracker that fails is reported once and not used again, and training continues. Weights & Biases
+follows WANDB_MODE (offline, online, disabled) and WANDB_PROJECT. trackio needs a newer
+huggingface_hub than constraints.txt has, so it is an extra of its own (tested with trackio 0.43).
 """
 
 import importlib
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+
+from data.text import escape_control
 from grpo.config import names_in
+from grpo.records import Group, StepReport
 from tasks.base import UserError
 
 PROJECT = "grpo"
+
+# A table has so many completions of a step, evenly spaced from the lowest to the highest reward.
+SAMPLES = 8
+COLUMNS = ("level", "prompt", "completion", "target", "reward", "advantage", "finish")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under `columns`; texts are as the model wrote them."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a tracker gets at a step: numbers, values for histograms, and tables, by their names."""
+
+    step: int
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """A tracker, made with the run's folder, its settings and the number of steps it has made."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int): ...
+
+    def log(self, entry: Entry) -> None:
+        """Send an entry."""
+
+    def finish(self) -> None:
+        """Send what is left, and close the tracker."""
 
 
 class _TensorBoard:
@@ -24,10 +64,27 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+        self._hyperparameters(config)
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)
+    def _hyperparameters(self, config: Mapping[str, Any]) -> None:
+        """Fill the tab "HParams". `SummaryWriter.add_hparams` would make a second run of them."""
+        from torch.utils.tensorboard.summary import hparams
+
+        settings = {
+            name: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in config.items()
+        }
+        curves = dict.fromkeys(("reward", f"report/{config.get('level')}/mean"), 0.0)
+        for summary in hparams(settings, curves):
+            self.writer._get_file_writer().add_summary(summary)
+
+    def log(self, entry: Entry) -> None:
+        for name, number in entry.scalars.items():
+            self.writer.add_scalar(name, number, entry.step)
+        for name, values in entry.histograms.items():
+            self.writer.add_histogram(name, np.array(values), entry.step)
+        for name, table in entry.tables.items():
+            self.writer.add_text(name, markdown(table), entry.step)
         self.writer.flush()
 
     def finish(self) -> None:
@@ -37,10 +94,20 @@ class _TensorBoard:
 class _Run:
     """A tracker with the interface of Weights & Biases, which trackio has as well."""
 
+    module: Any
     run: Any
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(figures), step=step)
+    def log(self, entry: Entry) -> None:
+        histograms = {
+            name: self.module.Histogram(list(values)) for name, values in entry.histograms.items()
+        }
+        tables = {
+            name: self.module.Table(
+                columns=list(table.columns), data=[list(row) for row in table.rows]
+            )
+            for name, table in entry.tables.items()
+        }
+        self.run.log({**entry.scalars, **histograms, **tables}, step=entry.step)
 
     def finish(self) -> None:
         self.run.finish()
@@ -50,6 +117,7 @@ class _WeightsAndBiases(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import wandb
 
+        self.module = wandb
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
@@ -64,12 +132,13 @@ class _Trackio(_Run):
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         import trackio
 
+        self.module = trackio
         self.run = trackio.init(
             project=PROJECT, name=folder.name, config=dict(config), resume="allow"
         )
 
 
-CLASSES = {
+CLASSES: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("tensorboard", _TensorBoard),
     "wandb": ("wandb", _WeightsAndBiases),
     "trackio": ("trackio", _Trackio),
@@ -103,6 +172,73 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def histograms(groups: Sequence[Group]) -> dict[str, list[float]]:
+    """Return the rewards, advantages and lengths of a step's completions.
+
+    There are no advantages if nothing was learned; advantages of tokens count one by one.
+    """
+    values: dict[str, list[float]] = {
+        "rewards": [reward for group in groups for reward in group.rewards],
+        "advantages": [
+            number
+            for group in groups
+            for advantage in group.advantages
+            for number in (advantage if isinstance(advantage, list) else [advantage])
+        ],
+        "lengths": [len(completion.tokens) for group in groups for completion in group.completions],
+    }
+    finite = {name: [one for one in all_ if math.isfinite(one)] for name, all_ in values.items()}
+    return {f"histograms/{name}": kept for name, kept in finite.items() if kept}
+
+
+def samples(groups: Sequence[Group]) -> Table:
+    """Return a few completions of a step, from the lowest to the highest reward.
+
+    The advantage of a completion whose tokens have one each is their mean, None if it has none.
+    """
+    rows = [
+        (
+            group.problem.level,
+            group.problem.prompt,
+            completion.text,
+            group.problem.target,
+            score.reward,
+            _mean(group.advantages[number]) if group.advantages else None,
+            completion.finish,
+        )
+        for group in groups
+        for number, (completion, score) in enumerate(zip(group.completions, group.scores))
+    ]
+    rewards = [reward for group in groups for reward in group.rewards]
+    rows = [rows[number] for number in sorted(range(len(rows)), key=rewards.__getitem__)]
+    last = min(SAMPLES, len(rows)) - 1
+    chosen = [rows[number * (len(rows) - 1) // max(last, 1)] for number in range(last + 1)]
+    return Table(COLUMNS, chosen)
+
+
+def _mean(advantage: float | list[float]) -> float:
+    if isinstance(advantage, list):
+        return sum(advantage) / max(len(advantage), 1)
+    return advantage
+
+
+def markdown(table: Table) -> str:
+    """Return a table in Markdown, in which no text of a model has a meaning."""
+    lines = [
+        table.columns,
+        ["---"] * len(table.columns),
+        *([_cell(value) for value in row] for row in table.rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = escape_control("" if value is None else str(value))
+    return "".join(char if char.isalnum() or char == " " else f"&#{ord(char)};" for char in text)
+
+
 class Trackers:
     """The trackers of one run.
 
@@ -119,19 +255,31 @@ class Trackers:
         say: Callable[[str], None],
     ):
         self.say = say
-        self.live: dict[str, Any] = {}
+        self.samples_every = config.get("samples_every", 1)
+        self.live: dict[str, Tracker] = {}
         for name in names_in(text):
             self._try(name, partial(self._begin, name, folder, config, done))
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
-        for name, tracker in list(self.live.items()):
-            self._try(name, partial(tracker.log, scalars(line), line["step"]))
+    def step(self, report: StepReport) -> None:
+        """Send a step: its metrics and histograms, and a table of samples as in samples.log."""
+        if not self.live:
+            return
+        is_due = report.step == 1 or report.step % self.samples_every == 0
+        tables = {"samples": samples(report.groups)} if is_due else {}
+        self._send(Entry(report.step, scalars(report.metrics), histograms(report.groups), tables))
+
+    def evaluated(self, line: Mapping[str, Any]) -> None:
+        """Send the numbers of a line of eval.jsonl, at its step."""
+        self._send(Entry(line["step"], scalars(line)))
 
     def finish(self) -> None:
         """Close the trackers."""
         for name, tracker in list(self.live.items()):
             self._try(name, tracker.finish)
+
+    def _send(self, entry: Entry) -> None:
+        for name, tracker in list(self.live.items()):
+            self._try(name, partial(tracker.log, entry))
 
     def _begin(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
         self.live[name] = CLASSES[name][1](folder, config, done)

@@ -4,42 +4,31 @@ The folder gets the model of the run's latest valid checkpoint, the tokenizer, a
 the run's results. `transformers` (`AutoModelForCausalLM.from_pretrained`) and vLLM load it. An
 adapter is merged into its base model; with `--adapter` it is written alone, for
 `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
+
+`--push OWNER/NAME` uploads the same to the Hugging Face hub, to a private repository unless it
+exists already or `--public` is given. Then FOLDER may be left out. The token is that of `hf auth
+login` or HF_TOKEN.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from data.text import printable
-from grpo.config import Config, load_config, names_in
+from grpo.config import load_config, names_in
 from grpo.model.load import load_policy
 from grpo.model.save import save_model
 from grpo.run.checkpoint import find_resume, step_of
-from grpo.run.reader import RunData, load_run
+from grpo.run.reader import load_run
 from grpo.run.sources import check_base
-from grpo.show.lines import interval
+from grpo.tools.hub import check_push, push
+from grpo.tools.model_card import card
 from tasks.base import Parser, UserError, exit_status
-
-Record = Mapping[str, Any]
-
-# The settings that the model card names.
-SETTINGS = (
-    "loss",
-    "scale",
-    "credit",
-    "beta",
-    "learning_rate",
-    "prompts",
-    "group_size",
-    "temperature",
-    "lora_rank",
-    "seed",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,18 +37,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(arguments: argparse.Namespace) -> int:
-    """Write the folder, and print what is in it; return the exit status."""
-    step = export(
-        arguments.run,
-        arguments.folder,
-        adapter=arguments.adapter,
-        dtype=arguments.dtype,
-        accept=names_in(arguments.accept_changes),
-    )
-    kind = "adapter" if arguments.adapter else "model"
-    line = f"{arguments.folder}: {kind} of step {step}, with tokenizer and model card"
-    print(printable(line))
+    """Write the folder or upload it, or both, and print what is in it; return the exit status."""
+    repo = arguments.push
+    if repo:
+        check_push(repo)
+    with _folder(arguments) as folder:
+        step = export(
+            arguments.run,
+            folder,
+            adapter=arguments.adapter,
+            dtype=arguments.dtype,
+            accept=names_in(arguments.accept_changes),
+        )
+        kind = "adapter" if arguments.adapter else "model"
+        content = f"{kind} of step {step}, with tokenizer and model card"
+        if arguments.folder:
+            print(printable(f"{folder}: {content}"))
+        if repo:
+            address = push(folder, repo, is_public=arguments.public, message=f"Add {content}")
+            print(printable(f"{address}: {content}"))
     return 0
+
+
+@contextmanager
+def _folder(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Yield the folder to write, which is a temporary one if the user named none."""
+    if arguments.folder:
+        yield arguments.folder
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -71,7 +78,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("folder", type=Path, help="a new or empty folder")
+    parser.add_argument("folder", type=Path, nargs="?", help="a new or empty folder")
     parser.add_argument(
         "--adapter", action="store_true", help="write only the adapter of a LoRA run"
     )
@@ -85,7 +92,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="KINDS",
         help="base: export an adapter even if its base model has changed since the checkpoint",
     )
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub"
+    )
+    parser.add_argument(
+        "--public", action="store_true", help="make a new repository public (default: private)"
+    )
+    arguments = parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
+    if not arguments.folder and not arguments.push:
+        parser.error("give a new or empty FOLDER, --push OWNER/NAME, or both")
+    if arguments.public and not arguments.push:
+        parser.error("--public is for --push alone")
+    return arguments
 
 
 def export(
@@ -134,101 +152,5 @@ def export(
 
     # The card comes last, because peft writes one of its own.
     step = step_of(checkpoint)
-    (folder / "README.md").write_text(card(data, step, adapter=adapter))
+    (folder / "README.md").write_text(card(data, step, adapter=adapter), encoding="utf-8")
     return step
-
-
-def card(run: RunData, step: int, *, adapter: bool) -> str:
-    """Return the model card in Markdown: the model, its training, and its held-out scores."""
-    config = {**asdict(Config()), **run.config}
-    facts = config.get("facts", {})
-    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS)
-
-    head = [
-        "---",
-        "library_name: " + ("peft" if adapter else "transformers"),
-        "pipeline_tag: text-generation",
-        "tags: [grpo, reinforcement-learning]",
-    ]
-    if _is_hub_id(config):
-        head.append(f"base_model: {config['model']}")
-    head.append("---")
-
-    control = ""
-    if config.get("control", "none") != "none":
-        control = (
-            f"\n**A control experiment ({config['control']}): its rewards carried no "
-            "information.**\n"
-        )
-
-    lines = [
-        *head,
-        f"# {run.path.name}",
-        "",
-        _summary(config, step),
-        control,
-        *_scores(run, config, step),
-        "",
-        f"Settings: {settings}.",
-        "",
-        f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
-        f"{facts.get('device')}, at commit {facts.get('commit')}, started {facts.get('started')}.",
-        "",
-        "The model was trained for this one task. Its other abilities were not evaluated.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _scores(run: RunData, config: Record, step: int) -> list[str]:
-    """Return the table of the held-out scores up to `step`."""
-    reports = [line for line in run.reports if line["step"] <= step]
-    metric = reports[0].get("metric", "score") if reports else "score"
-    lines = [
-        f"Held-out {metric}, on validation problems that training never saw, at temperature "
-        f"{config['temperature']:g} (mean and 95 % interval):",
-        "",
-        "| step | level | mean | exact | n |",
-        "|---|---|---|---|---|",
-    ]
-    for line in reports:
-        level = f"{line['level']} {line.get('unit', '')}"
-        cells = [line["step"], level, interval(line), f"{line['exact']:.3f}", line["n"]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def _summary(config: Record, step: int) -> str:
-    """Return a sentence on how the model was trained, and one on the policy it started from."""
-    start = _start_of(config)
-    path = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
-    reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
-    summary = (
-        f"`{_base_name(config)}` trained by GRPO for {step} steps on the task "
-        f"`{config['task']}`, level {config['level']}{path}, with {reward}."
-    )
-    return summary + (f" Training started from {origin(start)}." if start else "")
-
-
-def _start_of(config: Record) -> Path | None:
-    """Return the checkpoint of an earlier run that training started from, if any."""
-    return Path(config["start"]) if config.get("start") else None
-
-
-def _is_hub_id(config: Record) -> bool:
-    """Return whether the model is named by its id on the Hugging Face hub."""
-    model = config["model"]
-    return _base_name(config) == model != "builtin" and not Path(model).exists()
-
-
-def _base_name(config: Record) -> str:
-    """Return the name of the model that training started from, without this machine's paths."""
-    model, start = config["model"], _start_of(config)
-    if start is not None and model == str(start):
-        return start.parent.parent.name
-    return Path(model).name if Path(model).exists() else model
-
-
-def origin(start: Path) -> str:
-    """Return in words which checkpoint of which run this is."""
-    return f"step {step_of(start)} of the run `{start.parent.parent.name}`"

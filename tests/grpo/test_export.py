@@ -9,11 +9,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from fake_hub import fake_hub
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN
+from grpo.run.reader import load_run
 from grpo.tools import export, train
+from grpo.tools.model_card import card
 
 FLAGS = [
     "--words",
@@ -156,26 +159,122 @@ def test_the_type_of_the_weights(runs, tmp_path):
 def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert export.main([str(runs / "lora"), str(tmp_path / "out"), "--adapter"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
-    line = export.load_run(runs / "lora").evals[-1]
-    assert (
-        f"| 2 | 10 words | {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]" in text
+    first, last = load_run(runs / "lora").reports
+    before, after = (
+        f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+        for line in (first, last)
     )
-    assert (
-        text.startswith("---\nlibrary_name: peft\n")
-        and f"`{tiny_model.name}` trained by GRPO" in text
-        and str(tiny_model.parent) not in text
-        and "lora_rank 4" in text
-        and "with the reward `similarity`" in text
-    )
+    exact = f"{first['exact']:.3f} → {last['exact']:.3f}"
+    assert f"\n| 10 words | temperature 1 | {before} | {after} | {exact} | 2 |\n" in text
+    assert text.startswith("---\nlibrary_name: peft\n")
+    assert f"`{tiny_model.name}` trained by GRPO for 2 steps" in text
+    assert str(tiny_model.parent) not in text
+    assert "lora_rank 4" in text and "with the reward `similarity`" in text
+
+
+def test_the_card_has_the_verdict_and_the_learning_curve(runs):
+    run = load_run(runs / "lora")
+    text = card(run, 2, adapter=True)
+    assert "\n**TOO SHORT TO TELL: held-out similarity at 10 words " in text
+    assert "steps updated the weights" in text
+    first, second = run.metrics
+    for line in (first, second):
+        shown = (
+            f"| {line['step']} to {line['step']} | 10 | {line['reward']:.3f} | {line['value']:.3f}"
+        )
+        assert text.count(shown) == 1
+    assert text.count(f"{run.reports[-1]['mean']:.3f} at 10 |") == 1
+
+
+def test_a_long_learning_curve_is_short(runs, monkeypatch):
+    run = load_run(runs / "lora")
+    line = run.metrics[0]
+    run.metrics = [{**line, "step": step, "reward": step / 137} for step in range(1, 138)]
+    rows = [row for row in card(run, 137, adapter=True).splitlines() if " to " in row[:12]]
+    assert [row.split(" | ")[0] for row in rows[:2]] == ["| 1 to 13", "| 14 to 27"]
+    assert len(rows) == 10 and rows[-1].startswith("| 124 to 137 | 10 | 0.953 |")
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
-    rows = [
-        line
-        for line in export.card(export.load_run(runs / "lora"), 1, adapter=True).splitlines()
-        if "10 words" in line
-    ]
-    assert len(rows) == 1 and rows[0].startswith("| 0 |")
+    text = card(load_run(runs / "lora"), 1, adapter=True)
+    (row,) = [line for line in text.splitlines() if line.startswith("| 10 words")]
+    assert " | - | " in row and "TOO SHORT" not in text and "| 2 to 2 |" not in text
+
+
+def test_the_card_names_no_folder_of_this_machine(runs):
+    run = load_run(runs / "lora")
+    for task, shown in (("/home/me/own.py:Own", "own.py:Own"), ("gsm8k:/home/me/gsm", "gsm8k:gsm")):
+        run.config["task"] = task
+        text = card(run, 2, adapter=True)
+        assert f"`{shown}`" in text and "/home/me" not in text
+
+
+# --- the hub ----------------------------------------------------------------------------------
+
+
+def test_a_push_uploads_what_is_exported(runs, tmp_path, monkeypatch, capfd):
+    with fake_hub(monkeypatch) as hub:
+        command = [str(runs / "lora"), "--adapter", "--push", "me/weave"]
+        assert export.main([*command, str(tmp_path / "out")]) == 0
+        assert hub.tokens == {"Bearer hf_secret"}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert hub.files == {"me/weave": files} and "README.md" in files
+    assert hub.created == {"me/weave": True}
+    assert hub.messages == ["Add adapter of step 2, with tokenizer and model card"]
+    said = capfd.readouterr()
+    assert f"/me/weave: {hub.messages[0].removeprefix('Add ')}" in said.out
+    stored = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"hf_secret" in text for text in (said.out.encode(), said.err.encode(), *stored))
+
+
+def test_a_push_needs_no_folder(runs, monkeypatch):
+    with fake_hub(monkeypatch) as hub:
+        assert export.main([str(runs / "lora"), "--push", "me/weave", "--public"]) == 0
+    assert "model.safetensors" in hub.files["me/weave"]
+    assert hub.created == {"me/weave": False}
+
+
+def one_error(capfd):
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "hf_secret" not in error, error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("refusals", "words"),
+    [
+        ({"create": 401}, "status 401: the hub does not know the token"),
+        ({"create": 403}, "status 403: the token may not write there"),
+        ({"preupload": 403}, "status 403: the token may not write there"),
+        ({"create": 400}, "status 400: the hub says: no, Bearer ***"),
+        ({"commit": 413}, "status 413: the hub says: no, Bearer ***"),
+    ],
+)
+def test_a_hub_that_refuses_is_one_line(runs, monkeypatch, capfd, refusals, words):
+    with fake_hub(monkeypatch, refusals=refusals):
+        assert export.main([str(runs / "lora"), "--adapter", "--push", "me/weave"]) == 2
+    assert f"--push me/weave: {words}" in one_error(capfd)
+
+
+def test_no_hub_and_no_token_are_one_line(runs, tmp_path, monkeypatch, capfd):
+    with fake_hub(monkeypatch):
+        pass  # its address stays, and nothing answers there
+    command = [str(runs / "lora"), str(tmp_path / "out"), "--adapter", "--push", "me/weave"]
+    assert export.main(command) == 2
+    assert "the hub could not be reached: ConnectError" in one_error(capfd)
+    assert (tmp_path / "out" / "README.md").exists()  # what was exported stays
+
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert export.main([str(runs / "lora"), str(tmp_path / "b"), "--push", "me/weave"]) == 2
+    assert "log in with: hf auth login" in one_error(capfd) and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("repo", ["weave", "me/we ave", "https://hub/me/weave", "a/b/c", "me/"])
+def test_a_name_that_is_no_repository_is_one_line(runs, tmp_path, monkeypatch, capfd, repo):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert export.main([str(runs / "lora"), str(tmp_path / "out"), "--push", repo]) == 2
+    assert "give OWNER/NAME" in one_error(capfd) and not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
@@ -185,7 +284,8 @@ def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
         ((runs / "full", tmp_path / "full"), "exists already"),
         ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
         ((tmp_path / "none", tmp_path / "a"), "does not exist"),
-        ((runs / "full",), "required: folder"),
+        ((runs / "full",), "give a new or empty FOLDER, --push OWNER/NAME, or both"),
+        ((runs / "full", tmp_path / "a", "--public"), "--public is for --push alone"),
     ]:
         assert export.main([str(part) for part in argv]) == 2
         said = capsys.readouterr().err

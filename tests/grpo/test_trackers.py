@@ -1,17 +1,32 @@
 """Figures go to the trackers asked for; one that fails is left out, and nothing else changes."""
 
+import html
+import re
 import sys
+import time
 
 import pytest
 from small_runs import BY_PLACE
 
 from grpo.choices import TRACKERS
 from grpo.config import Config
+from grpo.records import Completion, Group, StepReport
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
-from grpo.run.trackers import CLASSES, Trackers, check_installed, scalars
+from grpo.run.reader import load_run
+from grpo.run.trackers import (
+    CLASSES,
+    COLUMNS,
+    SAMPLES,
+    Trackers,
+    check_installed,
+    histograms,
+    markdown,
+    samples,
+    scalars,
+)
 from grpo.tools import train
-from tasks.base import UserError
+from tasks.base import Problem, Score, UserError
 
 FLAGS = [
     "--words",
@@ -42,9 +57,9 @@ class Spy:
         self.got, self.about, self.finished = [], (folder.name, config["level"], done), False
         self._fail("begin")
 
-    def log(self, figures, step):
+    def log(self, entry):
         self._fail("log")
-        self.got.append((step, figures))
+        self.got.append(entry)
 
     def finish(self):
         self._fail("finish")
@@ -86,14 +101,27 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied, quick_flags):
     one, two = Spy.made
     assert one.about == ("r", 10, 0) and one.finished and one.got == two.got
     lines = read_metrics(tmp_path / "runs/r/metrics.jsonl")
-    assert [(step, figures) for step, figures in one.got if "reward" in figures] == [
+    assert [(entry.step, entry.scalars) for entry in one.got if "reward" in entry.scalars] == [
         (line["step"], scalars(line)) for line in lines
     ]
-    assert [step for step, figures in one.got if "report/10/mean" in figures] == [0, 2]
+    assert [entry.step for entry in one.got if "report/10/mean" in entry.scalars] == [0, 2]
+
+    run = load_run("runs/r")
+    for entry in one.got:
+        stored = run.rollouts(entry.step) if "reward" in entry.scalars else []
+        assert entry.histograms.get("histograms/rewards", []) == [row["reward"] for row in stored]
+        assert entry.histograms.get("histograms/lengths", []) == [
+            row["num_tokens"] for row in stored
+        ]
+        assert bool(entry.tables) == (entry.step == 1)  # samples_every is 10
+    table = next(entry.tables["samples"] for entry in one.got if entry.tables)
+    assert [row[2] for row in table.rows] == [
+        row["text"] for row in sorted(run.rollouts(1), key=lambda row: row["reward"])
+    ]
     resume = ["--resume", "runs/r", *BY_PLACE]
     assert train.main([*resume, "--steps", "3", "--track", "spy"]) == 0
     assert Spy.made[2].about == ("r", 10, 2) and [
-        step for step, figures in Spy.made[2].got if "reward" in figures
+        entry.step for entry in Spy.made[2].got if "reward" in entry.scalars
     ] == [3]
 
 
@@ -116,11 +144,11 @@ def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
     both = Trackers("spy,other", tmp_path, {"level": 1}, 0, told.append)
     Spy.made[0].log = lambda *_: 1 / 0
     for step in (1, 2):
-        both.log({"step": step, "reward": 0.5})
+        both.evaluated({"step": step, "reward": 0.5})
     assert (
         len(told) == 1
         and "ZeroDivisionError" in told[0]
-        and [step for step, _ in Spy.made[1].got] == [1, 2]
+        and [entry.step for entry in Spy.made[1].got] == [1, 2]
     )
 
 
@@ -138,22 +166,104 @@ def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_has_the_figures(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def group(rewards, advantages, texts=None):
+    texts = texts or [f"answer {number}" for number in range(len(rewards))]
+    return Group(
+        index=0,
+        problem=Problem("t", 3, "say <b>it</b>", "it", "k", {}),
+        prompt=(1,),
+        temperature=1.0,
+        completions=[
+            Completion((1,) * (number + 1), (-0.1,) * (number + 1), text, "stop")
+            for number, text in enumerate(texts)
+        ],
+        scores=[Score(reward, {}) for reward in rewards],
+        advantages=advantages,
+    )
 
+
+def report(step, *groups):
+    return StepReport(step, {"step": step, "reward": step / 4}, list(groups))
+
+
+def test_histograms_are_of_all_completions():
+    groups = [group([0.5, 1.0], [-1.0, 1.0]), group([0.2], [[0.5, -0.5]]), group([0.0], [])]
+    assert histograms(groups) == {
+        "histograms/rewards": [0.5, 1.0, 0.2, 0.0],
+        "histograms/advantages": [-1.0, 1.0, 0.5, -0.5],
+        "histograms/lengths": [1, 2, 1, 1],
+    }
+    assert "histograms/advantages" not in histograms([group([0.0], [])])
+    assert histograms([group([0.5, float("nan")], [])])["histograms/rewards"] == [0.5]
+
+
+@pytest.mark.parametrize("count", [1, 2, SAMPLES, SAMPLES + 1, 100])
+def test_samples_reach_from_the_lowest_to_the_highest_reward(count):
+    rewards = [(number * 7 % count) / count for number in range(count)]
+    table = samples([group(rewards, list(rewards))])
+    shown = [row[COLUMNS.index("reward")] for row in table.rows]
+    assert len(shown) == min(count, SAMPLES) and shown == sorted(shown)
+    assert (shown[0], shown[-1]) == (min(rewards), max(rewards)) or count == 1
+    for row in table.rows:
+        number = rewards.index(row[COLUMNS.index("reward")])
+        assert row[COLUMNS.index("completion")] == f"answer {number}"
+        assert row[COLUMNS.index("advantage")] == rewards[number]
+
+
+def test_the_advantage_of_a_sample_with_one_for_each_token_is_their_mean():
+    (row,) = samples([group([1.0], [[1.0, 0.0]])]).rows
+    assert row == (3, "say <b>it</b>", "answer 0", "it", 1.0, 0.5, "stop")
+    (row,) = samples([group([1.0], [])]).rows
+    assert row[COLUMNS.index("advantage")] is None
+
+
+def test_no_text_of_a_model_is_markdown():
+    text = "| a | <script> [x](http://y) **b** \x1b[31m\n# title"
+    shown = markdown(samples([group([1.0], [0.0], [text])]))
+    assert shown.count("\n") == 2 and not set("<>[]()*#\x1b") & set(re.sub(r"&#\d+;", "", shown))
+    assert all(line.count("|") == len(COLUMNS) + 1 for line in shown.splitlines())
+    assert html.unescape(shown.splitlines()[2]).count("<script>") == 1
+
+
+def send(name, folder, config):
+    """Send two steps and an evaluation to a real tracker; nothing may fail."""
     told = []
-    tracker = Trackers("tensorboard", tmp_path, {}, 0, told.append)
+    tracker = Trackers(name, folder, config, 0, told.append)
     for step in (1, 2):
-        tracker.log({"step": step, "reward": step / 4})
+        tracker.step(report(step, group([0.0, 1.0], [-1.0, 1.0])))
+    tracker.evaluated({"step": 2, "purpose": "report", "level": 3, "mean": 0.9})
     tracker.finish()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    assert not told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_it_all(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import (
+        DEFAULT_SIZE_GUIDANCE,
+        EventAccumulator,
+    )
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    settings = {"level": 3, "samples_every": 2, "seed": 7, "curriculum": None}
+    send("tensorboard", tmp_path, settings)
+    everything = dict.fromkeys(DEFAULT_SIZE_GUIDANCE, 0)
+    events = EventAccumulator(str(tmp_path / "tensorboard"), everything)
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
-        (1, 0.25),
-        (2, 0.5),
-    ] and not told
+    scalars_of = lambda name: [(event.step, event.value) for event in events.Scalars(name)]  # noqa: E731
+    assert scalars_of("reward") == [(1, 0.25), (2, 0.5)]
+    assert scalars_of("report/3/mean") == [(2, pytest.approx(0.9))]
+    for step, histogram in enumerate(events.Histograms("histograms/rewards"), start=1):
+        value = histogram.histogram_value
+        assert (histogram.step, value.num, value.min, value.max) == (step, 2, 0, 1)
+
+    texts = events.Tensors("samples/text_summary")
+    assert [event.step for event in texts] == [1, 2]
+    assert b"answer 1" in texts[0].tensor_proto.string_val[0]
+
+    begun = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    told = HParamsPluginData.FromString(begun).session_start_info.hparams
+    assert told["seed"].number_value == 7 and told["curriculum"].string_value == "None"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,20 +271,19 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    told = []
-    tracker = Trackers("wandb", tmp_path, {"level": 3}, 0, told.append)
-    tracker.log({"step": 1, "reward": 0.25})
-    tracker.finish()
+    send("wandb", tmp_path, {"level": 3, "samples_every": 1})
     (stored,) = (tmp_path / "wandb").rglob("*.wandb")
-    assert not told and b"reward" in stored.read_bytes()
+    wanted = (b"reward", b"histograms/lengths", b"samples_every", b"table-file")
+    patience = time.monotonic() + 20  # another process writes the file
+    while not all(name in stored.read_bytes() for name in wanted):
+        assert time.monotonic() < patience
+        time.sleep(0.1)
+    (table, *_) = (tmp_path / "wandb").rglob("*.table.json")
+    assert "answer 1" in table.read_text()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_trackio(tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    told = []
-    tracker = Trackers("trackio", tmp_path / "r", {"level": 3}, 0, told.append)
-    tracker.log({"step": 1, "reward": 0.25})
-    tracker.finish()
-    assert not told
+    send("trackio", tmp_path / "r", {"level": 3, "samples_every": 1})

@@ -2,12 +2,13 @@
 
 import json
 import random
+import time
 from collections import Counter
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written_numbers import WRITTEN
 
 from tasks.base import SPLITS, UserError, answer_of, load_task, problem_at, scores_of
 from tasks.countdown import evaluated
@@ -115,24 +116,24 @@ def test_countdown_levels():
 
 # --- GSM8K ------------------------------------------------------------------------------------
 
-WRITTEN = {
-    "18": 18, "18.": 18, "18.0": 18, " 18 ": 18, "+18": 18, "-18": -18, "−18": -18, "- 18": -18,
-    "$18": 18, "$18.00": 18, "-$18": -18, "$ 18": 18, "€18": 18, "£18.50": Fraction(37, 2),
-    "18 dollars": 18, "18 apples.": 18, "18%": 18, "18 %": 18, r"18\%": 18, "018": 18,
-    "1,234": 1234, "1,234,567": 1234567, "$1,234.50": Fraction(2469, 2), "1234": 1234,
-    "**18**": 18, "`18`": 18, "$18$": 18, r"\boxed{18}": 18, r"\$18": 18, r"18\text{ cm}": 18,
-    "0.5": Fraction(1, 2), ".5": Fraction(1, 2), "1/2": Fraction(1, 2), "1 / 2": Fraction(1, 2),
-    r"\frac{1}{2}": Fraction(1, 2), r"\dfrac{36}{2}": 18, "x = 18": 18, "is 18": 18, "(18)": 18,
-    "18 km/h": 18, "0": 0, "-0": 0, "3.14": Fraction(157, 50), "100,000": 100000,
-    # no answer
-    "eighteen": None, "": None, "12 or 13": None, "12, 13": None, "1/0": None, "3 + 4": None,
-    "1,2,3": None, "18 of 20": None, "-": None, ".": None, "9" * 200: None, "$": None,
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(("text", "number"), WRITTEN.items())
 def test_written_forms_of_numbers(text, number):
-    assert number_of(text) == number
+    assert number_of(final_answer(f"Answer: {text}") or "") == number
+
+
+def test_many_written_forms_are_tried():
+    assert len(WRITTEN) >= 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 10**6, "1," * 10**6, "1 " * 10**6, "1/" * 10**6, r"\frac{" * 10**5, "{,}" * 10**6],
+)
+def test_long_answers_are_refused_at_once(text):
+    start = time.perf_counter()
+    assert number_of(text) is None
+    assert time.perf_counter() - start < 1
 
 
 def gsm8k(folder, train=40, test=10):

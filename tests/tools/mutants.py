@@ -1034,6 +1034,37 @@ TABLE = {
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
     ],
+    ("grpo/tools/hub.py", "grpo/test_export.py"): [
+        ("a new repository is public", "push", "not is_public", "is_public"),
+        ("the token is shown", "_first_line", "line.replace(token, '***')", "line"),
+        ("a push without a token", "check_push", "get_token() is None", "False"),
+    ],
+    ("grpo/tools/model_card.py", "grpo/test_export.py"): [
+        (
+            "figures of later evaluations",
+            "card",
+            "[line for line in run.reports if line['step'] <= step]",
+            "run.reports",
+        ),
+        ("the verdict on a later policy", "_verdict", "line['step'] <= step", "True"),
+        ("a published path", "_without_folders", "Path(part).name", "part"),
+    ],
+    ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
+        ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
+        ("the text of a model is Markdown", "_cell", "char.isalnum() or char == ' '", "True"),
+        ("advantages of tokens are left out", "histograms", "[advantage]", "[]"),
+        (
+            "a tracker that failed is used again",
+            "Trackers._try",
+            "self.live.pop(name, None)",
+            "pass",
+        ),
+    ],
+    ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
+        ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
+        ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
+        ("minus sign of a result dropped", "_value", "('-', '−')", "('-',)"),
+    ],
     ("tasks/answers.py", "tasks/test_answers.py"): [
         ("first marker counts", "_last", "pass", "break"),
         ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),

@@ -1,0 +1,109 @@
+"""The examples run as they are, in a folder of their own."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chat_server import chat, serving
+
+from grpo import load_run
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NOTEBOOK = EXAMPLES / "notebook.ipynb"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+
+
+def python(*arguments):
+    """Run Python on an example; return what it printed."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def cells():
+    return [
+        "".join(cell["source"])
+        for cell in json.loads(NOTEBOOK.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+
+
+def test_an_evaluation_behind_a_server_prints_a_table():
+    def solve(body, number):
+        text = body["messages"][-1]["content"]
+        a, b = (text.partition(f"\n{name}: ")[2].partition("\n")[0].split() for name in "AB")
+        right = " ".join(word for pair in zip(a, b) for word in pair)
+        return 200, {}, chat(right if len(a) < 5 else "")
+
+    with serving(solve) as (url, log):
+        flags = ["--words", "3,5", "--problems", "6"]
+        printed = python(EXAMPLES / "endpoint.py", url, "some-model", *flags)
+        assert len(log.bodies) == 12 and {body["model"] for body in log.bodies} == {"some-model"}
+        assert python(EXAMPLES / "endpoint.py", url, "some-model", *flags) == printed
+        assert len(log.bodies) == 12  # nothing is asked twice
+    assert "\n| 3 | 1.000 | " in printed and "\n| 5 | 0.000 | " in printed
+
+
+@pytest.mark.slow
+def test_made_up_problems_in_the_form_of_gsm8k():
+    printed = python(EXAMPLES / "gsm8k_folder.py", "--steps", "2", "--folder", "mine")
+    right, number = re.search(r"(\d+) of (\d+) published answers", printed).groups()
+    assert right == number and int(number) > 90
+    (run,) = Path("runs").iterdir()
+    data = load_run(run)
+    assert len(data.metrics) == 2 and data.config["task"] == "gsm8k:mine"
+    assert f"step 2: {data.reports[-1]['exact']:.3f} right" in printed
+
+
+@pytest.mark.slow
+def test_a_task_of_reasoning_gym():
+    pytest.importorskip("reasoning_gym")
+    printed = python(EXAMPLES / "reasoning_gym_task.py", "--steps", "2")
+    assert "(earns 1)" in printed and "step 2: held-out score" in printed
+    (run,) = Path("runs").iterdir()
+    assert load_run(run).config["task"] == "reasoning_gym:chain_sum"
+
+
+def test_the_notebook_is_stored_without_outputs():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert notebook["nbformat"] == 4
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            ast.parse("".join(cell["source"]))
+    assert notebook["metadata"].keys() == {"kernelspec", "language_info"}
+    assert "/home/" not in NOTEBOOK.read_text()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom():
+    """As a script, whose last cells are shown; a kernel is not needed."""
+    pytest.importorskip("pandas")
+    script = "\n\n".join(cells()) + "\n\nprint(run.reports[-1]['mean'], run.report())\n"
+    Path("notebook.py").write_text(script)
+    mean, report = python("notebook.py").split()[-2:]
+    assert float(mean) > 0.6 and Path(report).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_notebook_runs_in_a_kernel():
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("pandas")
+    notebook = nbformat.read(NOTEBOOK, 4)
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+    assert notebook.cells[-1].outputs[-1]["data"]["text/plain"] == "'report.html'"
+    generated = notebook.cells[-3].outputs[-1]["data"]["text/plain"]
+    assert "one" in ast.literal_eval(generated)[0]
