@@ -14,8 +14,8 @@ from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog
 from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import description, samples
 from grpo.tools.report import page as report
-from grpo.tools.report import samples
 from tasks.base import Problem, Score
 
 EVIL = "<script>alert(1)</script>"
@@ -291,7 +291,7 @@ def test_a_run_with_little(tmp_path):
 
 
 def test_a_long_run_is_drawn_by_every_nth_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "MOST_POINTS", 4)
+    monkeypatch.setattr(description, "MOST_POINTS", 4)
     (run,) = data_of(page_of(make_run(tmp_path / "r")))["data"]["runs"]
     assert (run["metrics"]["step"], run["drawn"], run["made"]) == ([1, 3, 5], 3, 6)
 
