@@ -93,6 +93,8 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     """
     assert kind in LOSSES
     lengths_R = lengths_R.double()
+    if not len(lengths_R):
+        return lengths_R
 
     if kind in ("grpo", "gspo"):
         weights_R = 1 / (len(lengths_R) * lengths_R)

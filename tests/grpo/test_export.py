@@ -68,6 +68,8 @@ def runs(tmp_path_factory, tiny_model):
                     "4",
                     "--learning-rate",
                     "0.01",
+                    "--prompts",
+                    "48",  # few random words are right, and without any the group does not vary
                     "--scale",
                     "none",
                     "--on-degenerate",

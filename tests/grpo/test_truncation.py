@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from forced import trainer_for, weights
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo.learn.batch import micro_batches
@@ -98,6 +98,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=3, max_siz
     st.sampled_from([0, 5, 12]),
     st.integers(1, 2),
 )
+@example([[(1, True)] * 3], "dr_grpo", 0, 1)  # nothing is left
 def test_a_step_with_masked_completions_is_the_step_without_them(lists, kind, micro_tokens, ranks):
     groups = [group_of(number, rows) for number, rows in enumerate(lists, start=1)]
     without = []
