@@ -207,7 +207,8 @@ def _numbers(rng: random.Random, number: int) -> str:
         lambda: ".".join(str(rng.randrange(256)) for _ in range(4)),
         lambda: f"0x{rng.getrandbits(32):08x}",
         lambda: (
-            f"https://{rng.choice(HOSTS)}/{rng.choice(NOUNS)}/{rng.randrange(10**5)}?{rng.choice(NOUNS)}={rng.randrange(99)}"
+            f"https://{rng.choice(HOSTS)}/{rng.choice(NOUNS)}/{rng.randrange(10**5)}"
+            f"?{rng.choice(NOUNS)}={rng.randrange(99)}"
         ),
         lambda: f"{rng.choice(NOUNS)}.{rng.choice(VERBS)}@{rng.choice(HOSTS)}",
         lambda: rng.choice(NOUNS),

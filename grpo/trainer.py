@@ -5,6 +5,9 @@
 Departures from the paper: groups without variance are skipped, replaced, or sampled again at a
 higher temperature; a curriculum chooses the level of the problems; every update compares its
 log-probabilities with the sampler's; the reference model is optional.
+
+The file is longer than 400 lines, because what a checkpoint saves of the trainer (`state`,
+`restore`) stands beside the attributes that it saves.
 """
 
 from collections.abc import Callable, Sequence

@@ -217,7 +217,7 @@ def program_of(spec: str) -> list[Path]:
     return [Path(spec.rpartition(":")[0])]
 
 
-def trust_loss(spec: str, allowed: Collection[str | None], where: Path) -> None:
+def require_trusted_loss(spec: str, allowed: Collection[str | None], where: Path) -> None:
     """Check that the user has allowed the file of the loss that the record of a run names.
 
     Raises UserError, which names the record `where`, if `spec` is a file and not `allowed`.

@@ -9,7 +9,7 @@ from typing import Any
 from data.text import quoted, shortened
 from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
 from grpo.distributed import SINGLE, Ranks
-from grpo.learn.own_loss import trust_loss
+from grpo.learn.own_loss import require_trusted_loss
 from grpo.run.checkpoint import checkpoints, find_resume, step_of
 from grpo.run.folders import latest_run, new_folder
 from grpo.run.start import start_from
@@ -85,7 +85,7 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
     allowed = (given.get("task"), given.get("task_options", {}).get(REWARD_FILE))
     require_trusted_task(saved["task"], saved["task_options"], allowed, folder)
-    trust_loss(saved["loss"], (given.get("loss"),), folder)
+    require_trusted_loss(saved["loss"], (given.get("loss"),), folder)
 
     # Task options that are left out stay as they are.
     if "task_options" in given:

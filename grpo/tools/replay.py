@@ -18,7 +18,7 @@ import torch
 
 from grpo.config import Config, load_config
 from grpo.learn.batch import micro_batches
-from grpo.learn.own_loss import trust_loss
+from grpo.learn.own_loss import require_trusted_loss
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group
@@ -111,7 +111,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     """
     config = load_config(run.path / "config.yaml")
     require_trusted_task(config.task, config.task_options, allowed, run.path)
-    trust_loss(config.loss, allowed, run.path)
+    require_trusted_loss(config.loss, allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)

@@ -8,7 +8,7 @@ from losses import inputs_and_settings
 
 from grpo.learn.enumeration import check_loss
 from grpo.learn.loss import policy_loss, step_loss
-from grpo.learn.own_loss import from_python, load_loss, program_of, trust_loss
+from grpo.learn.own_loss import from_python, load_loss, program_of, require_trusted_loss
 from tasks.base import UserError
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])
@@ -203,10 +203,10 @@ def test_loading(tmp_path):
 
 
 def test_trust(tmp_path):
-    trust_loss("dapo", (), tmp_path)
-    trust_loss("my.py:loss", ("my.py:loss",), tmp_path)
+    require_trusted_loss("dapo", (), tmp_path)
+    require_trusted_loss("my.py:loss", ("my.py:loss",), tmp_path)
     with pytest.raises(UserError, match="if you trust it, give --loss my.py:loss as well"):
-        trust_loss("my.py:loss", (None, "dapo"), tmp_path)
+        require_trusted_loss("my.py:loss", (None, "dapo"), tmp_path)
 
 
 def test_the_weights_are_those_of_the_named_loss():

@@ -108,7 +108,12 @@ TABLE = {
             "own.check_finite(d_logp_RT, inputs, 'its gradient')",
             "None",
         ),
-        ("an unnamed loss file is executed", "trust_loss", "spec not in allowed", "False"),
+        (
+            "an unnamed loss file is executed",
+            "require_trusted_loss",
+            "spec not in allowed",
+            "False",
+        ),
     ],
     ("grpo/training/truncation.py", "grpo/test_truncation.py"): [
         (
