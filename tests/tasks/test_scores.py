@@ -82,7 +82,7 @@ def test_a_task_that_declares_no_range_earns_from_0_to_1():
         (
             [Score(np.float32("nan"), value=0.5)],
             None,
-            "a reward of np.float32(nan) for completion 1; it must be a finite number",
+            f"a reward of {np.float32('nan')!r} for completion 1; it must be a finite number",
         ),
         (
             [Score(10**400)],
