@@ -96,9 +96,8 @@ def train(
 def make_trainer(data: Any = None, reward: Any = None, **options: Any) -> Trainer:
     """Return a trainer for a loop of your own, which takes the arguments of `train`.
 
-    ``trainer.step()`` makes one step. There is no run directory, and none of what a run does around
-    its steps: no pre-flight, imitation, evaluations or checkpoints. Raises UserError as `train`
-    does.
+    ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
+    imitation, evaluations or checkpoints. Raises UserError as `train` does.
     """
     given, values = _given(data, reward, **options)
     for name in OF_RUNS:

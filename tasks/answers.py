@@ -369,7 +369,7 @@ def _are_tied(gap: str, token: re.Match) -> bool:
 
 
 def _number(token: re.Match) -> Answer | None:
-    """Return the number that a token is, or why it is refused; None if it is no number at all."""
+    """Return the number in a token, or why it is refused; None if the token is not a number."""
     if token["bad"]:
         return Answer(None, token["bad"], "not an integer")
 

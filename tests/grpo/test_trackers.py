@@ -250,7 +250,10 @@ def test_tensorboard_has_it_all(tmp_path):
     everything = dict.fromkeys(DEFAULT_SIZE_GUIDANCE, 0)
     events = EventAccumulator(str(tmp_path / "tensorboard"), everything)
     events.Reload()
-    scalars_of = lambda name: [(event.step, event.value) for event in events.Scalars(name)]  # noqa: E731
+
+    def scalars_of(name):
+        return [(event.step, event.value) for event in events.Scalars(name)]
+
     assert scalars_of("reward") == [(1, 0.25), (2, 0.5)]
     assert scalars_of("report/3/mean") == [(2, pytest.approx(0.9))]
     for step, histogram in enumerate(events.Histograms("histograms/rewards"), start=1):
