@@ -297,6 +297,7 @@ class ProgressState(TypedDict):
 
     untrained: Count
     solved: Count
+    recent: NotRequired[list[Number]]
     classes: dict[str, Count]
     reward: Number | None
 
