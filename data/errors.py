@@ -50,15 +50,17 @@ def blaming(what: str) -> Iterator[None]:
 def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
     """Import `package` within this context.
 
-    If it is missing, UserError names the `extra` that installs it; `where` is the flag that needs
-    it.
+    If it or one of its own requirements is missing, UserError names that and the `extra` that
+    installs it; `where` is the flag that needs it.
     """
     try:
         yield
     except ImportError as error:
+        missing = f"{package} is not installed"
+        if error.name and error.name.partition(".")[0] != package:
+            missing = f"{package} cannot be imported, because {error.name} is not installed"
         raise UserError(
-            f"{where and where + ': '}{package} is not installed; pip install -c constraints.txt "
-            f"-e '.[{extra}]'"
+            f"{where and where + ': '}{missing}; pip install -c constraints.txt -e '.[{extra}]'"
         ) from error
 
 

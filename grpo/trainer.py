@@ -347,7 +347,7 @@ class Trainer:
 
     @property
     def seems_solved(self) -> bool:
-        """Whether a validation check may end the run: almost all groups of the last steps are solved.
+        """Whether a validation check may end the run: almost all of the last groups are solved.
 
         Only at the last level, and again every `promote_every` steps while that lasts. The rewards
         of a control experiment say nothing about the policy.

@@ -9,6 +9,7 @@ A completion reasons first and then answers (see `tasks.reasoning`). reasoning-g
 from 0 to 1; 1 is right.
 """
 
+import copy
 import difflib
 import random
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,16 @@ from functools import lru_cache
 from typing import Any
 
 from data.errors import UserError, needs
+from data.text import shortened
 from tasks.checks import calling
 from tasks.protocol import Problem, Score, key_of, split_of_key
 from tasks.reasoning import BUDGET, asking, final_answer
 
 # The search ends after this many draws without a problem of the split.
 PATIENCE = 1000
+
+# Seeds with which a dataset is tried that is to serve all seeds.
+TRIED_SEEDS = (1, 1_234_567)
 
 
 class ReasoningGym:
@@ -46,6 +51,7 @@ class ReasoningGym:
         self.name = f"reasoning_gym:{argument}"
         self._of_level = lru_cache(64)(self._make_dataset)
         self._entry = lru_cache(4096)(self._make_entry)
+        self._is_reseedable = lru_cache(64)(self._find_reseedable)
         self._of_level(1)  # reports a dataset that cannot be made
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -64,15 +70,23 @@ class ReasoningGym:
         """Return the score of each completion."""
         entry = self._entry(problem.level, problem.data["seed"])
         dataset = self._of_level(problem.level)
-        scores = []
-        for completion in completions:
-            answer = final_answer(completion)
-            value = 0.0
-            if answer is not None:
-                with calling(f"task {self.name}: its scorer"):
-                    value = min(1.0, max(0.0, float(dataset.score_answer(answer, entry))))
-            scores.append(Score(value, {"answer": answer}, exact=value >= 1.0))
-        return scores
+        return [self._score_of(dataset, entry, final_answer(text)) for text in completions]
+
+    def _score_of(self, dataset: Any, entry: Mapping[str, Any], answer: str | None) -> Score:
+        """Return the score of an answer; None earns nothing.
+
+        Some of reasoning-gym's scorers raise an exception for an answer that they cannot parse,
+        e.g. prime_factorization for "2^3 +". Such an answer is wrong, and its score says why.
+        """
+        parts: dict[str, Any] = {"answer": answer}
+        value = 0.0
+        if answer is not None:
+            try:
+                value = min(1.0, max(0.0, float(dataset.score_answer(answer, entry))))
+            except Exception as error:
+                message = " ".join(str(error).split())
+                parts["scorer_error"] = shortened(f"{type(error).__name__}: {message}", 200)
+        return Score(value, parts, exact=value >= 1.0)
 
     def key(self, problem: Problem) -> str:
         """Return the key of a problem, computed again from its data."""
@@ -111,9 +125,31 @@ class ReasoningGym:
 
     def _make_entry(self, level: int, seed: int) -> Mapping[str, Any]:
         """Return the entry that reasoning-gym generates from a seed."""
-        dataset = self._of_level(level, seed)
+        if self._is_reseedable(level):
+            return self._reseeded_entry(level, seed)
+        return self._first_entry(self._of_level(level, seed))
+
+    def _find_reseedable(self, level: int) -> bool:
+        """Return whether a dataset's first entry follows its `seed` after it was made.
+
+        Then one dataset serves all seeds. Making one can take long: that of spell_backward reads a
+        list of words, which took 35 ms a problem. It is tried with a few seeds.
+        """
+        return all(
+            self._reseeded_entry(level, seed) == self._first_entry(self._make_dataset(level, seed))
+            for seed in TRIED_SEEDS
+        )
+
+    def _reseeded_entry(self, level: int, seed: int) -> Mapping[str, Any]:
+        """Return the first entry of the level's dataset with another seed."""
+        dataset = copy.copy(self._of_level(level))
+        dataset.seed = seed
+        return self._first_entry(dataset)
+
+    def _first_entry(self, dataset: Any) -> Mapping[str, Any]:
         with calling(f"task {self.name}: its generator"):
-            return dataset[0]
+            entry: Mapping[str, Any] = dataset[0]
+            return entry
 
     def _make_dataset(self, level: int, seed: int = 0) -> Any:
         """Return a dataset of one entry. Raises UserError if there is no such level."""

@@ -144,4 +144,5 @@ def imitate_answers(run: RunContext) -> None:
     run.console.say(decision.line)
 
     _, groups = run.heldout.evaluate(run.level, EVAL_SEED, run.config.eval_problems, "imitation")
-    run.files.keep("imitated", 0, groups)
+    if groups:  # there are none if the task has too few problems for a validation split
+        run.files.keep("imitated", 0, groups)

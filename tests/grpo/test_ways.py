@@ -258,5 +258,31 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monke
     assert audit.main(["runs/again"]) == 1
 
 
+FEW = """
+from tasks.base import Problem, Score, UserError
+class Few:
+    name, rewards, default_level, level_unit = "few", (), 1, ""
+    def make(self, level, split, rng):
+        if split != "train":
+            raise UserError("too few different problems")
+        word = rng.choice("abcdefgh")
+        return Problem("few", level, f"say {word}", word, word)
+    def score(self, problem, completions):
+        return [Score(float(text == problem.target)) for text in completions]
+"""
+
+
+def test_a_task_without_validation_problems_is_imitated_and_trained(
+    tmp_path, monkeypatch, tiny_flags
+):
+    """Found with reasoning-gym's coin_flip, whose first level has a dozen problems."""
+    monkeypatch.chdir(tmp_path)
+    Path("few.py").write_text(FEW)
+    flags = ["--task", "few.py:Few", "--steps", "2", "--prompts", "2", "--group-size", "2"]
+    flags += [*tiny_flags, "--preflight", "off", "--max-new-tokens", "4", "--device", "cpu"]
+    assert train.main([*flags, "--warm-start", "imitation", "--name", "few"]) == 0
+    assert load_run("runs/few").verdict["verdict"] == "not measured"
+
+
 def weights_of(run):
     return Path(run, "checkpoints/step-000002/model.safetensors").read_bytes()

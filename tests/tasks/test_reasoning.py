@@ -2,14 +2,17 @@
 
 import json
 import random
+import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from written_numbers import WRITTEN
 
+from data.errors import needs
 from tasks.base import SPLITS, UserError, answer_of, load_task, problem_at, scores_of
 from tasks.countdown import evaluated
 from tasks.gsm8k import number_of
@@ -197,10 +200,73 @@ def test_gsm8k_mistakes(tmp_path):
 
 def test_reasoning_gym_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match="reasoning_gym is not installed"):
+    with pytest.raises(UserError, match="gcd: reasoning_gym is not installed"):
         load_task("reasoning_gym:gcd")
     with pytest.raises(UserError, match="give reasoning_gym:NAME"):
         load_task("reasoning_gym")
+
+
+def test_a_missing_requirement_of_an_extra_is_named():
+    message = "x: pandas cannot be imported, because no_such is not"
+    with pytest.raises(UserError, match=message), needs("pandas", "notebook", "x"):
+        import no_such.part  # noqa: F401
+
+
+class Backward:
+    """A dataset as reasoning-gym has them. Its words follow its seed; LateBackward's do not."""
+
+    made = 0
+
+    def __init__(self, config=None, seed=0, size=1):
+        type(self).made += 1
+        self.seed = seed
+        self.first = random.Random(seed).choice("abcdefgh")
+
+    def __getitem__(self, index):
+        word = random.Random(self.seed + index).choice("stuvwxyz") * 3
+        return {"question": f"spell {word}", "answer": word}
+
+    def score_answer(self, answer, entry):
+        return 1 / (answer == entry["answer"])
+
+
+class EarlyBackward(Backward):
+    made = 0
+
+    def __getitem__(self, index):
+        entry = super().__getitem__(index)
+        return {**entry, "question": f"{entry['question']} after {self.first}"}
+
+
+@pytest.fixture
+def gym(monkeypatch):
+    """A stand-in for reasoning-gym with two datasets and no curriculum."""
+    datasets = {"late": Backward, "early": EarlyBackward}
+    factory = SimpleNamespace(
+        DATASETS=datasets,
+        has_curriculum=lambda name: False,
+        create_dataset=lambda name, **given: datasets[name](**given),
+    )
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(factory=factory))
+
+
+@pytest.mark.parametrize("name, few", [("late", True), ("early", False)])
+def test_one_dataset_serves_all_seeds_if_its_entries_follow_its_seed(gym, name, few):
+    task = load_task(f"reasoning_gym:{name}")
+    dataset = {"late": Backward, "early": EarlyBackward}[name]
+    before = dataset.made
+    for seed in range(20):
+        entry = task._entry(1, seed)
+        assert entry == dataset(seed=seed)[0]
+    assert (dataset.made - before - 20 < 10) == few
+
+
+def test_an_answer_that_the_scorer_cannot_take_is_wrong(gym):
+    task = load_task("reasoning_gym:late")
+    problem = problem_at(task, seed=0, split="train", level=1, index=0)
+    right, wrong = scores_of(task, problem, [problem.target, "Answer: 2^3 +"])
+    assert right.exact and "scorer_error" not in right.parts
+    assert not wrong.reward and wrong.parts["scorer_error"] == "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize("name", ["spell_backward", "gcd", "letter_counting", "chain_sum"])
