@@ -1,5 +1,6 @@
 """The facts of a run: its time, device and versions."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ import torch
 import transformers
 
 from grpo.distributed import Ranks
+
+# The most threads for each core that a resumed run uses.
+MOST_THREADS = 8
 
 
 def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
@@ -35,6 +39,26 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": git.stdout.strip() or None,
     }
+
+
+def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
+    """Compute on a CPU with as many threads as the run has used until now; return a warning, or "".
+
+    The number of threads decides in which order sums are added, so with another number a resumed
+    run is no longer the same to the last bit. `before` are the facts in its config.yaml.
+    """
+    threads = before.get("threads")
+    if device.type != "cpu" or not threads or threads == torch.get_num_threads():
+        return ""
+
+    cores = os.cpu_count() or 1
+    if threads > MOST_THREADS * cores:
+        return (
+            f"the run used {threads} threads, too many for {cores} cores; with "
+            f"{torch.get_num_threads()} its sums are rounded differently"
+        )
+    torch.set_num_threads(threads)
+    return ""
 
 
 def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:

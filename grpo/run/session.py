@@ -7,7 +7,7 @@ work but write nothing.
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
 from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Display
-from grpo.run.facts import facts, with_resumption
+from grpo.run.facts import facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import EVAL_SEED, HeldOut
 from grpo.run.lock import locked
@@ -77,24 +77,36 @@ class Run:
             lambda: dependencies.to_json(self.config),
         )
         self.files: RunFiles | NoFiles = NoFiles()
+        before = self.ranks.on_rank0(self._facts_before)
+        warning = restore_threads(before, trainer.policy.device)
         if self.ranks.is_rank0:
-            self._make_files(locks)
+            self._make_files(locks, before)
+            if warning:
+                self._warn(warning)
 
         heldout = HeldOut(self.config, trainer, self.ranks, self.files, console)
         self.context = RunContext(
             self.config, trainer, self.ranks, self.files, heldout, console, self._warn
         )
 
-    def _make_files(self, locks: ExitStack) -> None:
-        """Make the folder of a new run and lock it, write config.yaml, and open the logs."""
-        is_new = self.opened.checkpoint is None
+    def _facts_before(self) -> dict[str, Any]:
+        """Return the facts in the config.yaml of a run that is resumed; none of a new one."""
+        if self.opened.checkpoint is None:
+            return {}
+        found: dict[str, Any] = load_run(self.folder).config.get("facts", {})
+        return found
+
+    def _make_files(self, locks: ExitStack, before: Mapping[str, Any]) -> None:
+        """Make the folder of a new run and lock it, write config.yaml, and open the logs.
+
+        `before` are the facts in the config.yaml of a run that is resumed.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if is_new:
+        if self.opened.checkpoint is None:
             locks.enter_context(locked(self.folder))
 
         done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks)
-        before = {} if is_new else load_run(self.folder).config.get("facts", {})
         self.about = with_resumption(before, now, done) | self.dependencies.summary()
         self._save_config()
 
