@@ -50,7 +50,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
 from grpo.training.truncation import add_soft_penalty, masked_ratio
-from grpo.verdict import Progress
+from grpo.verdict import SOLVED_STEPS, Progress
 from tasks.base import Task, credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
@@ -347,7 +347,7 @@ class Trainer:
 
     @property
     def seems_solved(self) -> bool:
-        """Whether a validation check may end the run: almost all of the last groups are solved.
+        """Whether a validation check may end the run: all groups of the last steps are solved.
 
         Only at the last level, and again every `promote_every` steps while that lasts. The rewards
         of a control experiment say nothing about the policy.
@@ -355,7 +355,7 @@ class Trainer:
         if not self.progress.patience or self.config.control != "none":
             return False
 
-        since = self.progress.solved - 1
+        since = self.progress.solved - SOLVED_STEPS
         is_due = since >= 0 and since % self.config.promote_every == 0
         return is_due and self.curriculum.level == self.curriculum.levels[-1]
 

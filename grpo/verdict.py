@@ -16,15 +16,7 @@ from grpo.records import Group, GroupClass
 from grpo.statistics import mean_interval
 from grpo.variance import COLLAPSED, REMEDIES
 
-# A validation check may end the run once this share of the groups of so many steps is solved: 47 of
-# 48 at the default size. Waiting for all of them took another fifth of the main job's steps.
-SOLVED_SHARE = 0.97
-SOLVED_STEPS = 3
-
-# The mean held-out score that ends a run. Promotions ask for less, because the next level goes on
-# teaching.
-SOLVED_AT = 0.99
-
+SOLVED_STEPS = 3  # in a row with every group solved, before a validation check may end the run
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
 
@@ -196,27 +188,22 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Progress:
-    """Counts the steps in a row that trained on nothing, and those that found the level solved.
+    """Counts the steps in a row that trained on nothing, and those in which all groups were solved.
 
-    A step finds it solved if a share SOLVED_SHARE of the groups of the last SOLVED_STEPS steps is
-    solved. `patience` is the number of steps without a trained group after which a run stops (0:
-    never).
+    `patience` is the number of steps without a trained group after which a run stops (0: never).
     """
 
     def __init__(self, patience: int):
         self.patience = patience
         self.untrained = 0
         self.solved = 0
-        self.recent: list[float] = []  # shares of solved groups in the last steps
         self.classes: Counter[GroupClass] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Count a step; `groups` has every try."""
         first = first_tries(groups)
-        share = fmean(group.class_name == "solved" for group in first)
-        self.recent = [*self.recent, share][-SOLVED_STEPS:]
-        is_solved = len(self.recent) == SOLVED_STEPS and fmean(self.recent) >= SOLVED_SHARE
+        is_solved = all(group.class_name == "solved" for group in first)
         self.solved = self.solved + 1 if is_solved else 0
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
@@ -270,7 +257,6 @@ class Progress:
         return {
             "untrained": self.untrained,
             "solved": self.solved,
-            "recent": self.recent,
             "classes": dict(self.classes),
             "reward": self.reward,
         }
@@ -279,6 +265,5 @@ class Progress:
         """Restore a state that `state_dict` returned."""
         self.untrained = state["untrained"]
         self.solved = state["solved"]
-        self.recent = state.get("recent", [])  # older versions had none
         self.classes = Counter(state["classes"])
         self.reward = state["reward"]

@@ -809,15 +809,14 @@ def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_f
     assert train.main([*options, "--name", "a"]) == 0
     said = capsys.readouterr().out
     assert (
-        "ended after step 3: 100% of the groups of the last 3 steps were solved, and the held-out"
-        in said
+        "ended after step 3: every training group was solved for 3 steps, and the held-out" in said
     )
     assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
     folder = tmp_path / "runs/a"
     kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
     assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
-    assert "where it had ended: 100% of the groups" in capsys.readouterr().out
+    assert "where it had ended: every training group was solved" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 3
 
     assert train.main([*options, "--name", "b", "--patience", "0"]) == 0

@@ -1,13 +1,11 @@
 """Validation checks during training: they promote the curriculum, or end a run that is solved."""
 
-from statistics import fmean
 from typing import Any
 
-from grpo.curriculum.ladder import reaches_mark
 from grpo.records import Decision
+from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
-from grpo.verdict import SOLVED_AT, SOLVED_STEPS
 
 
 def promote_if_due(run: RunContext) -> None:
@@ -34,12 +32,11 @@ def end_if_solved(run: RunContext) -> None:
 
     level = trainer.curriculum.level
     line = _check(run, level)
-    if line is None or not reaches_mark(line["mean"], line["ci_low"], SOLVED_AT):
+    if line is None or not is_solved(line):
         return
 
-    share = fmean(trainer.progress.recent)
     trainer.solved = (
-        f"{share:.0%} of the groups of the last {SOLVED_STEPS} steps were solved, and the "
+        f"every training group was solved for {trainer.progress.solved} steps, and the "
         f"held-out mean is {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
     )
     figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}

@@ -297,7 +297,6 @@ class ProgressState(TypedDict):
 
     untrained: Count
     solved: Count
-    recent: NotRequired[list[Number]]
     classes: dict[str, Count]
     reward: Number | None
 
