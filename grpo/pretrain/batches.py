@@ -34,11 +34,7 @@ FILL = 0.75
 INTERLEAVED = {320: 0.15, 640: 0.15, 1280: 0.0, 3328: 0.0}
 
 # The share of strange lessons in rows of each length. They have more tokens a word than others.
-STRANGE = {160: 0.3, 320: 0.3, 640: 0.3, 1280: 0.25, 3328: 0.0}
-
-# The share of interleavings among the strange lessons in long rows. Two texts of 25 words in an
-# alphabet that is written byte by byte, and their interleaving, are some 1,100 tokens.
-STRANGE_INTERLEAVED = {320: 0.15, 640: 0.2, 1280: 0.3, 3328: 0.0}
+STRANGE = {160: 0.3, 320: 0.3, 640: 0.3, 1280: 0.15, 3328: 0.0}
 
 # The words of a strange lesson, by the tokens of a long row: at least, and at most.
 STRANGE_SIZES = (1 / 25, 1 / 3)
@@ -65,7 +61,7 @@ class Batches:
         self.rng = random.Random(seed)
         alphabetic = [piece for piece in pieces if piece.isalpha()]
         self.words = Words(self.rng, alphabetic)
-        self.strange_words = StrangeWords(self.words)
+        self.strange_words = StrangeWords(self.rng, alphabetic)
         vocabulary = tokenizer.get_vocab()
         self.bytes = [vocabulary[token] for token in BYTES]
 
@@ -97,15 +93,13 @@ class Batches:
         unless it is an interleaving, whose size is bounded.
         """
         is_long = length > LONG
-        is_strange = self.rng.random() < STRANGE.get(length, 0.0)
         if length <= SHORTEST:
             skill = "arithmetic"
         else:
-            interleaved = STRANGE_INTERLEAVED if is_strange else INTERLEAVED
-            shares = SHARES | {"interleave": interleaved[length]} if is_long else SHARES
+            shares = SHARES | {"interleave": INTERLEAVED[length]} if is_long else SHARES
             skill = self.rng.choices(list(shares), list(shares.values()))[0]
 
-        is_strange = is_strange and skill != "language"
+        is_strange = self.rng.random() < STRANGE.get(length, 0.0) and skill != "language"
         low, high = int(length / 3.5) if is_long else 4, int(length / 1.4)
         fill = FILL
         if is_strange:

@@ -20,13 +20,10 @@ FAMILIES = 3000
 class StrangeWords(Words):
     """A supply of word sequences that are strange from a fifth of the words on to all of them."""
 
-    def __init__(self, words: Words):
-        # They share the stock of `words`, which takes seconds to make.
-        self.rng, self.texts = words.rng, words.texts
-        self.vocabulary, self.odd, self.altered = words.vocabulary, words.odd, words.altered
-
+    def __init__(self, rng: random.Random, pieces: Sequence[str]):
+        super().__init__(rng, pieces)
         parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
-        self.families = [family(parts, self.rng, script=raw_script) for _ in range(FAMILIES)]
+        self.families = [family(parts, rng, script=raw_script) for _ in range(FAMILIES)]
 
     def draw(self, n: int) -> list[str]:
         """Return `n` words: strange ones of a few families, among words as `Words` draws them."""

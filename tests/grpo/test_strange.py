@@ -7,10 +7,9 @@ import pytest
 
 from data.foreign import ALPHABETS
 from grpo.pretrain import lessons
-from grpo.pretrain.batches import BYTES, STRANGE, STRANGE_INTERLEAVED, Batches
+from grpo.pretrain.batches import BYTES, STRANGE, Batches
 from grpo.pretrain.strange import RAW, StrangeWords, raw, raw_script
 from grpo.pretrain.tokenizer import RUNS, make_tokenizer
-from grpo.pretrain.words import Words
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_a_made_up_script_has_few_letters():
 
 
 def test_strange_lessons_answer_their_prompt():
-    words = StrangeWords(Words(random.Random(0), ["er", "ing"]))
+    words = StrangeWords(random.Random(0), ["er", "ing"])
     for _ in range(50):
         lesson = lessons.example("copy", 40, words)
         assert lesson.prompt == f"Copy text A.\nA: {lesson.completion}"
@@ -62,14 +61,6 @@ def test_as_many_lessons_are_strange_as_are_asked_for(batches):
         share = sum(skill.endswith(", strange") for skill in skills) / 300
         # its standard deviation is at most 0.027: p < 1e-4 beyond four
         assert abs(share - asked) < 0.11
-
-
-def test_long_rows_interleave_strange_texts_alone(batches):
-    """In rows of 1,280 tokens; interleavings of plain words have shorter rows."""
-    skills = Counter(batches.lesson(1280)[2] for _ in range(600))
-    asked = STRANGE[1280] * STRANGE_INTERLEAVED[1280]
-    assert skills["interleave"] == 0
-    assert 0.5 * asked < skills["interleave, strange"] / 600 < 1.5 * asked  # four deviations: 0.04
 
 
 def test_a_run_of_one_mark_is_a_few_tokens():
