@@ -12,7 +12,14 @@ from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
 from grpo.config import Config, load_config
-from grpo.evaluate import Sampling, evaluate, find_problems, summarise
+from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
+    Sampling,
+    evaluate,
+    find_problems,
+    summarise,
+)
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.opening import open_run
@@ -305,20 +312,13 @@ def test_a_problem_beyond_the_budget_ends_no_run(run):
 def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     task = load_task("ponder.py:Ponder")
     found = find_problems(
-        tiny_policy,
-        task,
-        level=1,
-        split="test",
-        seed=0,
-        size=5,
-        seen=set(),
-        sampling=Sampling(),
+        tiny_policy, task, HeldOutRequest(1, "test", seed=0, size=5), set(), Sampling()
     )
     one = evaluate(tiny_policy, task, found.problems)
-    many = evaluate(tiny_policy, task, found.problems, samples=8)
+    many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
     assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
     assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
-    other = evaluate(tiny_policy, task, found.problems, seed=1, samples=8)
+    other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
     assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_runs import BY_PLACE
-from tiny_models import make_tiny_model
+from tiny_models import loading, make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from grpo.config import Config
@@ -21,11 +21,13 @@ from grpo.model.finite import check_loaded, check_step
 from grpo.model.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import generate as engine
+from grpo.rollout.request import RolloutRequest
 from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.tools import train
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import Problem, Score, UserError, key_of, scores_of
 
 SMALL = [
@@ -81,7 +83,7 @@ def trainer_for(policy, task=None, **options):
             }
             | options
         ),
-        task or Copy(),
+        Parts(task or Copy()),
         policy,
     )
 
@@ -101,7 +103,8 @@ def test_weights_that_are_not_finite(tiny_policy, value, weight, temperature):
         match="drawn with a log-probability of (nan|-?inf): the model's logits are not finite",
     ):
         engine.generate(
-            tiny_policy, [prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4]
+            tiny_policy,
+            RolloutRequest([prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4]),
         )
 
 
@@ -173,7 +176,9 @@ def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, 
 
 
 def test_a_master_that_is_not_finite_is_named_by_its_weight(tiny_model):
-    trainer = trainer_for(load_policy(str(tiny_model), device="cpu", dtype="bfloat16"))
+    trainer = trainer_for(
+        load_policy(str(tiny_model), device="cpu", options=loading(dtype="bfloat16"))
+    )
     trainer.step()
     step, masters = trainer.optimizer.inner.step, trainer.optimizer.masters
     names = [name for name, _ in trainer.policy.model.named_parameters()]

@@ -11,7 +11,14 @@ from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.cuda_decoder import CudaDecoder
 from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.sampling import sample_key, uniform
-from grpo.rollout.speculative import LENGTHS, NO_TOKEN, AcceptanceModel, DraftPlans, Observation
+from grpo.rollout.speculative import (
+    LENGTHS,
+    NO_TOKEN,
+    AcceptanceModel,
+    DraftPlans,
+    Observation,
+    RowRecord,
+)
 from tasks.base import UserError, problem_at
 from tasks.drafts import Guess
 from tasks.interleave import Interleave
@@ -155,8 +162,8 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
     monkeypatch.setattr(
         AcceptanceModel,
         "length",
-        lambda self, rows, fixed_cost_tokens, plan_cost_tokens, lengths, *record: (
-            asked.append((rows, lengths[-1])) or 0
+        lambda self, record, fixed_cost_tokens, plan_cost_tokens, lengths: (
+            asked.append((record.rows, lengths[-1])) or 0
         ),
     )
     _, groups = rollout(
@@ -362,15 +369,17 @@ def test_lengths_follow_acceptance_and_batch():
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
-        lengths[acceptance] = [drafting.length(rows, 64, 3) for rows in (1, 16, 256)]
+        lengths[acceptance] = [drafting.length(RowRecord(rows), 64, 3) for rows in (1, 16, 256)]
         assert lengths[acceptance] == sorted(
             lengths[acceptance], reverse=True
         )  # the more rows, the shorter
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
-    assert drafting.length(16, 64, 3, matched=10, rejected=90) < drafting.length(
-        16, 64, 3
+    assert drafting.length(RowRecord(16, matched=10, rejected=90), 64, 3) < drafting.length(
+        RowRecord(16), 64, 3
     )  # the rows' own record
-    assert drafting.length(16, 64, 400) < drafting.length(16, 64, 3)  # aiming anew is dear
+    assert drafting.length(RowRecord(16), 64, 400) < drafting.length(
+        RowRecord(16), 64, 3
+    )  # aiming anew is dear
     assert (
         all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
     )
@@ -378,12 +387,12 @@ def test_lengths_follow_acceptance_and_batch():
 
 def test_a_fixed_length_off_and_nonsense():
     assert (
-        AcceptanceModel("off").length(1, 64, 3) == 0
-        and AcceptanceModel("5").length(1000, 64, 3) == 5
+        AcceptanceModel("off").length(RowRecord(1), 64, 3) == 0
+        and AcceptanceModel("5").length(RowRecord(1000), 64, 3) == 5
     )
     assert (
-        AcceptanceModel("127").length(1, 64, 3) == 127
-        and AcceptanceModel("127").length(1000, 64, 3, (0, 1, 3, 7)) == 7
+        AcceptanceModel("127").length(RowRecord(1), 64, 3) == 127
+        and AcceptanceModel("127").length(RowRecord(1000), 64, 3, (0, 1, 3, 7)) == 7
     )  # as far as there is room
     for mode in ("on", "-1", "128", "1.5"):
         with pytest.raises(

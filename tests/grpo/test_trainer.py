@@ -12,6 +12,7 @@ import torch
 from forced import Forced, trainer_for, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import loading
 
 from grpo import trainer as trainer_module
 from grpo.config import Config
@@ -32,7 +33,10 @@ def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
     without these groups.
     """
     with_them, without = (
-        trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=beta)
+        trainer_for(
+            load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True)),
+            beta=beta,
+        )
         for _ in range(2)
     )
     a = with_them.step()
@@ -207,7 +211,7 @@ def test_credit_by_alignment_reaches_tokens_and_scores(tiny_policy):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_takes_a_finite_step(tiny_model, loss):
-    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
     before = weights(policy)
     metrics = trainer_for(policy, loss=loss, beta=0.1).step().metrics
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
@@ -460,14 +464,15 @@ def test_out_of_memory_makes_smaller_micro_batches_then_forgets_then_says_so(
     trainer = trainer_for(tiny_policy, micro_tokens=1000)
     tried = []
 
-    def hungry(*args, micro_tokens, **options):
+    def hungry(policy, optimizer, groups, settings, before):
+        micro_tokens = settings.micro_tokens
         tried.append((micro_tokens, tiny_policy.gradient_checkpointing))
         if (
             not (micro_tokens < 200 and tiny_policy.gradient_checkpointing)
             or tried.count(tried[-1]) > 1
         ):
             raise torch.OutOfMemoryError("no room")
-        return plain_update(*args, micro_tokens=micro_tokens, **options)
+        return plain_update(policy, optimizer, groups, settings, before)
 
     plain_update = trainer_module.update
     monkeypatch.setattr(trainer_module, "update", hungry)

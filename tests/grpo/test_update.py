@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 import torch
 from losses import step_loss
-from tiny_models import VOCABULARY
+from tiny_models import VOCABULARY, loading
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import grpo.learn.update as update_module
 from grpo.learn.advantages import advantages
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.loss import LOSSES, token_weights
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateSettings, completion_logprobs
@@ -25,6 +25,7 @@ from grpo.model.load import load_policy
 from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.records import Group
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, Score
 
@@ -41,16 +42,9 @@ HEATS = [
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
 
 
-def update(policy, optimizer, groups, *, micro_tokens, before=None, **settings):
+def update(policy, optimizer, groups, *, before=None, **settings):
     """One update by settings given as keywords."""
-    return update_by(
-        policy,
-        optimizer,
-        groups,
-        UpdateSettings(**settings),
-        micro_tokens=micro_tokens,
-        before=before,
-    )
+    return update_by(policy, optimizer, groups, UpdateSettings(**settings), before)
 
 
 @pytest.fixture()
@@ -59,7 +53,9 @@ def groups(tiny_policy):
     tiny_policy.stops = tuple(range(0, VOCABULARY, 15))
     ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
     keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
-    answers = generate(tiny_policy, ids, keys=keys, temperatures=HEATS, budgets=[24] * 3)
+    answers = generate(
+        tiny_policy, RolloutRequest(ids, keys=keys, temperatures=HEATS, budgets=[24] * 3)
+    )
     rng = random.Random(0)
     made = [
         Group(
@@ -140,7 +136,7 @@ def plain_gradients(model, groups, kind):
 
 def check_logprobs(policy, plain, groups, atol):
     (batch,) = micro_batches(
-        groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
     )
     rows = [(group, completion) for group in groups for completion in group.completions]
     for logp, (group, completion) in zip(completion_logprobs(policy, batch)[0], rows, strict=True):
@@ -205,7 +201,7 @@ def test_gradients_of_advantages_of_tokens(tiny_policy, tiny_model, groups, floa
 
 def test_logprobs_are_the_samplers(tiny_policy, groups):
     (batch,) = micro_batches(
-        groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
     )
     logp, entropy = completion_logprobs(tiny_policy, batch)
     assert (logp - batch.old_RT)[batch.mask_RT].abs().max() < 1e-5
@@ -254,7 +250,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
         len(
             list(
                 micro_batches(
-                    groups, "dapo", micro_tokens=micro_tokens, max_length=24, device="cpu"
+                    groups,
+                    BatchSettings("dapo", micro_tokens=micro_tokens, max_length=24),
+                    device="cpu",
                 )
             )
         )
@@ -273,16 +271,18 @@ def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
     answers = generate(
         tiny_policy,
-        [group.prompt for group in groups],
-        keys=keys,
-        temperatures=HEATS,
-        budgets=[24] * 3,
-        truncate=truncate,
+        RolloutRequest(
+            [group.prompt for group in groups],
+            keys=keys,
+            temperatures=HEATS,
+            budgets=[24] * 3,
+            truncate=truncate,
+        ),
     )
     for group, completions in zip(groups, answers):
         group.completions = completions
     (batch,) = micro_batches(
-        groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
     )
     with torch.no_grad():
         cut, whole = (
@@ -295,7 +295,7 @@ def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
 
 def test_padding_does_not_matter(tiny_policy, groups):
     (batch,) = micro_batches(
-        groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
     )
     before, _ = completion_logprobs(tiny_policy, batch)
     batch.tokens_RT[~batch.mask_RT] = 77
@@ -304,7 +304,7 @@ def test_padding_does_not_matter(tiny_policy, groups):
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
-    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
     step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
     first = update(policy, sgd(policy, 0.05), groups, **step)
     assert first["kl"] == pytest.approx(0, abs=1e-9)
@@ -312,11 +312,11 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
 
 
 def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
-    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4))
     frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
     assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
     (batch,) = micro_batches(
-        groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
     )
     base, _ = completion_logprobs(policy, batch)  # a fresh adapter changes nothing
     update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
@@ -450,10 +450,10 @@ def test_low_precision_gradients_leave_the_log_probabilities_as_they_are(tiny_mo
         pytest.skip("this CPU takes no other products for gradients")
     results = []
     for dtype in ("float32", "auto"):
-        policy = load_policy(str(tiny_model), device="cpu", dtype=dtype)
+        policy = load_policy(str(tiny_model), device="cpu", options=loading(dtype=dtype))
         assert policy.low_precision_backward == (dtype == "auto")
         (batch,) = micro_batches(
-            groups, "dapo", micro_tokens=0, max_length=24, device=torch.device("cpu")
+            groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
         )
         results.append((completion_logprobs(policy, batch)[0], *loss_and_gradients(policy, groups)))
     (exact_logp, exact_loss, exact), (rough_logp, rough_loss, rough) = results
@@ -468,7 +468,7 @@ def test_bfloat16_has_the_gradient_of_float32_to_its_rounding(
     tiny_model, tiny_policy, groups, lora
 ):
     exact, rough = (
-        load_policy(str(tiny_model), device="cpu", dtype=dtype, lora_rank=lora)
+        load_policy(str(tiny_model), device="cpu", options=loading(dtype=dtype, lora_rank=lora))
         for dtype in ("float32", "bfloat16")
     )
     for policy in (exact, rough):
@@ -490,7 +490,7 @@ def test_bfloat16_has_the_gradient_of_float32_to_its_rounding(
 
 
 def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy, groups):
-    policy = load_policy(str(tiny_model), device="cpu", dtype="bfloat16")
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(dtype="bfloat16"))
     before = [parameter.detach().clone() for parameter in policy.parameters]
     optimizer = sgd(policy, 1e-3)
     update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)
@@ -520,7 +520,9 @@ def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
             lambda self, *args, name=name, real=real: happened.append(name) or real(self, *args),
         )
     made = list(
-        micro_batches(groups, "dapo", micro_tokens=60, max_length=24, device=tiny_policy.device)
+        micro_batches(
+            groups, BatchSettings("dapo", micro_tokens=60, max_length=24), device=tiny_policy.device
+        )
     )
     monkeypatch.setattr(update_module, "micro_batches", lambda *_, **__: iter(made))
     update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)

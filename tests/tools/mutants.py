@@ -269,9 +269,9 @@ TABLE = {
             "truncation not seen by the loss",
             "completion_logprobs",
             "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
-            "batch.temperatures_R[places_M // T], truncate=truncate)",
+            "Distribution(batch.temperatures_R[places_M // T], truncate))",
             "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
-            "batch.temperatures_R[places_M // T])",
+            "Distribution(batch.temperatures_R[places_M // T]))",
         ),
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
         (
@@ -358,10 +358,10 @@ TABLE = {
             "masters + MOMENT_BYTES[kind] * trained // parts + sums // parts",
         ),
     ],
-    ("grpo/rollout/generate.py", "grpo/test_memory.py"): [
+    ("grpo/rollout/request.py", "grpo/test_memory.py"): [
         (
             "every batch at the first one's temperatures",
-            "PromptSettings.of",
+            "RolloutRequest.of",
             "self.temperatures[prompts]",
             "self.temperatures[: prompts.stop - prompts.start]",
         ),
