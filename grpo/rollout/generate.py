@@ -132,8 +132,8 @@ def budget(
     if room < needed:
         raise UserError(
             f"--model {context.model}: its context of {context.tokens} tokens is too short for "
-            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a lower "
-            "level or fewer --shots"
+            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
+            "lower level or fewer --shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 

@@ -296,6 +296,7 @@ def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
         "drafted: first s   then s   acceptance   a forward"
     )
     for P, G, new, prompt in cases:
+        size = Size(P, G, new, prompt)
         first, best, _ = rollout(policy, size)
         d_first, d_best, figures = drafted(policy, size, right)
         rows.append(

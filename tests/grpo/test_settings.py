@@ -1,6 +1,5 @@
 """The head of the console: what was chosen is said, also where nobody asked for it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from grpo.training.build import Parts
 from tasks.base import UserError, load_task
 
 
-def said(model, quantise="none", **flags):
+def said(model, **flags):
     config = Config(
         model=str(model),
         level=4,
@@ -23,9 +22,7 @@ def said(model, quantise="none", **flags):
         learning_rate=1e-5,
         **{"lora_rank": 0} | flags,
     )
-    policy = load_policy(
-        config.model, device="cpu", options=replace(config.loading, quantise=quantise)
-    )
+    policy = load_policy(config.model, device="cpu", options=config.loading)
     return settings(Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy))
 
 

@@ -141,7 +141,7 @@ TABLE = {
         (
             "truncated completions stay",
             "_rows",
-            "masks_truncated and completion.is_truncated",
+            "settings.masks_truncated and completion.is_truncated",
             "False",
         ),
         (
@@ -348,7 +348,7 @@ TABLE = {
         (
             "activations and caches may take more than there is",
             "update_tokens",
-            "min(CACHE_SHARE * left, BUSY_TOKENS * shape.activations)",
+            "min(CACHE_SHARE * memory.left, BUSY_TOKENS * shape.activations)",
             "BUSY_TOKENS * shape.activations",
         ),
         (
@@ -685,8 +685,8 @@ TABLE = {
         (
             "reference shares the policy's weights",
             "load_policy",
-            "copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, torch_dtype)",
-            "copy.copy(model) if is_new else _load_model(resolve(spec), device, torch_dtype)",
+            "copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, dtype)",
+            "copy.copy(model) if is_new else _load_model(resolve(spec), device, dtype)",
         ),
     ],
     ("grpo/model/load.py", "test_start.py"): [
