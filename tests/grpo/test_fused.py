@@ -183,6 +183,24 @@ def test_fused_bfloat16_agrees_with_the_update(tmp_path, family, samples):
     assert torch.cat(differences).abs().mean() < 0.05
 
 
+def least_p(one, other):
+    """Return the least p-value of a place after the first, times the number of these places."""
+    found = []
+    for t in range(1, one.shape[1]):
+        counts = torch.stack(
+            [torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]
+        ).double()
+        often = counts.sum(0) >= 40
+        bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
+        bins = bins[:, bins.sum(0) > 0]
+        expected = bins.sum(0) * bins.sum(1, keepdim=True) / bins.sum()
+        statistic, freedom = ((bins - expected) ** 2 / expected).sum(), bins.shape[1] - 1
+        found.append(
+            torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item()
+        )
+    return min(found) * len(found)
+
+
 @pytest.mark.parametrize(
     "M, X, K",
     [
@@ -246,22 +264,6 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
             )[0]
         ]
         return torch.tensor([answer.tokens for answer in answers]), drafting
-
-    def least_p(one, other):
-        found = []
-        for t in range(1, places):
-            counts = torch.stack(
-                [torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]
-            ).double()
-            often = counts.sum(0) >= 40
-            bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
-            bins = bins[:, bins.sum(0) > 0]
-            expected = bins.sum(0) * bins.sum(1, keepdim=True) / bins.sum()
-            statistic, freedom = ((bins - expected) ** 2 / expected).sum(), bins.shape[1] - 1
-            found.append(
-                torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item()
-            )
-        return min(found) * len(found)
 
     (plain, _), (drafted, drafting), (third, _) = sample(1, "off"), sample(2, "7"), sample(3, "off")
     assert 0.05 < drafting.acceptance < 0.95
