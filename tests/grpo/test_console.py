@@ -86,10 +86,10 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     }
 
 
-def written(use, total_steps=300, log_every=1, **options):
+def written(use, total_steps=300, log_every=1, metric="score", **options):
     """Return all that `use(console)` writes, escape codes included."""
     file = io.StringIO()
-    with Console(RunFormat(total_steps, log_every), file=file, **options) as console:
+    with Console(RunFormat(total_steps, log_every, metric), file=file, **options) as console:
         use(console)
     return file.getvalue()
 

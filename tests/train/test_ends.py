@@ -111,7 +111,10 @@ class Trapped:
 """
 
 
-STOPPING = "--steps 9 --words 1 --task trapped.py:Trapped --config {on_alarm:stop}".split()
+STOPPING = [
+    *"--steps 9 --words 1 --task trapped.py:Trapped --config".split(),
+    "{on_alarm: stop}",
+]
 REASON = (
     # (0 + 0.1 + 0.2 + 0.3) / 4
     "ALARM: for 5 steps 100% of the completions are in the trap 'sulks', reward 0.15 "
