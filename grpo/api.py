@@ -13,7 +13,7 @@ reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of
@@ -35,10 +36,13 @@ from grpo.tools.train import make_trainer as loaded_trainer
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
 from tasks.base import REWARD_FILE, UserError
-from tasks.rows import Rows
+from tasks.rows import RowOptions, Rows
 
 # The name of the task of rows and reward functions.
 DATA = "data"
+
+# Keywords of `train` that are about rows; the others are settings.
+ROW_OPTIONS = [field.name for field in fields(RowOptions)]
 
 # Settings that only a run has.
 OF_RUNS = ("resume", "name", "track", "keep_difficulty")
@@ -48,43 +52,32 @@ def train(
     data: Any = None,
     reward: str | Callable | Sequence[Callable] | None = None,
     *,
-    reward_range: tuple[float, float] = (0.0, 1.0),
-    reward_weights: Mapping[str, float] | None = None,
-    columns: Mapping[str, str] | None = None,
-    reward_timeout: float = 60.0,
-    reward_workers: int | str = 32,
     callbacks: Sequence[Callback] = (),
-    **settings: Any,
+    **options: Any,
 ) -> "TrainedRun":
     """Train a model on rows and a reward function, and return the run.
 
     - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
       DataFrame, or a list of mappings; see `tasks.rows` for the columns.
-    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`. Their sum, with
-      `reward_weights`, lies in `reward_range`. A call takes at most `reward_timeout` seconds, and
-      `reward_workers` calls run side by side; "processes:N" runs those of a file in N processes.
-    - `columns`: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - `settings`: any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The
-      `loss` may be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions
-      and `data` are given again.
+    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`.
     - `callbacks`: functions that are called after each step, before it is stored, with its
       `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.
 
-    Without `data`, `settings` has the `task`, as on the command line. Raises UserError, which says
+    The `options` are keywords for the rows, with their defaults, and settings of the run:
+
+    - ``columns={}``: what the columns are called, e.g. ``{"prompt": "question"}``.
+    - ``reward_range=(0, 1)``: where the sum of the rewards lies, with ``reward_weights={}``.
+    - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
+      run side by side; "processes:N" runs those of a file in N processes.
+    - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
+      be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions and `data`
+      are given again.
+
+    Without `data`, the `task` is a setting, as on the command line. Raises UserError, which says
     in one line what is wrong, and KeyboardInterrupt after Ctrl-C, when the last step has been
     saved.
     """
-    given, values = _given(
-        data,
-        reward,
-        reward_range=reward_range,
-        reward_weights=reward_weights,
-        columns=columns,
-        reward_timeout=reward_timeout,
-        reward_workers=reward_workers,
-        callbacks=callbacks,
-        **settings,
-    )
+    given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
     with process_group(config.device) as ranks:
         outcome = start_run(config, given, ranks, [], values)
@@ -93,34 +86,34 @@ def train(
     return TrainedRun(outcome.folder, outcome.policy, outcome.status)
 
 
-def make_trainer(data: Any = None, reward: Any = None, **options: Any) -> Trainer:
+def make_trainer(
+    data: Any = None,
+    reward: str | Callable | Sequence[Callable] | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Trainer:
     """Return a trainer for a loop of your own, which takes the arguments of `train`.
 
     ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
     imitation, evaluations or checkpoints. Raises UserError as `train` does.
     """
-    given, values = _given(data, reward, **options)
+    given, values = _given(data, reward, callbacks, options)
     for name in OF_RUNS:
         if given.get(name):
             raise UserError(f"make_trainer(): {name} is of runs; use train(), or leave it out")
     config, parts = load_parts(Config(**given), values)
-    policy = load_policy(config.model, **config.loading)
+    policy = load_policy(config.model, device=config.device, options=config.loading)
     return loaded_trainer(config, parts, policy)
 
 
 def _given(
-    data: Any,
-    reward: Any,
-    *,
-    reward_range: tuple[float, float] = (0.0, 1.0),
-    reward_weights: Mapping[str, float] | None = None,
-    columns: Mapping[str, str] | None = None,
-    reward_timeout: float = 60.0,
-    reward_workers: int | str = 32,
-    callbacks: Sequence[Callback] = (),
-    **settings: Any,
+    data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], FromPython]:
     """Return the settings that the arguments of `train` give, and the Python values."""
+    of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
+    settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
+
     own_loss = None
     if callable(settings.get("loss")):
         own_loss = from_python(settings["loss"])
@@ -129,30 +122,17 @@ def _given(
 
     task = None
     if data is not None or reward is not None:
-        named, options = _options(data, reward)
-        task = Rows(
-            data,
-            reward_file=named,
-            columns=columns or {},
-            reward_range=reward_range,
-            reward_weights=reward_weights or {},
-            reward_timeout=reward_timeout,
-            reward_workers=reward_workers,
-            reward_functions=() if named else _functions(reward),
-        )
+        named, task_options = _task_options(data, reward)
+        functions = () if named else _functions(reward)
+        task = Rows(data, named, functions, **of_rows)
 
         # Recorded in config.yaml, so that the command line can load the task again.
-        shown = {
-            "columns": ",".join(f"{name}={column}" for name, column in (columns or {}).items()),
-            "reward-range": ",".join(f"{end:g}" for end in reward_range),
-            "reward-weights": ",".join(f"{k}={v:g}" for k, v in (reward_weights or {}).items()),
-        }
-        options |= {name: text for name, text in shown.items() if text}
-        given |= {"task": DATA, "task_options": options}
+        task_options |= RowOptions(**of_rows).as_flags()
+        given |= {"task": DATA, "task_options": task_options}
     return given, FromPython(task, own_loss, callbacks)
 
 
-def _options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
+def _task_options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
     """Return the spec of the reward function, if it is in a file, and the options to record."""
     named = reward if isinstance(reward, str) else None
     options = {"data": str(data)} if isinstance(data, str | Path) else {}
@@ -200,15 +180,14 @@ class Model:
                 "tokens"
             )
 
-        groups = generate(
-            self._policy,
+        request = RolloutRequest(
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
             temperatures=[temperature] * len(prompts),
             budgets=[min(max_new_tokens, room) for room in rooms],
             truncate=truncation(0, top_p),
         )
-        return [completions[0].text for completions in groups]
+        return [completions[0].text for completions in generate(self._policy, request)]
 
     def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt, without the examples of --shots.

@@ -38,6 +38,7 @@ from grpo.choices import (
 from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.learn.advantages import SCALES
 from grpo.learn.credit import CREDITS
+from grpo.model.options import AdapterSettings, LoadOptions
 from grpo.model.prompts import PromptFormat, format_of, template_arguments
 from grpo.older_runs import SETTINGS, renamed
 from tasks.base import Task, UserError
@@ -666,19 +667,22 @@ class Config:
         return promote_by, promote_at
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """How the policy is loaded: keywords of `grpo.model.load.load_policy`."""
-        return {
-            "device": self.device,
-            "dtype": self.dtype,
-            "lora_rank": self.lora_rank,
-            "lora_alpha": self.lora_alpha,
-            "lora_variant": self.lora_variant,
-            "quantise": self.quantise,
-            "start": self.start,
-            "seed": self.seed,
-            "keep_reference": self.beta > 0,
-        }
+    def adapter(self) -> AdapterSettings | None:
+        """The adapter of a new run; None for full fine-tuning."""
+        if not self.lora_rank:
+            return None
+        return AdapterSettings(self.lora_rank, self.lora_alpha, self.lora_variant, self.seed)
+
+    @property
+    def loading(self) -> LoadOptions:
+        """How the policy is loaded, besides its device."""
+        return LoadOptions(
+            dtype=self.dtype,
+            adapter=self.adapter,
+            quantise=self.quantise,
+            start=self.start,
+            keep_reference=self.beta > 0,
+        )
 
     def prompt_format(self, task: Task) -> PromptFormat:
         """Return how the prompts of the `task` are presented."""

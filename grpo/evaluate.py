@@ -11,6 +11,7 @@ from typing import Any
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.generate import budget_for, fitting, generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
@@ -34,23 +35,42 @@ class Sampling:
     max_new_tokens: int = 0  # 0: chosen by the target and the task, see `budget_for`
 
 
+@dataclass(frozen=True)
+class HeldOutRequest:
+    """Which problems to evaluate on, e.g. ``HeldOutRequest(10, "validation", seed=7, size=200)``.
+
+    `seed` is that of the problem stream, and `size` the number of distinct problems.
+    """
+
+    level: int
+    split: str
+    seed: int
+    size: int
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How problems are answered, e.g. ``EvaluationSettings(Sampling(0.7), seed=1, samples=8)``.
+
+    There are `samples` completions of each problem, and `batch` problems are answered at once.
+    """
+
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    samples: int = 1
+    batch: int = 64
+
+
 def find_problems(
-    policy: Policy,
-    task: Task,
-    *,
-    level: int,
-    split: str,
-    seed: int,
-    size: int,
-    seen: Set[str],
-    sampling: Sampling,
+    policy: Policy, task: Task, request: HeldOutRequest, seen: Set[str], sampling: Sampling
 ) -> HeldOut:
-    """Return `size` distinct problems of the task's stream that training has not `seen`.
+    """Return the problems of the task's stream that are asked for and that training has not `seen`.
 
     If there are fewer, all of them are returned.
     """
-    family = family_size(task, level)
-    stream = problem_stream(task, seed=seed, split=split, level=level)
+    size = request.size
+    family = family_size(task, request.level)
+    stream = problem_stream(task, seed=request.seed, split=request.split, level=request.level)
     return select(
         policy, stream, size, seen, sampling, fruitless=patience(size, family), family=family
     )
@@ -78,33 +98,29 @@ def evaluate(
     policy: Policy,
     task: Task,
     problems: Sequence[Problem],
-    *,
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-    samples: int = 1,
-    batch: int = 64,
+    settings: EvaluationSettings = EvaluationSettings(),
 ) -> list[Group]:
-    """Return one group of `samples` scored completions for each problem.
+    """Return one group of scored completions for each problem.
 
     Each completion is an independent draw.
     """
+    sampling = settings.sampling
     groups: list[Group] = []
     draft = draft_of(task)
     drafting = AcceptanceModel()
 
-    for start in range(0, len(problems), batch):
-        part = problems[start : start + batch]
+    for start in range(0, len(problems), settings.batch):
+        part = problems[start : start + settings.batch]
         prompts = [policy.encode(problem) for problem in part]
-        answers = generate(
-            policy,
+        request = RolloutRequest(
             prompts,
-            keys=[_keys(seed, problem, samples) for problem in part],
+            keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
             temperatures=[sampling.temperature] * len(part),
             truncate=truncation(sampling.top_k, sampling.top_p),
-            drafting=drafting,
             guesses=[draft(problem) for problem in part] if draft else None,
             budgets=budgets(policy, task, part, sampling),
         )
+        answers = generate(policy, request, drafting)
 
         texts = [[completion.text for completion in completions] for completions in answers]
         scores = scores_of_groups(task, list(zip(part, texts)))

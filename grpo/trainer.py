@@ -24,19 +24,20 @@ from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
 from grpo.learn.imitate import imitate
 from grpo.learn.oom_retry import OomRetry
-from grpo.learn.own_loss import OwnLoss, load_loss
+from grpo.learn.own_loss import load_loss
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, update
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport
 from grpo.training.build import (
+    Parts,
     build_curriculum,
     build_monitor,
     build_optimizer,
     reserved_bytes,
     update_settings,
 )
-from grpo.training.callbacks import Callback, run_callback
+from grpo.training.callbacks import run_callback
 from grpo.training.control import apply_control
 from grpo.training.host_memory import keep_freed_memory
 from grpo.training.imitation import draw_answers, has_right_targets
@@ -51,7 +52,7 @@ from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
 from grpo.training.truncation import add_soft_penalty, masked_ratio
 from grpo.verdict import SOLVED_STEPS, Progress
-from tasks.base import Task, credits_of, range_of, scores_of_groups
+from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
 MOST_BATCHES = 4  # of prompts that dynamic sampling takes for one step
@@ -61,21 +62,11 @@ class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
     Every rank holds an identical trainer. `config` is resolved (`grpo.resolve`,
-    `grpo.training.build.with_learning_rate`); `grpo.make_trainer` does that. The `callbacks` are
-    called after each step, in order, on rank 0 alone.
+    `grpo.training.build.with_learning_rate`); `grpo.make_trainer` does that.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        task: Task,
-        policy: Policy,
-        supply: Supply | None = None,
-        ranks: Ranks = SINGLE,
-        *,
-        own_loss: OwnLoss | None = None,
-        callbacks: Sequence[Callback] = (),
-    ):
+    def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
+        task = parts.task
         self.config = config
         self.task = task
         self.policy = policy
@@ -86,7 +77,7 @@ class Trainer:
             keep_freed_memory()
 
         # Where problems and samples come from.
-        supply = supply or Supply(task, seed=config.seed, kind=config.problems)
+        supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
         self.stream = ProblemStream(config, task, policy, supply)
         self.sampler = GroupSampler(config, task, policy, self.stream)
         self.curriculum = build_curriculum(config)
@@ -97,7 +88,7 @@ class Trainer:
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
-        self.own_loss = own_loss or load_loss(config.loss)
+        self.own_loss = parts.own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
         policy.reserved_bytes = reserved_bytes(config, policy, ranks)
         micro_tokens = config.micro_tokens or policy.tokens_at_once
@@ -105,7 +96,7 @@ class Trainer:
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
 
-        self.callbacks = list(callbacks)
+        self.callbacks = list(parts.callbacks)
 
         # The progress of the run.
         self.done = 0  # steps
@@ -253,7 +244,11 @@ class Trainer:
             own_loss=self.own_loss,
         )
         first_pass: dict = {}  # log-probabilities of the first epoch, for importance_limit
-        run = partial(update, self.policy, self.optimizer, kept, settings, before=first_pass)
+
+        def run(micro_tokens: int) -> dict[str, Any]:
+            cut = replace(settings, micro_tokens=micro_tokens)
+            return update(self.policy, self.optimizer, kept, cut, first_pass)
+
         history = [self.oom_retry.run(run, kept) for _ in range(self.config.epochs)]
 
         parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}

@@ -4,8 +4,11 @@
 # off` or `on` makes one of the two alone. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-declare -A flags=([off]="--on-degenerate keep" [on]='--on-degenerate resample --config {"on_alarm":"stop"}')
+declare -A flags=(
+    [off]="--on-degenerate keep"
+    [on]='--on-degenerate resample --config {"on_alarm":"stop"}'
+)
 for arm in ${1:-off on}; do
-    [ -d "runs/collapse-$arm" ] || python train.py --task interleave --words 500 --no-ramp --reward similarity --prompts 8 --steps 40 \
-        --eval-every 0 --eval-problems 32 --name "collapse-$arm" ${flags[$arm]} || [ $? = 3 ]
+    [ -d "runs/collapse-$arm" ] || python train.py --task interleave --words 500 --no-ramp \
+        --reward similarity --prompts 8 --steps 40 --eval-every 0 --eval-problems 32 --name "collapse-$arm" ${flags[$arm]} || [ $? = 3 ]
 done

@@ -5,11 +5,17 @@
 # `report`); runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-declare -A flags=([real]="" [shuffled]="--control shuffled-rewards --patience 0" [constant]="--control constant-reward --patience 0" [fixed]="--problems fixed:2500")
+declare -A flags=(
+    [real]=""
+    [shuffled]="--control shuffled-rewards --patience 0"
+    [constant]="--control constant-reward --patience 0"
+    [fixed]="--problems fixed:2500"
+)
 measure() {  # model, folder for the figures
     for sampling in "" --greedy; do
         file="$2/test${sampling#--}.json"
-        [ -f "$file" ] || python eval.py --model "$1" --task arithmetic --problems 1000 --worst 0 $sampling --json "$file"
+        [ -f "$file" ] || python eval.py --model "$1" --task arithmetic --problems 1000 \
+            --worst 0 $sampling --json "$file"
     done
 }
 mkdir -p runs/control-base
@@ -17,7 +23,8 @@ measure builtin runs/control-base
 for seed in 0 1 2; do
     for arm in real shuffled constant fixed; do
         run="runs/control-$arm-seed$seed"
-        [ -f "$run/eval.jsonl" ] || python train.py --task arithmetic --seed $seed --name "control-$arm-seed$seed" ${flags[$arm]}
+        [ -f "$run/eval.jsonl" ] || python train.py --task arithmetic --seed $seed \
+            --name "control-$arm-seed$seed" ${flags[$arm]}
         measure "$run" "$run"
         python -m tasks.audit "$run"
     done

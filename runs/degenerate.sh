@@ -4,13 +4,20 @@
 # about a minute and a half a run. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-declare -A flags=([keep]="--on-degenerate keep" [skip]="" [resample]="--on-degenerate resample" [dynamic]='--config {"dynamic_sampling":12}')
+declare -A flags=(
+    [keep]="--on-degenerate keep"
+    [skip]=""
+    [resample]="--on-degenerate resample"
+    [dynamic]='--config {"dynamic_sampling":12}'
+)
 for seed in 0 1 2; do
     for arm in keep skip resample dynamic; do
         run="runs/degenerate-$arm-seed$seed"
-        [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off --config "{promote_by: running, level_tokens: 600000}" --steps 1000 \
-            --patience 0 --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]}
+        [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off \
+            --config "{promote_by: running, level_tokens: 600000}" --steps 1000 --patience 0 \
+            --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]}
     done
 done
 python runs/tables.py runs/degenerate-*
-python runs/curves.py runs/degenerate-*-seed0 --metrics "value,group_std,groups/kept" --smooth 3 --output runs/degenerate.svg
+python runs/curves.py runs/degenerate-*-seed0 --metrics "value,group_std,groups/kept" --smooth 3 \
+    --output runs/degenerate.svg

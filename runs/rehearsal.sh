@@ -13,8 +13,8 @@ folder=$1; shift
 model=$folder/llama run=runs/rehearsal
 [ -d "$model" ] || python tests/tools/make_llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
-python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep \
-    --learning-rate 3e-3 --config "{warmup: 0}" --schedule constant --name rehearsal "$@" &
+python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 \
+    --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep --learning-rate 3e-3 --config "{warmup: 0}" --schedule constant --name rehearsal "$@" &
 until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
 kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"
 python train.py --resume $run
@@ -22,7 +22,8 @@ python eval.py --model $run --words 25 --problems 8
 python -m grpo.inspect $run steps
 python -m grpo.report $run
 python -m grpo.export $run "$folder/merged"
-[ -f $run/checkpoints/step-000003/adapter_config.json ] && python -m grpo.export --adapter $run "$folder/adapter"
+[ -f $run/checkpoints/step-000003/adapter_config.json ] &&
+    python -m grpo.export --adapter $run "$folder/adapter"
 python - "$model" "$folder" <<'P'
 import sys
 from pathlib import Path
@@ -32,11 +33,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 base, folder = sys.argv[1], Path(sys.argv[2])
 place = dict(dtype=torch.bfloat16, device_map={"": "cuda" if torch.cuda.is_available() else "cpu"})
 tokenizer = AutoTokenizer.from_pretrained(folder / "merged")
-ask = tokenizer.apply_chat_template([{"role": "user", "content": "Interleave: the owl / a lamp"}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+turn = {"role": "user", "content": "Interleave: the owl / a lamp"}
+ask = tokenizer.apply_chat_template(
+    [turn], add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
 merged = AutoModelForCausalLM.from_pretrained(folder / "merged", **place)
 ask = ask.to(merged.device)
 found = merged(**ask).logits.float()
-print("merged, by transformers:", tokenizer.decode(merged.generate(**ask, max_new_tokens=8)[0, ask.input_ids.shape[1]:]))
+written = merged.generate(**ask, max_new_tokens=8)[0, ask.input_ids.shape[1]:]
+print("merged, by transformers:", tokenizer.decode(written))
 untrained = AutoModelForCausalLM.from_pretrained(base, **place)
 before = untrained(**ask).logits.float()
 moved = (found - before).square().mean().sqrt()

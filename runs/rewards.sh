@@ -5,7 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for reward in similarity clipped affine balanced prefix; do
-    [ -d "runs/reward-$reward" ] || python train.py --task interleave --words 25 --no-ramp --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward"
+    [ -d "runs/reward-$reward" ] || python train.py --task interleave --words 25 --no-ramp \
+        --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward"
 done
 python runs/tables.py runs/reward-*
-python runs/curves.py runs/reward-* --metrics "value,group_std,traps/copies A,traps/doubles A,traps/turn lost,traps/stops half way" --output runs/rewards.svg
+traps="traps/copies A,traps/doubles A,traps/turn lost,traps/stops half way"
+python runs/curves.py runs/reward-* --metrics "value,group_std,$traps" --output runs/rewards.svg

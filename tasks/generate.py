@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,9 +23,20 @@ from tasks.supply import distinct_problems
 MANIFEST = "manifest.json"
 
 
-def generate(
-    task: Task, *, split: str, levels: list[int], size: int, seed: int, folder: Path
-) -> None:
+@dataclass(frozen=True)
+class DatasetSettings:
+    """What a data set holds, e.g. ``DatasetSettings("test", [10, 25], size=200, seed=0)``.
+
+    `size` is the number of problems of each level.
+    """
+
+    split: str
+    levels: list[int]
+    size: int
+    seed: int
+
+
+def generate(task: Task, settings: DatasetSettings, folder: Path) -> None:
     """Write ``<task>-<split>-<level>.jsonl`` for each level.
 
     Each file is entered in the manifest as soon as it is complete. The manifest is ``{"files":
@@ -35,7 +47,8 @@ def generate(
     manifest = folder / MANIFEST
     _manifest_files(manifest)  # reports a damaged manifest before the work rather than after it
 
-    for level in levels:
+    split, size, seed = settings.split, settings.size, settings.seed
+    for level in settings.levels:
         problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
         path = folder / f"{task.name}-{split}-{level}.jsonl"
         write_problems(path, problems)
@@ -139,14 +152,9 @@ def write(arguments: list[str] | None) -> int:
         levels = parse_levels(options.levels, "--levels")
     elif options.curriculum:
         levels = list(LADDER)
-    generate(
-        task,
-        split=options.split,
-        levels=levels,
-        size=round(options.size * options.oversize),
-        seed=options.seed,
-        folder=options.output_dir,
-    )
+    size = round(options.size * options.oversize)
+    settings = DatasetSettings(options.split, levels, size, options.seed)
+    generate(task, settings, options.output_dir)
     return 0
 
 

@@ -10,6 +10,7 @@ alignment, because plain similarity rewards cheap strategies: copying one text a
 import copy
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -238,8 +239,11 @@ class Interleave:
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
-        is_of_b = interleaved([False] * len(a), [True] * len(b))
-        traps = TrapNames(a, b, target)
+        answer = _Answer(
+            target,
+            is_of_b=interleaved([False] * len(a), [True] * len(b)),
+            traps=TrapNames(a, b, target),
+        )
 
         # A policy that has learned the task writes the same text many times.
         distinct = list(dict.fromkeys(completions))
@@ -250,7 +254,7 @@ class Interleave:
             affine = list(nw_score_batch(pairs, gap=GAP_EXTEND, gap_open=GAP_OPEN))
 
         scores = {
-            text: self._score(words, target, is_of_b, alignment, affine_score, traps)
+            text: self._score(words, answer, alignment, affine_score)
             for text, (words, _), alignment, affine_score in zip(
                 distinct, pairs, alignments, affine
             )
@@ -308,18 +312,10 @@ class Interleave:
                 yield [score / 2 for score in scores]
 
     def _score(
-        self,
-        words: list[str],
-        target: list[str],
-        is_of_b: Sequence[bool],
-        alignment: Alignment,
-        affine_score: float,
-        traps: TrapNames,
+        self, words: list[str], answer: "_Answer", alignment: Alignment, affine_score: float
     ) -> Score:
-        """Return the score of a completion of these `words`.
-
-        `is_of_b` tells for each word of the target whether it is from B.
-        """
+        """Return the score of a completion of these `words`."""
+        target, is_of_b = answer.words, answer.is_of_b
         kinds = [op.kind for op in alignment.ops]
         matches = _matches(alignment)
 
@@ -353,9 +349,21 @@ class Interleave:
             "share_a": round(share_a, 4),
             "share_b": round(share_b, 4),
             "balance": round(balance, 4),
-            "trap": None if similarity > 0.9 else traps.name(words, matches),
+            "trap": None if similarity > 0.9 else answer.traps.name(words, matches),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The right answer of a problem, e.g. ``_Answer(["a", "x"], [False, True], traps)``.
+
+    `is_of_b` tells for each of its words whether it is from B; `traps` names cheap strategies.
+    """
+
+    words: list[str]
+    is_of_b: Sequence[bool]
+    traps: TrapNames
 
 
 def _window(document: Document, length: int, rng: random.Random) -> list[str]:

@@ -10,7 +10,7 @@ function. Two optional columns have a meaning: `split` ("train", "validation" or
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,49 @@ ROLES = ("system", "user", "assistant")
 BUDGET = 256
 
 
-class Rows:
-    """Problems from rows, scored by reward functions.
+@dataclass(frozen=True)
+class RowOptions:
+    """How rows are read and rewarded: texts, as on the command line, or Python values.
 
-    The arguments are texts, as on the command line, or Python values:
+    E.g. ``RowOptions(columns={"prompt": "question"}, reward_range="0,1.2")``.
 
-    - `data`: anything that `data.rows.read_rows` takes;
-    - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
     - `columns`: what the columns are called: ``{"prompt": "question"}``, or
       "prompt=question,answer=solution";
     - the others: see `tasks.rewards.RewardSettings`.
+    """
+
+    columns: str | Mapping[str, str] = ""
+    reward_range: str | Sequence[float] = (0.0, 1.0)
+    reward_weights: str | Mapping[str, float] = ""
+    reward_timeout: str | float = 60.0
+    reward_workers: str | int = 32
+
+    def as_flags(self) -> dict[str, str]:
+        """Return what decides the rewards as task options, without those that are empty.
+
+        >>> RowOptions({"answer": "solution"}, (0, 1.2)).as_flags()
+        {'columns': 'answer=solution', 'reward-range': '0,1.2'}
+        """
+        columns = _pairs(self.columns, "--columns")
+        flags = {
+            "columns": ",".join(f"{name}={column}" for name, column in columns.items()),
+            "reward-range": ",".join(f"{end:g}" for end in _range(self.reward_range)),
+            "reward-weights": ",".join(f"{k}={v:g}" for k, v in self.weights().items()),
+        }
+        return {name: text for name, text in flags.items() if text}
+
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each component that has one."""
+        weights = _pairs(self.reward_weights, "--reward-weights")
+        return {name: _number(value, "--reward-weights") for name, value in weights.items()}
+
+
+class Rows:
+    """Problems from rows, scored by reward functions.
+
+    - `data`: anything that `data.rows.read_rows` takes;
+    - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
+    - `given`: the fields of `RowOptions`.
     """
 
     name = "data"
@@ -62,13 +95,10 @@ class Rows:
         self,
         data: Any = None,
         reward_file: str | None = None,
-        columns: str | Mapping[str, str] = "",
-        reward_range: str | Sequence[float] = (0.0, 1.0),
-        reward_weights: str | Mapping[str, float] = "",
-        reward_timeout: str | float = 60.0,
-        reward_workers: str | int = 32,
         reward_functions: Sequence[Callable] = (),
+        **given: Any,
     ):
+        options = RowOptions(**given)
         if data is None:
             raise UserError("--task data: give your problems by --data FILE")
         if reward_file is None and not reward_functions:
@@ -77,24 +107,23 @@ class Rows:
         self.program = file_of(reward_file)
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else list(reward_functions)
-        self.reward_range = _range(reward_range)
-        workers, in_processes = _workers(reward_workers)
+        self.reward_range = _range(options.reward_range)
+        workers, in_processes = _workers(options.reward_workers)
         if in_processes and reward_file is None:
             raise UserError(
-                f"--reward-workers {reward_workers}: a process loads the reward from its file; "
-                "give it as path/to/file.py:function"
+                f"--reward-workers {options.reward_workers}: a process loads the reward from its "
+                "file; give it as path/to/file.py:function"
             )
-        weights = _pairs(reward_weights, "--reward-weights")
         settings = RewardSettings(
-            weights={name: _number(value, "--reward-weights") for name, value in weights.items()},
-            timeout=_number(reward_timeout, "--reward-timeout", above=0),
+            weights=options.weights(),
+            timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
             highest=self.reward_range[1],
             workers=workers,
             program=reward_file if in_processes else None,
         )
         self.functions = RewardFunctions(functions, settings)
 
-        names = _pairs(columns, "--columns")
+        names = _pairs(options.columns, "--columns")
         problems = [_problem(row, names, self.name) for row in read_rows(data)]
         self.functions.check(problems[0].data["row"], problems[0].data["where"])
         self._by_split, self.notes = _divided(problems)

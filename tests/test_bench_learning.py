@@ -17,9 +17,10 @@ from learning_job import Job
 from learning_records import Arm, Record
 from learning_sides import Course, Stream, train_ours, train_trl, trl_trainer
 
-from grpo.evaluate import Sampling, evaluate
+from grpo.evaluate import EvaluationSettings, Sampling, evaluate
 from grpo.model.load import BUILTIN, load_policy
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import UserError, scores_of
 
 JOB = Job(
@@ -191,7 +192,7 @@ class Recorded(Course):
 
 
 def course_of(job):
-    policy = load_policy(job.model, **job.config.loading)
+    policy = load_policy(job.model, options=job.config.loading)
     return Recorded(job, job.task(), policy, io.StringIO(), 0.0)
 
 
@@ -240,7 +241,9 @@ def test_both_sides_see_the_same_prompts_and_learn_at_the_same_rates(trl_course)
 def test_both_sides_step_with_the_same_optimizer(trl_course):
     trl, trainer = trl_course
     config = JOB.config
-    mine = Trainer(config, trl.task, load_policy(JOB.model, **config.loading)).optimizer.inner
+    mine = Trainer(
+        config, Parts(trl.task), load_policy(JOB.model, options=config.loading)
+    ).optimizer.inner
     for name in ("betas", "eps", "weight_decay"):
         for group in trainer.optimizer.optimizer.param_groups:
             assert group[name] == mine.param_groups[0][name]
@@ -272,9 +275,9 @@ def test_what_trl_has_learned_is_what_is_evaluated(trl_course):
     trl, trainer = trl_course
     trl.evaluate()  # takes the weights over
     greedy = Sampling(temperature=0.0, max_new_tokens=JOB.budget)
-    groups = evaluate(trl.policy, trl.task, trl.heldout, sampling=greedy)
-    start = load_policy(JOB.model, **JOB.config.loading)
-    untrained = evaluate(start, trl.task, trl.heldout, sampling=greedy)
+    groups = evaluate(trl.policy, trl.task, trl.heldout, EvaluationSettings(sampling=greedy))
+    start = load_policy(JOB.model, options=JOB.config.loading)
+    untrained = evaluate(start, trl.task, trl.heldout, EvaluationSettings(sampling=greedy))
     assert [group.texts for group in groups] != [group.texts for group in untrained]
 
     model = trainer.model.eval()

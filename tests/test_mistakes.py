@@ -112,7 +112,9 @@ def test_an_adapter_is_described_alike_in_each_process(run, tiny_model):
     for seed in ("1", "2", "3"):
         code = (
             "from pathlib import Path; from grpo.model.load import load_policy\n"
-            f"policy = load_policy({str(tiny_model)!r}, device='cpu', lora_rank=2)\n"
+            "from grpo.model.options import AdapterSettings, LoadOptions\n"
+            "options = LoadOptions(adapter=AdapterSettings(rank=2))\n"
+            f"policy = load_policy({str(tiny_model)!r}, device='cpu', options=options)\n"
             f"policy.save(Path('adapter-{seed}'))"
         )
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(TOP), "PATH": "/usr/bin"}

@@ -14,12 +14,14 @@ import pytest
 import torch
 from compare_runs import assert_same_run
 from peft import PeftModel
+from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model.endings import end_of_turn
 from grpo.model.load import load_policy
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
@@ -57,11 +59,13 @@ def plain_logprobs(model, prompt, completion) -> torch.Tensor:
 def test_log_probabilities_are_those_of_transformers():
     task = load_task("interleave")
     problems = [problem_at(task, seed=0, split="train", level=5, index=i) for i in range(3)]
-    policy = load_policy(MODEL, device="cpu", dtype="float32")
+    policy = load_policy(MODEL, device="cpu", options=loading(dtype="float32"))
     prompts = [policy.encode(problem.prompt) for problem in problems]
     keys = [[sample_key(i, j) for j in range(4)] for i in range(3)]
     start = time.perf_counter()
-    groups = generate(policy, prompts, keys=keys, temperatures=[1.0] * 3, budgets=[40] * 3)
+    groups = generate(
+        policy, RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[40] * 3)
+    )
     sampled = time.perf_counter() - start
     completions = [completion for group in groups for completion in group]
 
@@ -71,7 +75,7 @@ def test_log_probabilities_are_those_of_transformers():
         hidden_MH = policy.predict(policy.pack(prompts, tokens))
         together_M = torch.tensor([token for each in tokens for token in each])
         trained_M, _ = token_logprobs(
-            hidden_MH, policy.head, together_M, torch.ones(len(together_M))
+            hidden_MH, policy.head, together_M, Distribution(torch.ones(len(together_M)))
         )
     packed = time.perf_counter() - start
 
@@ -93,7 +97,7 @@ def test_log_probabilities_are_those_of_transformers():
 
 
 def test_the_chat_template_ends_answers_with_a_stop_token():
-    policy = load_policy(MODEL, device="cpu", dtype="float32")
+    policy = load_policy(MODEL, device="cpu", options=loading(dtype="float32"))
     assert policy.end in policy.stops
     assert end_of_turn(policy.tokenizer) in (policy.end, None)
 
@@ -142,7 +146,7 @@ def test_what_is_exported_is_the_checkpoint(whole, monkeypatch):
     assert export.main(["runs/whole", "merged"]) == 0
     assert export.main(["runs/whole", "adapter", "--adapter"]) == 0
     checkpoint = Path("runs/whole/checkpoints/step-000003")
-    policy = load_policy(MODEL, device="cpu", dtype="float32", weights=checkpoint)
+    policy = load_policy(MODEL, device="cpu", weights=checkpoint, options=loading(dtype="float32"))
     prompt, completion = policy.encode("Name three towns."), (500, 600, 700, policy.end)
 
     def logprobs(model):

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from grpo.curriculum.survey import SurveySettings
-from grpo.distributed import SINGLE, Ranks
-from grpo.evaluate import evaluate, truncated_share
-from grpo.model.policy import Policy
+from grpo.curriculum.survey import SurveySubject
+from grpo.evaluate import truncated_share
 from grpo.records import Group
 from grpo.rollout.generate import fitting
 from tasks.base import Problem
-from tasks.supply import Supply
 
 SEED = 3_000_029  # of the samples, whatever the seed of the run
 
@@ -57,33 +54,22 @@ def outcome_of(score: float, limits: Sequence[float]) -> Outcome:
 
 
 def measure_difficulty(
-    policy: Policy,
-    supply: Supply,
-    settings: SurveySettings,
+    subject: SurveySubject,
     limits: Sequence[float],
-    *,
-    ranks: Ranks = SINGLE,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Difficulty]:
     """Return the difficulty of every problem of the supply's data set, in its order.
 
     `show` is told how many problems are done, and how many there are.
     """
-    problems = list({problem.key: problem for problem in supply.problems}.values())
-    fit = [problem for problem in problems if _fits(policy, problem, settings)]
+    problems = list({problem.key: problem for problem in subject.supply.problems}.values())
+    fit = [problem for problem in problems if _fits(subject, problem)]
 
     scores: dict[str, tuple[float, float]] = {}
-    size = BATCH * ranks.size
+    size = BATCH * subject.ranks.size
     for start in range(0, len(fit), size):
-        local = evaluate(
-            policy,
-            supply.task,
-            ranks.share(fit[start : start + size]),
-            sampling=settings.sampling,
-            seed=SEED,
-            samples=settings.group_size,
-        )
-        for key, score, truncated in ranks.gather([_figures(group) for group in local]):
+        local = subject.answer(subject.ranks.share(fit[start : start + size]), SEED)
+        for key, score, truncated in subject.ranks.gather([_figures(group) for group in local]):
             scores[key] = score, truncated
         show(min(start + size, len(fit)), len(fit))
 
@@ -98,8 +84,9 @@ def measure_difficulty(
     return found
 
 
-def _fits(policy: Policy, problem: Problem, settings: SurveySettings) -> bool:
-    return bool(list(fitting(policy, [problem], [], settings.sampling.max_new_tokens)))
+def _fits(subject: SurveySubject, problem: Problem) -> bool:
+    asked = subject.settings.sampling.max_new_tokens
+    return bool(list(fitting(subject.policy, [problem], [], asked)))
 
 
 def _figures(group: Group) -> tuple[str, float, float]:

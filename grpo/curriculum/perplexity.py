@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo.curriculum.survey import LevelSurvey
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model.policy import Policy
 
 # The paragraphs are few, so that a broken model does not pass: token frequencies that are counted
@@ -90,7 +90,7 @@ def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | Non
         policy.predict(packing),
         policy.head,
         torch.tensor(targets, device=policy.device),
-        torch.ones(len(targets), device=policy.device),
+        Distribution(torch.ones(len(targets), device=policy.device)),
     )
 
     total = -logprobs.double().sum().item()

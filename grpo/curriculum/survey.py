@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from grpo.distributed import SINGLE, Ranks
-from grpo.evaluate import Sampling, evaluate, select, truncated_share
+from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select, truncated_share
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.variance import classify
-from tasks.base import Problem, Task, is_right, levels_of, range_of
+from tasks.base import Problem, is_right, levels_of, range_of
 from tasks.levels import LADDER
 from tasks.supply import Supply, patience
 
@@ -74,11 +74,32 @@ class LevelSurvey:
 
 @dataclass(frozen=True)
 class SurveySettings:
-    """How a run samples and classifies groups; `threshold` is that of `variance.classify`."""
+    """How a run samples and classifies groups, e.g. ``SurveySettings(Sampling(1.0), 16, 1e-6)``.
+
+    `threshold` is that of `variance.classify`.
+    """
 
     sampling: Sampling
     group_size: int
     threshold: float
+
+
+@dataclass(frozen=True)
+class SurveySubject:
+    """A policy to be measured before training, on which problems, and how.
+
+    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, 1e-6))``.
+    """
+
+    policy: Policy
+    supply: Supply
+    settings: SurveySettings
+    ranks: Ranks = SINGLE
+
+    def answer(self, problems: Sequence[Problem], seed: int) -> list[Group]:
+        """Return a scored group for each problem, on this rank alone."""
+        settings = EvaluationSettings(self.settings.sampling, seed, self.settings.group_size)
+        return evaluate(self.policy, self.supply.task, problems, settings)
 
 
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:
@@ -92,13 +113,7 @@ def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int
 
 
 def survey(
-    policy: Policy,
-    supply: Supply,
-    levels: Sequence[int],
-    settings: SurveySettings,
-    *,
-    training_levels: Sequence[int],
-    ranks: Ranks = SINGLE,
+    subject: SurveySubject, levels: Sequence[int], *, training_levels: Sequence[int]
 ) -> tuple[list[LevelSurvey], list[Group]]:
     """Sample problems of the `levels`, which rise; return a row for each level, and all groups.
 
@@ -119,9 +134,9 @@ def survey(
         problems: list[Problem] = []
         for level in batch:
             is_asked = level in training_levels
-            problems += draw(policy, supply, level, settings.sampling, is_asked=is_asked)
+            problems += draw(subject, level, is_asked=is_asked)
 
-        sampled = _sample(policy, supply.task, problems, settings, ranks)
+        sampled = _sample(subject, problems)
         rows += _rows(sampled, time.perf_counter() - start)
         groups += sampled
         if not rows or not rows[-1].any_exact:
@@ -132,22 +147,21 @@ def survey(
     return rows, groups
 
 
-def draw(
-    policy: Policy, supply: Supply, level: int, sampling: Sampling, *, is_asked: bool
-) -> list[Problem]:
+def draw(subject: SurveySubject, level: int, *, is_asked: bool) -> list[Problem]:
     """Return PROBLEMS distinct problems of a level, or as many as there are.
 
     If the task cannot make problems of the level, its error is raised if the user asked for the
     level (`is_asked`); otherwise the list is empty.
     """
+    supply = subject.supply
     try:
         family = supply.family_size(level)
         found = select(
-            policy,
+            subject.policy,
             supply.sample(level, SEED),
             PROBLEMS,
             frozenset(),
-            sampling,
+            subject.settings.sampling,
             fruitless=patience(PROBLEMS, family),
             family=family,
         )
@@ -159,30 +173,16 @@ def draw(
     return found.problems
 
 
-def _sample(
-    policy: Policy,
-    task: Task,
-    problems: Sequence[Problem],
-    settings: SurveySettings,
-    ranks: Ranks,
-) -> list[Group]:
+def _sample(subject: SurveySubject, problems: Sequence[Problem]) -> list[Group]:
     """Return a group for each problem, sampled, scored and classified."""
-    local = evaluate(
-        policy,
-        task,
-        ranks.share(problems),
-        sampling=settings.sampling,
-        seed=SEED,
-        samples=settings.group_size,
-    )
-    groups = ranks.gather(local)
-
+    ranks = subject.ranks
+    groups = ranks.gather(subject.answer(ranks.share(problems), SEED))
     for group in groups:
         group.class_name = classify(
             group.rewards,
             group.texts,
-            threshold=settings.threshold,
-            reward_range=range_of(task),
+            threshold=subject.settings.threshold,
+            reward_range=range_of(subject.supply.task),
         )
         group.action = "skip"  # nothing is learned from it
     return groups

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo.learn.loss import token_weights
 from grpo.model.varlen_attention import flat_indices, to_device
@@ -64,28 +65,38 @@ class _Part:
         return len(self.group.prompt) + completions
 
 
+@dataclass(frozen=True)
+class BatchSettings:
+    """How a step is cut, e.g. ``BatchSettings("dapo", max_length=32, micro_tokens=4096)``.
+
+    - `kind`, `max_length` (tokens): arguments of `loss.token_weights`;
+    - `micro_tokens`: the most tokens of a micro-batch, each prompt counted once; 0: no bound;
+    - `masks_truncated`: truncated completions are left out, and the weights are those of a step
+      without them.
+    """
+
+    kind: str
+    max_length: int
+    micro_tokens: int = 0
+    masks_truncated: bool = False
+
+
 def micro_batches(
     groups: Sequence[Group],
-    kind: str,
+    settings: BatchSettings,
     *,
-    micro_tokens: int,
-    max_length: int,
     device: torch.device,
-    masks_truncated: bool = False,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
     """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
-    A micro-batch has at most `micro_tokens` tokens, with each prompt counted once; 0 means no
-    bound. A group that is too large is cut into parts, but never within a row. `kind` and
-    `max_length` (tokens) are arguments of `loss.token_weights`. With `masks_truncated`, completions
-    that were truncated are left out, and the weights are those of a step without them.
-
-    Each of several `ranks` gets some of the rows, with about as many tokens as the others. The
-    weights are always those of the whole step.
+    A group that is too large is cut into parts, but never within a row. Each of several `ranks`
+    gets some of the rows, with about as many tokens as the others. The weights are always those of
+    the whole step.
     """
-    rows = _rows(groups, kind, max_length, masks_truncated)
+    micro_tokens = settings.micro_tokens
+    rows = _rows(groups, settings)
     parts = _assign(_split(groups, rows, micro_tokens, ranks), rank, ranks)
 
     bundle: list[_Part] = []
@@ -102,20 +113,19 @@ def micro_batches(
         yield _tensors(bundle, device)
 
 
-def _rows(
-    groups: Sequence[Group], kind: str, max_length: int, masks_truncated: bool
-) -> list[list[_Row]]:
+def _rows(groups: Sequence[Group], settings: BatchSettings) -> list[list[_Row]]:
     """Return the rows of each group that count, with their weights."""
     kept = [
         [
             (sample, completion)
             for sample, completion in enumerate(group.completions)
-            if not (masks_truncated and completion.is_truncated)
+            if not (settings.masks_truncated and completion.is_truncated)
         ]
         for group in groups
     ]
     lengths = torch.tensor([len(completion.tokens) for rows in kept for _, completion in rows])
-    weights = iter(token_weights(kind, lengths, max_length=max_length).tolist())
+    weights_C = token_weights(settings.kind, lengths, max_length=settings.max_length)
+    weights = iter(weights_C.tolist())
 
     by_group = []
     for group, rows in zip(groups, kept, strict=True):
@@ -179,18 +189,14 @@ def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     """Return the parts of a `bundle` as one micro-batch."""
     rows = [row for part in bundle for row in part.rows]
     lengths = [len(row.completion.tokens) for row in rows]
-    R, T = len(rows), max(lengths)
+    T = max(lengths)
 
-    tokens_RT = torch.zeros(R, T, dtype=torch.long)
-    mask_RT = torch.zeros(R, T, dtype=torch.bool)
-    old_RT = torch.zeros(R, T)
-    for r, row in enumerate(rows):
-        tokens_RT[r, : lengths[r]] = torch.tensor(row.completion.tokens)
-        mask_RT[r, : lengths[r]] = True
-        old_RT[r, : lengths[r]] = torch.tensor(row.completion.logprobs)
-
+    tokens_RT = _padded([row.completion.tokens for row in rows])
+    mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
+    old_RT = _padded([row.completion.logprobs for row in rows])
     temperatures = [part.group.temperature for part in bundle for _ in part.rows]
     weights = [row.weight for row in rows]
+
     return MicroBatch(
         prompts=[part.group.prompt for part in bundle],
         completions=[row.completion.tokens for row in rows],
@@ -199,19 +205,21 @@ def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
         old_RT=to_device(old_RT, device),
-        advantages=to_device(_padded([row.advantage for row in rows], T), device),
+        advantages=to_device(_advantages(rows), device),
         temperatures_R=to_device(torch.tensor(temperatures), device),
         weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),
     )
 
 
-def _padded(advantages: Sequence[float | list[float]], T: int) -> Tensor:
-    """Return numbers as a tensor (R,), and lists of them as (R, T), padded with 0 on the right."""
-    return torch.tensor(
-        [
-            [*advantage, *[0.0] * (T - len(advantage))]
-            if isinstance(advantage, list)
-            else advantage
-            for advantage in advantages
-        ]
-    )
+def _advantages(rows: Sequence[_Row]) -> Tensor:
+    """Return the advantages (R,), or (R, T) if each token has its own."""
+    of_tokens = [row.advantage for row in rows if isinstance(row.advantage, list)]
+    if of_tokens:
+        assert len(of_tokens) == len(rows)
+        return _padded(of_tokens)
+    return torch.tensor([row.advantage for row in rows])
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """Return rows of numbers as a tensor (R, T), padded with 0 on the right."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)

@@ -7,7 +7,7 @@ batches, the packing, the log-probabilities and the optimizer. End tokens count.
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs, named_tensors
 from grpo.model.finite import check_step
@@ -35,9 +35,8 @@ def imitate(
 
     batches = micro_batches(
         groups,
-        "dapo",  # all tokens of the step have the same weight
-        micro_tokens=micro_tokens,
-        max_length=0,
+        # All tokens of the step have the same weight.
+        BatchSettings("dapo", max_length=0, micro_tokens=micro_tokens),
         device=policy.device,
         rank=ranks.rank,
         ranks=ranks.size,

@@ -11,6 +11,7 @@ hidden size.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,39 +39,67 @@ KEPT = 1 << 28
 BLOCK = 4096
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """What tokens were drawn from, e.g. ``Distribution(torch.ones(N))`` for the plain softmax.
+
+    `truncate` (top-k, top-p) gets the logits already divided by the temperature, and never excludes
+    a target.
+    """
+
+    temperature_N: Tensor
+    truncate: Truncate | None = None
+
+
 def token_logprobs(
     hidden_NE: Tensor,
     head: Head,
     targets_N: Tensor,
-    temperature_N: Tensor,
+    distribution: Distribution,
     *,
-    chunk: int = 0,
-    truncate: Truncate | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
-    each.
+    each; those of the truncated distribution if it is one.
 
     Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
     flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
     is detached. `head` acts on each token by itself, as a linear layer does, with LoRA or without.
 
-    `truncate` (top-k, top-p) gets the logits already divided by the temperature, and never excludes
-    a target. Log-probability and entropy are then those of the truncated distribution. `chunk` is a
-    number of tokens; 0 means GPU_CHUNK on a GPU, and CPU_CHUNK_LOGITS logits on a CPU.
+    `chunk` is a number of tokens; None: see `_chunk_size`.
     """
-    if not chunk:
-        vocabulary = getattr(head, "out_features", 4096)
-        chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
+    chunk = chunk or _chunk_size(hidden_NE, head)
+    if distribution.truncate is not None or type(head) is not nn.Linear:
+        return _checkpointed_logprobs(hidden_NE, head, targets_N, distribution, chunk)
 
-    if truncate is None and type(head) is nn.Linear:
-        is_learning = torch.is_grad_enabled()
-        return _LinearLogprobs.apply(
-            hidden_NE, head.weight, head.bias, targets_N, temperature_N, chunk, is_learning
-        )
+    return _LinearLogprobs.apply(
+        hidden_NE,
+        head.weight,
+        head.bias,
+        targets_N,
+        distribution.temperature_N,
+        chunk,
+        torch.is_grad_enabled(),
+    )
 
-    # Any other head: autograd differentiates it, chunk by chunk.
+
+def _chunk_size(hidden_NE: Tensor, head: Head) -> int:
+    """Return the tokens of a chunk: GPU_CHUNK, or on a CPU those of CPU_CHUNK_LOGITS logits."""
+    if hidden_NE.is_cuda:
+        return GPU_CHUNK
+    vocabulary = getattr(head, "out_features", 4096)
+    return max(16, CPU_CHUNK_LOGITS // vocabulary)
+
+
+def _checkpointed_logprobs(
+    hidden_NE: Tensor, head: Head, targets_N: Tensor, distribution: Distribution, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Do the work of `token_logprobs` for any head: autograd differentiates it, chunk by chunk."""
     chunks = zip(
-        hidden_NE.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+        hidden_NE.split(chunk),
+        targets_N.split(chunk),
+        distribution.temperature_N.split(chunk),
+        strict=True,
     )
     parts = [
         checkpoint(
@@ -79,7 +108,7 @@ def token_logprobs(
             head,
             targets_n,
             temperature_n,
-            truncate,
+            distribution.truncate,
             use_reentrant=False,
         )
         for hidden_nE, targets_n, temperature_n in chunks
@@ -122,7 +151,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
             if is_fused:
                 outputs = (logprobs_N[part], entropies_N[part], lse_N[part])
-                _fused_logprobs(logits_nV, targets_n, temperature_n, *outputs)
+                _fused_logprobs(logits_nV, targets_n, temperature_n, outputs)
                 continue
 
             logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
@@ -196,11 +225,12 @@ def _fused_logprobs(
     logits_nV: Tensor,
     targets_n: Tensor,
     temperature_n: Tensor,
-    logprobs_n: Tensor,
-    entropies_n: Tensor,
-    lse_n: Tensor,
+    outputs: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Write log-probabilities, entropies and log-sum-exps of a chunk, in one pass on the GPU."""
+    """Write log-probabilities, entropies and log-sum-exps of a chunk, in one pass on the GPU.
+
+    They go to the `outputs`, (n,) each.
+    """
     from grpo.model import kernels
 
     n, V = logits_nV.shape
@@ -208,9 +238,7 @@ def _fused_logprobs(
         logits_nV,
         targets_n,
         temperature_n,
-        logprobs_n,
-        entropies_n,
-        lse_n,
+        *outputs,
         V,
         BLOCK=BLOCK,
         num_warps=8,

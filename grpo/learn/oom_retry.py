@@ -24,14 +24,16 @@ class OomRetry:
         self.micro_tokens = micro_tokens  # most tokens of a micro-batch
         self.notes: list[str] = []  # lines for the console
 
-    def run(self, update: Callable[..., dict[str, Any]], groups: Sequence[Group]) -> dict[str, Any]:
-        """Return the result of `update(micro_tokens=...)`, an update on `groups`.
+    def run(
+        self, update: Callable[[int], dict[str, Any]], groups: Sequence[Group]
+    ) -> dict[str, Any]:
+        """Return the result of `update(micro_tokens)`, an update on `groups`.
 
         Raises UserError if a single completion does not fit with gradient checkpointing.
         """
         while True:
             try:
-                return update(micro_tokens=self.micro_tokens)
+                return update(self.micro_tokens)
             except torch.OutOfMemoryError as error:
                 longest = max(
                     len(group.prompt) + len(completion.tokens)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from grpo.distributed import Ranks
-from grpo.learn.batch import MicroBatch, micro_batches
-from grpo.learn.logprobs import Truncate, token_logprobs
+from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
+from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, step_loss
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.own_loss import OwnLoss
@@ -53,8 +53,7 @@ def completion_logprobs(
         hidden_ME,
         policy.head,
         batch.tokens_RT.take(places_M),
-        batch.temperatures_R[places_M // T],
-        truncate=truncate,
+        Distribution(batch.temperatures_R[places_M // T], truncate),
     )
 
     zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
@@ -65,7 +64,11 @@ def completion_logprobs(
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How a step updates the policy."""
+    """How a step updates the policy.
+
+    E.g. ``UpdateSettings("dapo", beta=0.0, clip_low=0.2, clip_high=0.28, max_length=32,
+    max_grad_norm=1.0, micro_tokens=4096)``.
+    """
 
     kind: str  # a loss of `learn.loss.LOSSES`, or the name of an `own_loss`
     beta: float  # weight of the KL term
@@ -73,6 +76,7 @@ class UpdateSettings:
     clip_high: float
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
     max_grad_norm: float  # 0: gradients are not clipped
+    micro_tokens: int = 0  # the most tokens of a micro-batch; 0: no bound
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
     importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
     parity_limit: float = 0.0  # nats; 0: no limit
@@ -85,9 +89,10 @@ class UpdateSettings:
         return LossSettings(self.kind, self.clip_low, self.clip_high, self.beta, self.own_loss)
 
     @property
-    def weights(self) -> str:
-        """The loss of `learn.loss.LOSSES` whose weights the tokens have."""
-        return self.own_loss.weights if self.own_loss else self.kind
+    def batches(self) -> BatchSettings:
+        """How the step is cut. The weights are those of a loss of `learn.loss.LOSSES`."""
+        kind = self.own_loss.weights if self.own_loss else self.kind
+        return BatchSettings(kind, self.max_length, self.micro_tokens, self.masks_truncated)
 
 
 # Log-probabilities of each completion under the policy in the first pass over a rollout, by the
@@ -120,23 +125,13 @@ def update(
     optimizer: Optimizer,
     groups: Sequence[Group],
     settings: UpdateSettings,
-    *,
-    micro_tokens: int,
     before: FirstPass | None = None,
 ) -> dict[str, Any]:
-    """Take one optimizer step on `groups`, whose advantages are filled in.
+    """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
 
-    Returns these metrics, as means over the step's tokens unless stated otherwise:
-
-    - "loss"; "grad_norm", before clipping;
-    - "entropy" (nats); "kl" to the reference, only with `beta`; "clip_ratio/low_mean" and
-      "clip_ratio/high_mean", the shares of clipped tokens;
-    - "parity/kl", "sampling/sampling_logp_difference/max" and "parity/worst" (the three tokens that
-      differ most): the distance between policy and sampler. In the first pass over a rollout that
-      is rounding alone.
-
-    Micro-batches of at most `micro_tokens` tokens save memory and do not change the gradient. Each
-    of several ranks takes some of the completions; gradients and metrics are those of all.
+    The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
+    gradient. Each of several ranks takes some of the completions; gradients and metrics are those
+    of all.
 
     With an `importance_limit` the ratio of the loss is taken to the policy of the first pass
     instead of the sampler. Each token is then weighted by the truncated ratio of that policy to the
@@ -153,14 +148,7 @@ def update(
     # Losses and log-probabilities stay on the device, so that the host can queue every micro-batch
     # before it waits for the first.
     batches = micro_batches(
-        groups,
-        settings.weights,
-        micro_tokens=micro_tokens,
-        max_length=settings.max_length,
-        masks_truncated=settings.masks_truncated,
-        device=policy.device,
-        rank=ranks.rank,
-        ranks=ranks.size,
+        groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
     )
     passes = [_backward(policy, batch, settings, before) for batch in batches]
 

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from grpo.model.finite import check_names
 from grpo.model.interfaces import Model
+from grpo.model.options import AdapterSettings
 from tasks.base import UserError
 
 # How `peft` is asked for each kind of adapter.
@@ -20,25 +21,25 @@ PEFT_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def adapter_of(rank: int, alpha: float, variant: str) -> LoraConfig:
+def adapter_of(settings: AdapterSettings) -> LoraConfig:
     """Return the configuration of a new adapter: on all linear layers except the head."""
     return LoraConfig(
-        r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # declared as int, used as a factor
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # declared as int, used as a factor
         target_modules="all-linear",
         task_type="CAUSAL_LM",
-        **PEFT_OPTIONS[variant],
+        **PEFT_OPTIONS[settings.variant],
     )
 
 
-def new_adapter(model: Model, rank: int, alpha: float, variant: str, seed: int) -> PeftModel:
+def new_adapter(model: Model, settings: AdapterSettings) -> PeftModel:
     """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
-    torch.manual_seed(seed)  # the adapter's A is random
+    torch.manual_seed(settings.seed)  # the adapter's A is random
     try:
-        return get_peft_model(model, adapter_of(rank, alpha, variant))
+        return get_peft_model(model, adapter_of(settings))
     except ValueError as error:
         raise UserError(
-            f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
+            f"--lora-rank {settings.rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
 
 

@@ -38,6 +38,7 @@ from grpo.model.finite import check_loaded, check_names
 from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.interfaces import Model
 from grpo.model.matmul import has_fast_bf16_matmul
+from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
 from tasks.base import UserError, needs
 
@@ -62,62 +63,53 @@ def load_policy(
     spec: str,
     *,
     device: str = "auto",
-    dtype: str = "auto",
-    lora_rank: int = 0,
-    lora_alpha: float = 32.0,
-    lora_variant: str = "lora",
-    quantise: str = "none",
     weights: Path | None = None,
-    start: str | None = None,
-    keep_reference: bool = False,
-    seed: int = 0,
+    options: LoadOptions | None = None,
 ) -> Policy:
     """Return the policy of `spec`: "builtin", a directory, a GGUF file, or a hub id.
 
-    - `weights`: a checkpoint to continue: an adapter on top of `spec`, or a whole model.
-    - `start`: the checkpoint of an earlier run from which this run started: `spec` itself, or one
-      that holds an adapter on top of `spec`.
-    - `dtype` auto: see `dtype_on`; gradients are then of low precision where that is faster.
-    - `lora_variant` is one of PEFT_OPTIONS, `quantise` (with LoRA) one of BITS_OPTIONS.
-
-    Raises UserError if it cannot be loaded.
+    `weights` is a checkpoint to continue: an adapter on top of `spec`, or a whole model. Raises
+    UserError if the policy cannot be loaded.
     """
+    options = options or LoadOptions()
     _configure_libraries()
     device = _device(device)
 
-    files = _find_files(spec, weights, start, keep_reference)
-    is_lora = bool(lora_rank or files.adapter)
+    files = _find_files(spec, weights, options.start, options.keep_reference)
+    is_lora = bool(options.adapter or files.adapter)
 
-    torch_dtype = (
-        dtype_on(device, spec, files.source, is_lora) if dtype == "auto" else getattr(torch, dtype)
-    )
-    _check_quantise(quantise, device, files.source)
-    model = _load_model(files.source, device, torch_dtype, quantise)
+    if options.dtype == "auto":
+        dtype = dtype_on(device, spec, files.source, is_lora)
+    else:
+        dtype = getattr(torch, options.dtype)
+    _check_quantise(options.quantise, device, files.source)
+    model = _load_model(files.source, device, dtype, options.quantise)
     check_loaded(dict(model.named_parameters()), files.name)
     tokenizer, notes = _read_tokenizer(files.source)
 
     # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
-    if keep_reference and not is_lora:
+    if options.keep_reference and not is_lora:
         is_new = weights is None
-        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, torch_dtype)
-    elif keep_reference and files.start_adapter:
+        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, dtype)
+    elif options.keep_reference and files.start_adapter:
         frozen = load_adapter(copy.deepcopy(model), files.start_adapter)
 
     if files.adapter:
         model = load_adapter(model, files.adapter)
         check_loaded(dict(model.named_parameters()), str(files.adapter))
-    elif lora_rank:
-        model = new_adapter(model, lora_rank, lora_alpha, lora_variant, seed)
+    elif options.adapter:
+        model = new_adapter(model, options.adapter)
 
-    return Policy(
+    policy = Policy(
         model,
         tokenizer,
         name=spec,
         frozen=frozen,
-        low_precision_backward=dtype == "auto" and has_fast_bf16_matmul(),
-        notes=notes,
+        low_precision_backward=options.dtype == "auto" and has_fast_bf16_matmul(),
     )
+    policy.notes = notes + policy.notes
+    return policy
 
 
 @dataclass(frozen=True)

@@ -67,28 +67,43 @@ def shape_of(config: Any, number: int, is_fast: bool = True) -> Shape:
     )
 
 
-def update_tokens(shape: Shape, memory: float, reserved: float) -> int:
-    """Return how many tokens a micro-batch may have on a GPU with `memory` bytes.
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes of a GPU, e.g. ``DeviceMemory(80e9, reserved=6e9)``.
 
-    Their activations may take a sixth of the memory, or a third of what the `reserved` bytes leave.
-    To reach BUSY_TOKENS they may take as much as keys and values may.
+    `reserved` are those of weights and optimizer; caches and activations share the others.
     """
-    left = max(0.0, memory - reserved)
-    usual = min(memory / ACTIVATION_PART, left / 3)
-    for_busy_gpu = min(CACHE_SHARE * left, BUSY_TOKENS * shape.activations)
+
+    total: float
+    reserved: float
+
+    @property
+    def left(self) -> float:
+        """The bytes that are not reserved."""
+        return max(0.0, self.total - self.reserved)
+
+
+def update_tokens(shape: Shape, memory: DeviceMemory) -> int:
+    """Return how many tokens a micro-batch may have on a GPU.
+
+    Their activations may take a sixth of its memory, or a third of what is left of it. To reach
+    BUSY_TOKENS they may take as much as keys and values may.
+    """
+    usual = min(memory.total / ACTIVATION_PART, memory.left / 3)
+    for_busy_gpu = min(CACHE_SHARE * memory.left, BUSY_TOKENS * shape.activations)
     tokens = int(max(usual, for_busy_gpu) / shape.activations)
     return max(256, min(65_536, tokens))
 
 
 def prompts_at_once(
-    shape: Shape, memory: float, reserved: float, *, completions: int, prompt: int, room: int
+    shape: Shape, memory: DeviceMemory, *, completions: int, prompt: int, room: int
 ) -> int:
     """Return for how many prompts the caches of a rollout have memory.
 
     A prompt has `prompt` tokens, and `completions` of up to `room` tokens each.
     """
     each = shape.cache * (prompt + completions * room)
-    return max(1, int(CACHE_SHARE * max(0.0, memory - reserved) / each))
+    return max(1, int(CACHE_SHARE * memory.left / each))
 
 
 def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int = 1) -> int:

@@ -26,7 +26,7 @@ from grpo.model.fallback import FallbackCache
 from grpo.model.interfaces import Model, RolloutCache, SharedAttention
 from grpo.model.llama import FastLlama, checkpoint_layers
 from grpo.model.matmul import linear_no_grad
-from grpo.model.memory import Shape, prompts_at_once, shape_of, update_tokens
+from grpo.model.memory import DeviceMemory, Shape, prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
@@ -67,7 +67,6 @@ class Policy:
         name: str,
         frozen: Model = None,
         low_precision_backward: bool = False,
-        notes: Sequence[str] = (),
     ):
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -85,7 +84,7 @@ class Policy:
             self._frozen = Policy(frozen.requires_grad_(False), tokenizer, name=name)
 
         self.stops, self.end, warning = _stop_ids(model, tokenizer)
-        self.notes = [*notes, *([f"--model {name}: {warning}"] if warning else [])]
+        self.notes = [f"--model {name}: {warning}"] if warning else []
         self.context: int = getattr(self.causal.config, "max_position_embeddings", NO_CONTEXT_LIMIT)
 
         self.vocabulary: int = len(model.get_input_embeddings().weight)
@@ -295,7 +294,7 @@ class Policy:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
-        return update_tokens(self._shape, self._memory, self.reserved_bytes)
+        return update_tokens(self._shape, self._memory)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts a rollout has memory; on a CPU, any number.
@@ -305,12 +304,7 @@ class Policy:
         if self.device.type != "cuda":
             return 1 << 30
         return prompts_at_once(
-            self._shape,
-            self._memory,
-            self.reserved_bytes,
-            completions=completions,
-            prompt=prompt,
-            room=room,
+            self._shape, self._memory, completions=completions, prompt=prompt, room=room
         )
 
     @property
@@ -322,10 +316,11 @@ class Policy:
         )
 
     @property
-    def _memory(self) -> float:
-        """Bytes of the GPU's memory that this process may use."""
+    def _memory(self) -> DeviceMemory:
+        """The GPU's memory that this process may use."""
         total = torch.cuda.get_device_properties(self.device).total_memory
-        return total * torch.cuda.get_per_process_memory_fraction(self.device)
+        share = torch.cuda.get_per_process_memory_fraction(self.device)
+        return DeviceMemory(total * share, self.reserved_bytes)
 
     # The reference, and files
 

@@ -103,7 +103,7 @@ class CudaLayers:
         product = None  # of the layer before, which the next norm's kernel adds to x
         for i, block in enumerate(self.fast.blocks):
             self._add(product, block.input_norm, buffers)
-            self._attention(i, block, T, plan, memory, buffers)
+            self._attention(i, T, plan, memory, buffers)
             product = self._multiply(buffers.attended, block.out)
 
             self._add(product, block.post_attention_norm, buffers)
@@ -213,14 +213,13 @@ class CudaLayers:
     def _attention(
         self,
         i: int,
-        block: Block,
         T: int,
         plan: AttentionPlan,
         memory: DecodeMemory,
         buffers: PassBuffers,
     ) -> None:
         """Compute the attention of layer `i`, up to its output projection, into `attended`."""
-        self._rotate_and_store(i, block, T, memory, buffers)
+        self._rotate_and_store(i, T, memory, buffers)
         keys, values = memory.row_cache[i]
         state = memory.state
         H, K, D = self.H, self.K, self.D
@@ -252,10 +251,9 @@ class CudaLayers:
             **self.kernels.LAUNCH,
         )  # fmt: skip
 
-    def _rotate_and_store(
-        self, i: int, block: Block, T: int, memory: DecodeMemory, buffers: PassBuffers
-    ) -> None:
+    def _rotate_and_store(self, i: int, T: int, memory: DecodeMemory, buffers: PassBuffers) -> None:
         """Compute queries, keys and values; keys and values go into the rows' caches."""
+        block = self.fast.blocks[i]
         parts, qkv = self._multiply(buffers.weighted_ME, block.qkv)
         state = memory.state
         M, H, K = len(buffers.weighted_ME), self.H, self.K

@@ -12,7 +12,7 @@ Shapes: P prompts, G completions each, C = P * G completions, k drafted tokens, 
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,13 +23,16 @@ from grpo.model.policy import Policy
 from grpo.records import Completion
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
 from grpo.rollout.eager_decoder import EagerDecoder
-from grpo.rollout.request import DecodeRequest
-from grpo.rollout.speculative import LENGTHS, SHORT, AcceptanceModel, DraftPlans, Observation
+from grpo.rollout.request import DecodeRequest, RolloutRequest
+from grpo.rollout.speculative import (
+    LENGTHS,
+    SHORT,
+    AcceptanceModel,
+    DraftPlans,
+    Observation,
+    RowRecord,
+)
 from tasks.base import Problem, UserError
-
-# A guess takes the text so far and returns how it may continue. Each completion has its own copy,
-# so a guess may remember what it has seen.
-Guess = Callable[[str], str]
 
 # The rollout gives up after this many problems in a row that do not fit the context.
 MAX_TOO_LONG = 16
@@ -95,11 +98,20 @@ def budget_for(
 ) -> int:
     """Return the most new tokens a completion may take; see `budget`."""
     needed = policy.target_length(target)
-    return budget(needed, len(prompt), policy.context, asked, policy.name, declared)
+    context = ModelContext(policy.name, policy.context)
+    return budget(needed, len(prompt), context, asked=asked, declared=declared)
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """The context of a model: what messages call the model, and tokens, e.g. ("builtin", 4096)."""
+
+    model: str
+    tokens: int
 
 
 def budget(
-    needed: int, prompt: int, context: int, asked: int | None, name: str, declared: int = 0
+    needed: int, prompt: int, context: ModelContext, *, asked: int | None, declared: int = 0
 ) -> int:
     """Return the most new tokens a completion may take.
 
@@ -108,7 +120,7 @@ def budget(
     exceeds the room that the `prompt` leaves in the `context`. All numbers are tokens.
 
     Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
-    fit the context of the model called `name`.
+    fit the context.
     """
     if asked and asked < needed:
         raise UserError(
@@ -116,99 +128,62 @@ def budget(
             "that, or leave it out"
         )
 
-    room = context - prompt
+    room = context.tokens - prompt
     if room < needed:
         raise UserError(
-            f"--model {name}: its context of {context} tokens is too short for this level: "
-            f"the prompt takes {prompt} tokens and the right answer {needed}; give a lower level "
-            "or fewer --shots"
+            f"--model {context.model}: its context of {context.tokens} tokens is too short for "
+            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
+            "lower level or fewer --shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
-@dataclass(frozen=True)
-class PromptSettings:
-    """How the completions of some prompts are sampled.
-
-    - `temperatures` (P,): one for all completions of a prompt; 0 is greedy;
-    - `budgets` (P,): the most new tokens of a completion;
-    - `truncate`: cuts the distribution, see `sampling.truncation`;
-    - `guesses` (P,): what speculative decoding drafts from; None for no drafts.
-    """
-
-    temperatures: Sequence[float]
-    budgets: Sequence[int]
-    truncate: Callable | None = None
-    guesses: Sequence[Guess] | None = None
-
-    def of(self, prompts: slice) -> "PromptSettings":
-        """Return the settings of some of the prompts."""
-        guesses = self.guesses[prompts] if self.guesses else None
-        return PromptSettings(
-            self.temperatures[prompts], self.budgets[prompts], self.truncate, guesses
-        )
-
-
 def generate(
-    policy: Policy,
-    prompts: Sequence[tuple[int, ...]],
-    *,
-    keys: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    budgets: Sequence[int],
-    truncate: Callable | None = None,
-    guesses: Sequence[Guess] | None = None,
-    drafting: AcceptanceModel | None = None,
+    policy: Policy, request: RolloutRequest, drafting: AcceptanceModel | None = None
 ) -> list[list[Completion]]:
-    """Return `len(keys[p])` completions of each prompt p (the same number for all), in order.
+    """Return the completions of each prompt, in order.
 
-    `keys` (P, G) are 64-bit sample keys (`sampling.sample_key`); see `PromptSettings` for the other
-    arguments. `drafting` decides how much is drafted, and learns from what is accepted. The
-    log-probabilities of a completion are those of the distribution that it was sampled from.
+    `drafting` decides how much is drafted, and learns from what is accepted. The log-probabilities
+    of a completion are those of the distribution that it was sampled from.
 
     If a GPU has too little memory for all prompts at once, they are answered in several batches.
     Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
     UserError if memory runs out.
     """
-    settings = PromptSettings(temperatures, budgets, truncate, guesses)
-    group_size = len(keys[0])
-    room = max(budgets) + SHORT + 1
-    batch_size = policy.prompts_at_once(group_size, max(map(len, prompts)), room)
+    longest = max(map(len, request.prompts))
+    room = max(request.budgets) + SHORT + 1
+    batch_size = policy.prompts_at_once(request.group_size, longest, room)
 
     answers: list[list[Completion]] = []
-    for start in range(0, len(prompts), batch_size):
-        batch = slice(start, start + batch_size)
+    for start in range(0, len(request.prompts), batch_size):
+        batch = request.of(slice(start, start + batch_size))
         try:
-            answers += _generate(policy, prompts[batch], keys[batch], settings.of(batch), drafting)
+            answers += _generate(policy, batch, drafting)
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"out of memory in the rollout of {len(keys[batch]) * group_size} completions of "
-                f"up to {max(budgets[batch])} tokens; give a smaller --group-size, a lower level, "
-                "or a smaller model"
+                f"out of memory in the rollout of {len(batch.keys) * batch.group_size} completions "
+                f"of up to {max(batch.budgets)} tokens; give a smaller --group-size, a lower "
+                "level, or a smaller model"
             ) from error
     return answers
 
 
 @torch.no_grad()
 def _generate(
-    policy: Policy,
-    prompts: Sequence[tuple[int, ...]],
-    keys: Sequence[Sequence[int]],
-    settings: PromptSettings,
-    drafting: AcceptanceModel | None,
+    policy: Policy, request: RolloutRequest, drafting: AcceptanceModel | None
 ) -> list[list[Completion]]:
     """Answer prompts that fit in memory together; see `generate`."""
-    P, G = len(prompts), len(keys[0])
-    budget = max(settings.budgets)
-    is_drafted = settings.guesses is not None and drafting is not None and drafting.fixed != 0
+    P, G = len(request.prompts), request.group_size
+    budget = max(request.budgets)
+    is_drafted = request.guesses is not None and drafting is not None and drafting.fixed != 0
     longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
     width = budget + longest + 1  # drafts may reach beyond the budget, where they never count
 
-    decoder = _make_decoder(policy, prompts, keys, settings, width)
+    decoder = _make_decoder(policy, request, width)
     drafter = None
-    if is_drafted and settings.guesses is not None and drafting is not None:
-        plans = DraftPlans(policy, [guess for guess in settings.guesses for _ in range(G)], width)
-        drafter = _Drafter(plans, drafting, longest, distinct=P * G)
+    if is_drafted and request.guesses is not None and drafting is not None:
+        plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], width)
+        drafter = _Drafter(decoder, plans, drafting, longest, distinct=P * G)
 
     tokens = torch.zeros(P * G, width, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
@@ -222,7 +197,7 @@ def _generate(
         chosen, chosen_logprobs, count = decoder.step(drafts)
         written = lengths[rows]
         if drafter is not None:
-            drafter.observe(decoder, rows, written, drafts, chosen, count, start)
+            drafter.observe(rows, written, chosen, count, start)
 
         # Tokens after a rejected draft are overwritten later, or cut off at the end.
         positions = written[:, None] + torch.arange(chosen.shape[1])
@@ -233,7 +208,7 @@ def _generate(
         rows = rows[decoder.retire()]
         drafts = torch.empty(len(rows), 0, dtype=torch.long)
         if drafter is not None and len(rows):
-            drafts = drafter.propose(decoder, rows, tokens, lengths)
+            drafts = drafter.propose(rows, tokens, lengths)
 
     completions = [
         _completion(policy, ids[:n].tolist(), lp[:n].tolist())
@@ -242,55 +217,53 @@ def _generate(
     return [completions[p * G : (p + 1) * G] for p in range(P)]
 
 
-def _make_decoder(
-    policy: Policy,
-    prompts: Sequence[tuple[int, ...]],
-    keys: Sequence[Sequence[int]],
-    settings: PromptSettings,
-    room: int,
-) -> Decoder:
+def _make_decoder(policy: Policy, request: RolloutRequest, room: int) -> Decoder:
     """Return a decoder with `room` tokens for each completion: on a GPU the CUDA decoder."""
-    G = len(keys[0])
-    request = DecodeRequest(
-        prompts,
-        keys=torch.tensor([key for group in keys for key in group]),
-        temperatures=torch.tensor(settings.temperatures).float().repeat_interleave(G),
-        budgets=torch.tensor(settings.budgets).repeat_interleave(G),
-        truncate=settings.truncate,
+    G = request.group_size
+    decoded = DecodeRequest(
+        request.prompts,
+        keys=torch.tensor([key for group in request.keys for key in group]),
+        temperatures=torch.tensor(request.temperatures).float().repeat_interleave(G),
+        budgets=torch.tensor(request.budgets).repeat_interleave(G),
+        truncate=request.truncate,
         room=room,
     )
     step = cuda_step(policy)
-    return CudaDecoder(step, request) if step else EagerDecoder(policy, request)
+    return CudaDecoder(step, decoded) if step else EagerDecoder(policy, decoded)
 
 
 class _Drafter:
-    """Speculative decoding within one rollout: what to draft, and how well it went."""
+    """Speculative decoding within one rollout: what to draft, and how well it went.
+
+    - `longest`: the most tokens of a draft; `draft_length`: those of the last drafts;
+    - `distinct`: rows that differ, which decide what a pass costs.
+    """
 
     def __init__(
-        self, plans: DraftPlans, drafting: AcceptanceModel, longest: int, *, distinct: int
+        self,
+        decoder: Decoder,
+        plans: DraftPlans,
+        drafting: AcceptanceModel,
+        longest: int,
+        distinct: int,
     ):
+        self.decoder = decoder
         self.plans = plans
         self.drafting = drafting
         self.longest = longest
-        self.distinct = distinct  # rows that differ: they decide what a pass costs
+        self.distinct = distinct
+        self.draft_length = 0
 
     def observe(
-        self,
-        decoder: Decoder,
-        rows: Tensor,
-        written: Tensor,
-        drafts: Tensor,
-        chosen: Tensor,
-        count: Tensor,
-        start: float,
+        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor, start: float
     ) -> None:
         """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
         matched, rejected = self.plans.observe(rows, written, chosen, count)
         self.drafting.observe(
             Observation(
-                draft_length=drafts.shape[1],
+                draft_length=self.draft_length,
                 rows=self.distinct,
-                fixed_cost_tokens=decoder.fixed_cost_tokens,
+                fixed_cost_tokens=self.decoder.fixed_cost_tokens,
                 matched=matched,
                 rejected=rejected,
                 completions=int((count > 0).sum()),
@@ -299,19 +272,24 @@ class _Drafter:
             )
         )
 
-    def propose(self, decoder: Decoder, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
-        live = decoder.live
+        live = self.decoder.live
         self.distinct = int(live.sum())
-        k = self.drafting.length(
+        record = RowRecord(
             self.distinct,
-            decoder.fixed_cost_tokens,
-            decoder.plan_cost_tokens,
-            [k for k in decoder.lengths if k <= self.longest],
             self.plans.matched[rows[live]].sum().item(),
             self.plans.rejected[rows[live]].sum().item(),
         )
-        return self.plans.offer(rows, live, tokens, lengths[rows], k)
+        k = self.drafting.length(
+            record,
+            self.decoder.fixed_cost_tokens,
+            self.decoder.plan_cost_tokens,
+            [k for k in self.decoder.lengths if k <= self.longest],
+        )
+        drafts = self.plans.offer(rows, live, tokens, lengths[rows], k)
+        self.draft_length = drafts.shape[1]
+        return drafts
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:

@@ -71,6 +71,18 @@ class Observation:
     seconds: float
 
 
+@dataclass(frozen=True)
+class RowRecord:
+    """How drafts fared in the rows of a pass, e.g. ``RowRecord(16, matched=90, rejected=4)``.
+
+    `rows` counts those with different tokens; `matched` and `rejected` count drafted tokens.
+    """
+
+    rows: int
+    matched: float = 0
+    rejected: float = 0
+
+
 class AcceptanceModel:
     """How often drafted tokens are accepted, and so how long the next drafts should be.
 
@@ -96,12 +108,10 @@ class AcceptanceModel:
 
     def length(
         self,
-        rows: int,
+        record: RowRecord,
         fixed_cost_tokens: int,
         plan_cost_tokens: int,
         lengths: Sequence[int] = LENGTHS,
-        matched: float = 0,
-        rejected: float = 0,
     ) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
@@ -109,17 +119,17 @@ class AcceptanceModel:
         the time of a new plan as that of `plan_cost_tokens`. Drafts of k tokens yield
         (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a (arXiv:2211.17192, eq. 1).
 
-        The record of the current rows, `matched` and `rejected`, is combined with the general one,
-        because the last rows of a rollout are often those that depart from their plans. Without a
-        gain of MIN_GAIN the length is 0. A fixed length is returned unchanged, or the longest one
-        that is possible.
+        The `record` of the current rows is combined with the general one, because the last rows of
+        a rollout are often those that depart from their plans. Without a gain of MIN_GAIN the
+        length is 0. A fixed length is returned unchanged, or the longest one that is possible.
         """
         if self.fixed is not None:
             return min(self.fixed, lengths[-1])
 
         # The acceptance of the current rows, with the general record as the prior.
+        rows = record.rows
         prior = PRIOR_WEIGHT * rows
-        a = (matched + prior * self.acceptance) / (matched + rejected + prior)
+        a = (record.matched + prior * self.acceptance) / (record.matched + record.rejected + prior)
 
         def speed(k: int) -> float:
             tokens = (1 - a ** (k + 1)) / (1 - a)

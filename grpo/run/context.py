@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo.config import Config
+from grpo.curriculum.survey import SurveySettings, SurveySubject
 from grpo.distributed import Ranks
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
@@ -25,6 +26,15 @@ class RunContext:
     heldout: HeldOut
     console: Display
     warn: Callable[[str], None]
+
+    @property
+    def subject(self) -> SurveySubject:
+        """What the survey and the measurement of difficulty measure."""
+        config, trainer = self.config, self.trainer
+        settings = SurveySettings(
+            self.heldout.sampling, config.group_size, config.variance_threshold
+        )
+        return SurveySubject(trainer.policy, trainer.stream.supply, settings, self.ranks)
 
     @property
     def level(self) -> int:

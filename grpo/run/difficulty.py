@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo.curriculum.difficulty import Difficulty, Outcome, measure_difficulty
-from grpo.curriculum.survey import SurveySettings
 from grpo.run.context import RunContext
 from grpo.run.logs import read_metrics
 from tasks.base import UserError
@@ -60,14 +59,7 @@ def _measure(run: RunContext, limits: Sequence[float]) -> list[Difficulty]:
             last = time.monotonic()
             run.console.say(f"difficulty: {done:,} of {total:,} problems")
 
-    found = measure_difficulty(
-        trainer.policy,
-        trainer.stream.supply,
-        SurveySettings(run.heldout.sampling, config.group_size, config.variance_threshold),
-        limits,
-        ranks=run.ranks,
-        show=show,
-    )
+    found = measure_difficulty(run.subject, limits, show)
     run.files.measured([asdict(each) for each in found])
     return found
 

@@ -1,6 +1,7 @@
 """The interface of everything that shows a run to its user."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grpo.records import StepReport
@@ -39,3 +40,14 @@ class Display(Protocol):
         verdict: Sequence[str] = (),
     ) -> None:
         """Show how the run ended."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a run speaks to its user, e.g. ``Output(Console(RunFormat(300)), [])``.
+
+    `lost_streams` gets a line whenever standard output or standard error is lost.
+    """
+
+    console: Display
+    lost_streams: list[str]

@@ -9,6 +9,8 @@ from typing import Any
 from grpo.config import Config
 from grpo.distributed import Ranks
 from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
     Sampling,
     budgets,
     evaluate,
@@ -84,12 +86,9 @@ class HeldOut:
         found = find_problems(
             trainer.policy,
             task,
-            level=level,
-            split="validation",
-            seed=seed,
-            size=size,
-            seen=trainer.stream.seen.keys(),
-            sampling=sampling,
+            HeldOutRequest(level, "validation", seed, size),
+            trainer.stream.seen.keys(),
+            sampling,
         )
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
@@ -101,8 +100,7 @@ class HeldOut:
             trainer.policy,
             task,
             self.ranks.share(found.problems),
-            sampling=sampling,
-            seed=0 if seed == EVAL_SEED else seed,
+            EvaluationSettings(sampling, seed=0 if seed == EVAL_SEED else seed),
         )
         groups = self.ranks.gather(local)
         for index, group in enumerate(groups):

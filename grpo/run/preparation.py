@@ -18,7 +18,6 @@ from grpo.curriculum.preflight import (
 from grpo.curriculum.survey import (
     PROBLEMS,
     LevelSurvey,
-    SurveySettings,
     levels_to_survey,
     survey,
 )
@@ -67,12 +66,7 @@ def _survey_levels(
     )
 
     rows, groups = survey(
-        trainer.policy,
-        trainer.stream.supply,
-        levels_to_survey(trainer.stream.supply, levels),
-        SurveySettings(run.heldout.sampling, config.group_size, config.variance_threshold),
-        training_levels=levels,
-        ranks=run.ranks,
+        run.subject, levels_to_survey(trainer.stream.supply, levels), training_levels=levels
     )
 
     texts = plain_texts_of(trainer.task, "validation")

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from data.files import read_json
-from grpo.config import Config
-from grpo.distributed import Ranks
 from grpo.learn.update import named_tensors
 from grpo.model.finite import check_loaded
 from grpo.run import checkpoint as checkpoints
@@ -46,16 +44,14 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        config: Config,
         trainer: Trainer,
-        ranks: Ranks,
         console: Display,
         dependencies: Callable[[], dict[str, Any]],
     ):
         self.folder = folder
-        self.config = config
+        self.config = config = trainer.config
         self.trainer = trainer
-        self.ranks = ranks
+        self.ranks = trainer.ranks
         self.console = console
         self.dependencies = dependencies
         self.rules = CheckpointRules(

@@ -23,7 +23,7 @@ from grpo.run.conclusion import files_of, next_commands, supply_line, verdict_of
 from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
 from grpo.run.difficulty import filter_by_difficulty
-from grpo.run.display import Display
+from grpo.run.display import Output
 from grpo.run.facts import facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import EVAL_SEED, HeldOut
@@ -49,33 +49,22 @@ class Run:
         opened: OpenedRun,
         trainer: Trainer,
         dependencies: Dependencies,
-        console: Display,
+        output: Output,
         locks: ExitStack,
-        lost_streams: list[str],
     ):
-        """Make the directory of a new run, and lock it until `locks` is closed.
-
-        `lost_streams` gets a line whenever standard output or standard error is lost.
-        """
+        """Make the directory of a new run, and lock it until `locks` is closed."""
         self.opened = opened
         self.folder = opened.folder
         self.dependencies = dependencies
         self.trainer = trainer
         self.config = trainer.config
         self.ranks = trainer.ranks
-        self.console = console
-        self.lost_streams = lost_streams
+        self.console = console = output.console
+        self.lost_streams = output.lost_streams
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task)
-        self.saver = Saver(
-            self.folder,
-            self.config,
-            trainer,
-            self.ranks,
-            console,
-            lambda: dependencies.to_json(self.config),
-        )
+        self.saver = Saver(self.folder, trainer, console, lambda: dependencies.to_json(self.config))
         self.files: RunFiles | NoFiles = NoFiles()
         before = self.ranks.on_rank0(self._facts_before)
         warning = restore_threads(before, trainer.policy.device)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
@@ -33,29 +34,35 @@ SCORING_FIRST = 10.0
 SCORING_EVERY = 30.0
 
 
+@dataclass(frozen=True)
+class RunFormat:
+    """What lines and panel need to know of a run, e.g. ``RunFormat(300, metric="similarity")``.
+
+    Of the plain step lines only every `log_every`-th is printed. `metric` is the name of the score,
+    `reward_range` the range of the task's rewards.
+    """
+
+    total_steps: int
+    log_every: int = 1
+    metric: str = "score"
+    reward_range: tuple[float, float] | None = (0.0, 1.0)
+
+
 class Console:
-    """The screen of a run: ``with Console(total_steps=300) as console: console.step(report)``.
+    """The screen of a run: ``with Console(RunFormat(300)) as console: console.step(report)``.
 
     A terminal gets a live panel below the lines. Any other `file` (default: standard output) gets
-    lines without escape codes; `force_terminal` overrides the choice. Of the plain step lines only
-    every `log_every`-th is printed. `metric` is the name of the score, `reward_range` the range of
-    the task's rewards. Leaving the ``with`` block restores the terminal, even after an exception.
+    lines without escape codes; `force_terminal` overrides the choice. Leaving the ``with`` block
+    restores the terminal, even after an exception.
     """
 
     def __init__(
-        self,
-        total_steps: int,
-        *,
-        log_every: int = 1,
-        metric: str = "score",
-        reward_range: tuple[float, float] | None = (0.0, 1.0),
-        file: TextIO | None = None,
-        force_terminal: bool | None = None,
+        self, run: RunFormat, *, file: TextIO | None = None, force_terminal: bool | None = None
     ):
-        self.total_steps = total_steps
-        self.log_every = log_every
-        self.metric = metric
-        self.reward_range = reward_range
+        self.total_steps = run.total_steps
+        self.log_every = run.log_every
+        self.metric = run.metric
+        self.reward_range = run.reward_range
         self.file = file or sys.stdout
         self.encoding = self.file.encoding or "utf-8"
 

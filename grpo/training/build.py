@@ -1,7 +1,8 @@
-"""Builds the parts of a trainer from the configuration of the run, which is resolved."""
+"""The parts of a trainer, and how they are built from the run's configuration, once resolved."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from grpo.config import Config
 from grpo.curriculum.interface import Curriculum
@@ -12,10 +13,27 @@ from grpo.learn.own_loss import OwnLoss
 from grpo.learn.update import UpdateSettings
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
+from grpo.training.callbacks import Callback
 from grpo.variance import VarianceMonitor, VarianceSettings
+from tasks.base import Task
+from tasks.supply import Supply
 
 # The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
 BUILTIN_RATE = 2e-4
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``.
+
+    What is None is built from the configuration. The `callbacks` are called after each step, in
+    order, on rank 0 alone.
+    """
+
+    task: Task
+    supply: Supply | None = None
+    own_loss: OwnLoss | None = None
+    callbacks: Sequence[Callback] = ()
 
 
 def with_learning_rate(config: Config, policy: Policy) -> Config:

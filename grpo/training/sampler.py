@@ -6,6 +6,7 @@ from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.training.problems import ProblemStream
@@ -39,8 +40,7 @@ class GroupSampler:
         temperatures = [temperature for _, _, temperature in requests]
         prompts = [self.policy.encode(problem) for problem in problems]
 
-        completions = generate(
-            self.policy,
+        rollout = RolloutRequest(
             prompts,
             keys=[self._keys(step, index, attempt) for index, _, _ in requests],
             temperatures=temperatures,
@@ -48,9 +48,9 @@ class GroupSampler:
                 self.stream.budget(prompt, problem) for prompt, problem in zip(prompts, problems)
             ],
             truncate=self.truncate,
-            drafting=self.acceptance,
             guesses=[self.draft(problem) for problem in problems] if self.draft else None,
         )
+        completions = generate(self.policy, rollout, self.acceptance)
         return [
             Group(
                 index,

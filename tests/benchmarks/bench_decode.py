@@ -19,6 +19,7 @@ import argparse
 import json
 import random
 import time
+from dataclasses import dataclass
 
 import bench_model
 import torch
@@ -31,7 +32,7 @@ from grpo.rollout import cuda_decoder as fused
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.cuda_memory import bucket
-from grpo.rollout.request import DecodeRequest
+from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
@@ -146,28 +147,39 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     )
 
 
-def rollout(policy: Policy, P: int, G: int, new: int, prompt: int, repeats: int = 2, **drafts):
+@dataclass(frozen=True)
+class Size:
+    """The work of a rollout: P prompts of `prompt` tokens, G completions of `new` tokens each."""
+
+    P: int
+    G: int
+    new: int
+    prompt: int
+
+
+def rollout(policy: Policy, size: Size, repeats: int = 2, guesses=None, drafting=None):
     """Return the least time of a whole rollout, and its completions."""
+    P = size.P
     rng = random.Random(0)
-    prompts = [tuple(rng.choices(range(1000), k=prompt)) for _ in range(P)]
-    keys = [[rng.getrandbits(62) for _ in range(G)] for _ in range(P)]
+    prompts = [tuple(rng.choices(range(1000), k=size.prompt)) for _ in range(P)]
+    keys = [[rng.getrandbits(62) for _ in range(size.G)] for _ in range(P)]
+    request = RolloutRequest(prompts, keys, [1.0] * P, [size.new] * P, guesses=guesses)
     times = []
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        answers = engine.generate(
-            policy, prompts, keys=keys, temperatures=[1.0] * P, budgets=[new] * P, **drafts
-        )
+        answers = engine.generate(policy, request, drafting)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times[0], min(times[1:]), answers
 
 
-def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float):
+def drafted(policy: Policy, size: Size, right: float):
     """Return the first and the best time of the rollout with drafts, and the drafting metrics.
 
     A share `right` of the drafted tokens is right.
     """
+    P, G, new = size.P, size.G, size.new
     task = Interleave()
     rng = random.Random(1)
     model = cuda_step(policy)
@@ -202,10 +214,7 @@ def drafted(policy: Policy, P: int, G: int, new: int, prompt: int, right: float)
         drafting = AcceptanceModel("auto")
         first, best, found = rollout(
             policy,
-            P,
-            G,
-            new,
-            prompt,
+            size,
             guesses=[task.draft(problem) for _ in range(P)],
             drafting=drafting,
         )
@@ -287,8 +296,9 @@ def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
         "drafted: first s   then s   acceptance   a forward"
     )
     for P, G, new, prompt in cases:
-        first, best, _ = rollout(policy, P, G, new, prompt)
-        d_first, d_best, figures = drafted(policy, P, G, new, prompt, right)
+        size = Size(P, G, new, prompt)
+        first, best, _ = rollout(policy, size)
+        d_first, d_best, figures = drafted(policy, size, right)
         rows.append(
             {
                 "table": "rollout",

@@ -16,6 +16,7 @@ import torch
 from data.corpus import documents_of, load_corpus
 from grpo.model.load import load_policy
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key
 from grpo.rollout.speculative import AcceptanceModel
 from tasks.drafts import Guess
@@ -38,12 +39,14 @@ def time_of(
         start = time.perf_counter()
         (answers,) = generate(
             policy,
-            [prompt],
-            keys=keys,
-            temperatures=[1.0],
-            budgets=[int(1.25 * policy.target_length(text))],
-            guesses=[Guess(document.words[:words], [])],
-            drafting=drafting,
+            RolloutRequest(
+                [prompt],
+                keys=keys,
+                temperatures=[1.0],
+                budgets=[int(1.25 * policy.target_length(text))],
+                guesses=[Guess(document.words[:words], [])],
+            ),
+            drafting,
         )
         times.append(time.perf_counter() - start)
 

@@ -24,7 +24,15 @@ from learning_job import LOSS, MAX_GRAD_NORM, Job
 from step_sides import memory_used, now, trained_by
 
 from grpo.config import CLIP
-from grpo.evaluate import Sampling, budgets, evaluate, find_problems, summarise
+from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    summarise,
+)
 from grpo.learn.optimizer import maker
 from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
@@ -32,6 +40,7 @@ from grpo.model.policy import Policy
 from grpo.rollout.generate import fitting
 from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import Problem, Task, UserError, scores_of
 from tasks.supply import Supply
 
@@ -46,7 +55,7 @@ def run_job(job: Job, path: Path):
     """Do the run and write its lines to `path`."""
     start, task = time.perf_counter(), job.task()
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    policy = load_policy(job.model, **job.config.loading)
+    policy = load_policy(job.model, options=job.config.loading)
     if job.trainer == "trl":
         # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
@@ -69,12 +78,9 @@ class Course:
         self.heldout = find_problems(
             policy,
             task,
-            level=job.words,
-            split="validation",
-            seed=EVAL_SEED,
-            size=job.eval_problems,
-            seen=frozenset(),
-            sampling=self.sampling,
+            HeldOutRequest(job.words, "validation", EVAL_SEED, job.eval_problems),
+            frozenset(),
+            self.sampling,
         ).problems
         self.step_number = self.tokens = 0
         self.seconds = self.first = self.evaluating = 0.0
@@ -144,7 +150,12 @@ class Course:
         """Return mean score and share of exact answers on `n` held-out problems."""
         start = now()
         self.take_over()
-        groups = evaluate(self.policy, self.task, self.heldout, sampling=self.sampling, seed=seed)
+        groups = evaluate(
+            self.policy,
+            self.task,
+            self.heldout,
+            EvaluationSettings(sampling=self.sampling, seed=seed),
+        )
         found = summarise(groups)
         self.evaluating += now() - start
         return {"score": found["mean"], "exact": found["exact"], "n": found["n"]}
@@ -172,7 +183,7 @@ def measure_start(course: Course):
 def train_ours(course: Course):
     """Train with our trainer, as `train.py` does, without its files."""
     config = course.job.config
-    trainer = Trainer(config, course.task, course.policy)
+    trainer = Trainer(config, Parts(course.task), course.policy)
     course.begin(trained_by(course.policy.model))
     continues = True
     while continues:
@@ -269,7 +280,7 @@ def trl_trainer(course: Course, stream: Stream):
         args=trl_config(job),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=adapter_of(job.lora_rank, job.lora_alpha, "lora") if job.lora_rank else None,
+        peft_config=adapter_of(job.config.adapter) if job.config.adapter else None,
         callbacks=[Reporter()],
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from bench_model import RandomRewards, model_in, precision, prompts_of
 
+from grpo.training.build import Parts
+
 
 def now() -> float:
     import torch
@@ -110,9 +112,9 @@ def run_ranks(
     from grpo.trainer import Trainer
 
     task, config = RandomRewards(), config_of(arguments, folder)
-    policy = load_policy(config.model, **config.loading)
+    policy = load_policy(config.model, device=config.device, options=config.loading)
     policy.stops = ()  # no token ends a completion, so all have the full length
-    trainer, steps = Trainer(config, task, policy, ranks=ranks), []
+    trainer, steps = Trainer(config, Parts(task), policy, ranks=ranks), []
     for _ in range(config.steps):
         start = now()
         report = trainer.step()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import OWN
+from tiny_models import loading
 
 from grpo.model.load import load_policy
 from grpo.model.memory import free_host_memory
@@ -120,7 +121,7 @@ def test_free_memory_is_the_system_s_or_the_control_group_s(tmp_path):
     "lora", [{}, {"lora_rank": 2}, {"lora_rank": 2, "lora_variant": "dora"}], ids=str
 )
 def test_what_is_written_of_a_copy_is_what_was_written_of_the_model(tiny_model, tmp_path, lora):
-    policy = load_policy(str(tiny_model), device="cpu", **lora)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(**lora))
     policy.save(tmp_path / "live")
     copy = HostMemory().copy(policy.saved_tensors())
     with torch.no_grad():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.records import Completion, Group
 from tasks.base import Problem
 
@@ -31,9 +31,7 @@ def group_of(index, prompt_length, lengths, temperature=1.0):
 
 
 def cut(groups, micro_tokens, kind="dapo", **ranks):
-    return list(
-        micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=30, device=CPU, **ranks)
-    )
+    return list(micro_batches(groups, BatchSettings(kind, 30, micro_tokens), device=CPU, **ranks))
 
 
 def test_tensors_by_hand():

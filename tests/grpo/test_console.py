@@ -11,7 +11,7 @@ from rich.console import Console as RichConsole
 
 from data.text import escape_control
 from grpo.records import Completion, Group, StepReport
-from grpo.show.console import Console
+from grpo.show.console import Console, RunFormat
 from grpo.show.lines import (
     clock_time,
     evaluation_line,
@@ -86,10 +86,10 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     }
 
 
-def written(use, total_steps=300, **options):
+def written(use, total_steps=300, log_every=1, metric="score", **options):
     """Return all that `use(console)` writes, escape codes included."""
     file = io.StringIO()
-    with Console(total_steps, file=file, **options) as console:
+    with Console(RunFormat(total_steps, log_every, metric), file=file, **options) as console:
         use(console)
     return file.getvalue()
 
@@ -429,7 +429,10 @@ def test_the_score_goes_by_the_name_that_the_console_was_given():
 
 def test_an_interrupt_gives_the_terminal_back():
     file = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), Console(300, file=file, force_terminal=True) as console:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Console(RunFormat(300), file=file, force_terminal=True) as console,
+    ):
         console.step(report())
         with console.loading("builtin"):
             raise KeyboardInterrupt
@@ -459,12 +462,12 @@ class Tty(io.StringIO):
 def test_only_a_capable_terminal_gets_the_panel(monkeypatch, file, term, live):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert Console(300, file=file()).terminal is live
+    assert Console(RunFormat(300), file=file()).terminal is live
 
 
 def test_a_pipe_of_another_encoding_does_not_stop_the_run():
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with Console(300, file=pipe) as console:
+    with Console(RunFormat(300), file=pipe) as console:
         console.say("10 → 25")
     assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
 

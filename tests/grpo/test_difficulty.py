@@ -17,7 +17,7 @@ from grpo import load_run, make_trainer, train
 from grpo.config import Config
 from grpo.curriculum import difficulty
 from grpo.curriculum.difficulty import measure_difficulty, outcome_of
-from grpo.curriculum.survey import SurveySettings
+from grpo.curriculum.survey import SurveySettings, SurveySubject
 from grpo.evaluate import Sampling
 from grpo.tools.train import main
 from tasks.base import Problem, Score, UserError
@@ -82,11 +82,13 @@ def test_every_problem_is_measured_once_in_its_order(tiny_policy, monkeypatch):
     problems.append(Problem("by key", 1, "long", "x " * 2000, "7"))
     told = []
     found = measure_difficulty(
-        tiny_policy,
-        Supply(ByKey(), seed=0, dataset=problems),
-        SurveySettings(Sampling(), 3, 1e-6),
+        SurveySubject(
+            tiny_policy,
+            Supply(ByKey(), seed=0, dataset=problems),
+            SurveySettings(Sampling(), 3, 1e-6),
+        ),
         [0.25, 0.75],
-        show=lambda done, total: told.append((done, total)),
+        lambda done, total: told.append((done, total)),
     )
     assert [(each.key, each.score, each.outcome) for each in found] == [
         ("8", 1.0, "too easy"),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from tiny_models import FAMILIES, PROMPTS, SHAPE, VOCABULARY, make_tiny_model, rollout
+from tiny_models import FAMILIES, PROMPTS, SHAPE, VOCABULARY, loading, make_tiny_model, rollout
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -13,7 +13,7 @@ from transformers import (
     MistralConfig,
 )
 
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
@@ -21,6 +21,7 @@ from grpo.records import Group
 from grpo.rollout.cuda_graph import light_products
 from grpo.rollout.eager_decoder import EagerDecoder, accepted
 from grpo.rollout.generate import budget_for, fitting, generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError
 
@@ -162,7 +163,10 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch
     for prompt, row, group in zip(PROMPTS, keys, groups):
         alone = [
             generate(
-                policy, [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24]
+                policy,
+                RolloutRequest(
+                    [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24]
+                ),
             )[0][0]
             for key in row
         ]
@@ -301,7 +305,7 @@ def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family,
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
+    policy = load_policy(str(tmp_path), device="cpu", options=loading(lora_rank=lora_rank))
     policy.stops = tuple(range(0, VOCABULARY, 10))  # early ends, so that rows retire
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert policy.is_plain
@@ -330,7 +334,7 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
         Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
         for i, (prompt, answers) in enumerate(zip(ids, groups))
     ]
-    (batch,) = micro_batches(made, "grpo", micro_tokens=0, max_length=6, device=policy.device)
+    (batch,) = micro_batches(made, BatchSettings("grpo", max_length=6), device=policy.device)
     logp_RT, _ = completion_logprobs(policy, batch)
     weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
     (logp_RT * weights).sum().backward()
@@ -357,7 +361,7 @@ def test_a_model_that_takes_no_adapter(tmp_path):
     with pytest.raises(
         UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
     ):
-        load_policy(str(tmp_path), device="cpu", lora_rank=4)
+        load_policy(str(tmp_path), device="cpu", options=loading(lora_rank=4))
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, rollout
+from tiny_models import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, loading, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step, disagreement
 from grpo.rollout.cuda_layers import CudaLayers
-from grpo.rollout.request import DecodeRequest
+from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.sampling import truncation
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 
@@ -37,7 +37,7 @@ def write_model(folder, family):
 
 def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCABULARY, 40))):
     write_model(folder, family)
-    policy = load_policy(str(folder), device="cuda", dtype=dtype, lora_rank=lora)
+    policy = load_policy(str(folder), device="cuda", options=loading(dtype=dtype, lora_rank=lora))
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:  # 0 in a new adapter
             torch.nn.init.normal_(parameter, 0.0, 0.1)
@@ -183,6 +183,24 @@ def test_fused_bfloat16_agrees_with_the_update(tmp_path, family, samples):
     assert torch.cat(differences).abs().mean() < 0.05
 
 
+def least_p(one, other):
+    """Return the least p-value of a place after the first, times the number of these places."""
+    found = []
+    for t in range(1, one.shape[1]):
+        counts = torch.stack(
+            [torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]
+        ).double()
+        often = counts.sum(0) >= 40
+        bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
+        bins = bins[:, bins.sum(0) > 0]
+        expected = bins.sum(0) * bins.sum(1, keepdim=True) / bins.sum()
+        statistic, freedom = ((bins - expected) ** 2 / expected).sum(), bins.shape[1] - 1
+        found.append(
+            torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item()
+        )
+    return min(found) * len(found)
+
+
 @pytest.mark.parametrize(
     "M, X, K",
     [
@@ -217,9 +235,9 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     """
     policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16", stops=())
     prompt, places = policy.encode(PROMPTS[0]), 8
-    plan = engine.generate(policy, [prompt], keys=[[0]], temperatures=[0.0], budgets=[places])[0][
-        0
-    ].tokens
+    plan = engine.generate(
+        policy, RolloutRequest([prompt], keys=[[0]], temperatures=[0.0], budgets=[places])
+    )[0][0].tokens
 
     class Planned(DraftPlans):
         def _plan(self, rows, tokens, written, k):
@@ -235,31 +253,17 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
             for _ in range(16)
             for answer in engine.generate(
                 policy,
-                [prompt],
-                keys=[[rng.getrandbits(62) for _ in range(1024)]],
-                temperatures=[0.4],
-                budgets=[places],
-                guesses=[str],
-                drafting=drafting,
+                RolloutRequest(
+                    [prompt],
+                    keys=[[rng.getrandbits(62) for _ in range(1024)]],
+                    temperatures=[0.4],
+                    budgets=[places],
+                    guesses=[str],
+                ),
+                drafting,
             )[0]
         ]
         return torch.tensor([answer.tokens for answer in answers]), drafting
-
-    def least_p(one, other):
-        found = []
-        for t in range(1, places):
-            counts = torch.stack(
-                [torch.bincount(x[:, t], minlength=VOCABULARY) for x in (one, other)]
-            ).double()
-            often = counts.sum(0) >= 40
-            bins = torch.cat([counts[:, often], counts[:, ~often].sum(1, keepdim=True)], 1)
-            bins = bins[:, bins.sum(0) > 0]
-            expected = bins.sum(0) * bins.sum(1, keepdim=True) / bins.sum()
-            statistic, freedom = ((bins - expected) ** 2 / expected).sum(), bins.shape[1] - 1
-            found.append(
-                torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2).item()
-            )
-        return min(found) * len(found)
 
     (plain, _), (drafted, drafting), (third, _) = sample(1, "off"), sample(2, "7"), sample(3, "off")
     assert 0.05 < drafting.acceptance < 0.95

@@ -4,11 +4,11 @@ the modules' own.
 
 import pytest
 import torch
-from tiny_models import FAMILIES, SHAPE, make_tiny_model
+from tiny_models import FAMILIES, SHAPE, loading, make_tiny_model
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
 
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model import matmul, ops
 from grpo.model.llama import build_fast_llama, checkpoint_layers
 from grpo.model.load import BUILTIN, load_policy
@@ -26,7 +26,9 @@ def policy_of(folder, family="llama-3 rotary scaling", lora=0, device="cpu", **c
         setattr(config, name, value)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
-    policy = load_policy(str(folder), device=device, dtype="float32", lora_rank=lora)
+    policy = load_policy(
+        str(folder), device=device, options=loading(dtype="float32", lora_rank=lora)
+    )
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name or "bias" in name or "norm" in name:  # 0 or 1 in a new model
             parameter.data += 0.1 * torch.randn(parameter.shape).to(device)
@@ -44,7 +46,10 @@ def results(policy):
         [token for completion in COMPLETIONS for token in completion], device=policy.device
     )
     logprobs, entropies = token_logprobs(
-        predict(policy), policy.head, targets, torch.full(targets.shape, 0.7, device=policy.device)
+        predict(policy),
+        policy.head,
+        targets,
+        Distribution(torch.full(targets.shape, 0.7, device=policy.device)),
     )
     (logprobs * torch.arange(len(targets), device=policy.device)).sum().backward()
     return [logprobs.detach(), entropies, *(p.grad.clone() for p in policy.parameters)]

@@ -31,41 +31,13 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     parameters = write_llama(tmp_path / "llama", layers, device)
     if layers == 28:
         assert parameters == 3_212_749_824
-    assert (
-        train.main(
-            [
-                "--model",
-                str(tmp_path / "llama"),
-                "--words",
-                "25",
-                "--prompts",
-                "2",
-                "--group-size",
-                "4",
-                "--steps",
-                "2",
-                "--preflight",
-                "off",
-                "--eval-problems",
-                "2",
-                "--on-degenerate",
-                "keep",
-                "--beta",
-                "0.04",
-                "--device",
-                device,
-                "--name",
-                "llama",
-                "--scale",
-                "none",
-                "--reward",
-                "similarity",
-                "--lora-rank",
-                "16",
-            ]
-        )
-        == 0
+    flags = (
+        "--words 25 --prompts 2 --group-size 4 --steps 2 --preflight off --eval-problems 2 "
+        "--on-degenerate keep --beta 0.04 --name llama --scale none --reward similarity "
+        "--lora-rank 16"
     )
+    place = ["--model", str(tmp_path / "llama"), "--device", device]
+    assert train.main([*place, *flags.split()]) == 0
     lines = read_metrics(tmp_path / "runs" / "llama" / "metrics.jsonl")
     if device == "cpu":  # in float32
         assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in lines)
@@ -101,36 +73,12 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
     torch.cuda.set_per_process_memory_fraction(
         80e9 / torch.cuda.get_device_properties(0).total_memory
     )
-    command = [
-        "--model",
-        str(tmp_path / "llama"),
-        "--lora-rank",
-        "0",
-        "--words",
-        "25",
-        "--prompts",
-        "2",
-        "--group-size",
-        "8",
-        "--preflight",
-        "off",
-        "--eval-problems",
-        "2",
-        "--on-degenerate",
-        "keep",
-        "--device",
-        "cuda",
-        "--scale",
-        "none",
-        "--reward",
-        "similarity",
-        "--save-every",
-        "9",
-        "--learning-rate",
-        "1e-6",
-        "--schedule",
-        "constant",
-    ]
+    flags = (
+        "--lora-rank 0 --words 25 --prompts 2 --group-size 8 --preflight off --eval-problems 2 "
+        "--on-degenerate keep --device cuda --scale none --reward similarity --save-every 9 "
+        "--learning-rate 1e-6 --schedule constant"
+    )
+    command = ["--model", str(tmp_path / "llama"), *flags.split()]
     assert train.main([*command, "--name", "llama", "--steps", "2"]) == 0
     assert torch.cuda.max_memory_allocated() > 50e9
     run = tmp_path / "runs" / "llama"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grpo.learn import logprobs
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.logprobs import Distribution, token_logprobs
 
 N, H, V = 11, 4, 7
 
@@ -71,7 +71,7 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     expected_gradients = torch.autograd.grad(weights_N @ expected_N, leaves)
 
     logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, head, targets_N, temperature_N, chunk=chunk, truncate=truncate
+        hidden_NH, head, targets_N, Distribution(temperature_N, truncate), chunk=chunk
     )
     gradients = torch.autograd.grad(weights_N @ logprobs_N, leaves)
 
@@ -85,7 +85,7 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
 
 def test_entropy_has_no_gradient():
     hidden_NH, head, targets_N, temperature_N, _ = inputs()
-    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N)
+    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, Distribution(temperature_N))
     assert logprobs_N.requires_grad and not entropy_N.requires_grad
 
 
@@ -95,7 +95,9 @@ def test_full_logits_never_live_at_once():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.append(x.numel()) or x, lambda x: x
     ):
-        logprobs_N, _ = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=3)
+        logprobs_N, _ = token_logprobs(
+            hidden_NH, head, targets_N, Distribution(temperature_N), chunk=3
+        )
     assert sum(saved) < N * V  # not the logits of all chunks together either
     assert head.rows == [3, 3, 3, 2]
     (weights_N @ logprobs_N).backward()
@@ -114,7 +116,7 @@ def test_probabilities_are_kept_where_all_are_small(monkeypatch, kept):
             hidden_NH,
             nn.Linear(H, V, bias=False, dtype=torch.float64),
             targets_N,
-            temperature_N,
+            Distribution(temperature_N),
             chunk=3,
         )
     assert saved.count((N, V)) == (1 if kept == 8 * N * V else 0) and (3, V) not in saved
@@ -126,7 +128,7 @@ def test_half_precision_heads_give_float32():
     hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
     temperature_N = torch.ones(1, dtype=torch.float64)
     logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N
+        hidden_NH, nn.Identity(), torch.tensor([0]), Distribution(temperature_N)
     )
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
     assert logprobs_N.item() == pytest.approx(
@@ -150,7 +152,7 @@ def test_a_linear_head_on_a_gpu(dtype, tolerance):
 
     def results(hidden, head, device):
         logprobs, entropies = token_logprobs(
-            hidden, head, targets.to(device), heat.to(device), chunk=16
+            hidden, head, targets.to(device), Distribution(heat.to(device)), chunk=16
         )
         (weights.to(device, logprobs.dtype) @ logprobs).backward()
         return [

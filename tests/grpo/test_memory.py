@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from grpo.model.memory import Shape, optimizer_bytes, prompts_at_once, shape_of, update_tokens
+from grpo.model.memory import (
+    DeviceMemory,
+    Shape,
+    optimizer_bytes,
+    prompts_at_once,
+    shape_of,
+    update_tokens,
+)
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key
 
 
@@ -65,17 +73,21 @@ def test_llama_3b_in_round_figures():
         (24 * billion, lora),
         (150 * billion, lora),
     ):
-        tokens = update_tokens(shape, memory, held)
-        prompts = prompts_at_once(shape, memory, held, completions=16, prompt=2000, room=1400)
+        tokens = update_tokens(shape, DeviceMemory(memory, held))
+        prompts = prompts_at_once(
+            shape, DeviceMemory(memory, held), completions=16, prompt=2000, room=1400
+        )
         assert (
             held + tokens * shape.activations + prompts * shape.cache * (2000 + 16 * 1400)
             < 0.95 * memory
         )
         assert tokens > 3600 and prompts >= 1
-    assert update_tokens(shape, 80 * billion, lora) > update_tokens(shape, 80 * billion, full)
+    assert update_tokens(shape, DeviceMemory(80 * billion, lora)) > update_tokens(
+        shape, DeviceMemory(80 * billion, full)
+    )
     assert (
-        update_tokens(shape, 1 * billion, full) == 256
-        and prompts_at_once(shape, 1, full, completions=16, prompt=9, room=9) == 1
+        update_tokens(shape, DeviceMemory(1 * billion, full)) == 256
+        and prompts_at_once(shape, DeviceMemory(1, full), completions=16, prompt=9, room=9) == 1
     )
 
 
@@ -86,11 +98,12 @@ def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
         temperatures=[1.0, 0.7, 1.0, 0.0, 1.2],
         budgets=[9, 4, 12, 7, 9],
     )
-    whole = generate(tiny_policy, prompts, **settings)
+    whole = generate(tiny_policy, RolloutRequest(prompts, **settings))
     asked = []
     monkeypatch.setattr(tiny_policy, "prompts_at_once", lambda *sizes: asked.append(sizes) or 2)
-    assert [[c.tokens for c in group] for group in generate(tiny_policy, prompts, **settings)] == [
-        [c.tokens for c in group] for group in whole
-    ]
+    assert [
+        [c.tokens for c in group]
+        for group in generate(tiny_policy, RolloutRequest(prompts, **settings))
+    ] == [[c.tokens for c in group] for group in whole]
     ((completions, prompt, room),) = asked
     assert completions == 3 and prompt == max(map(len, prompts)) and room >= 12

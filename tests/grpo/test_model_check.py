@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_architectures import ARCHITECTURES, write
-from tiny_models import SHAPE, VOCABULARY, make_tiny_model, rollout
+from tiny_models import SHAPE, VOCABULARY, loading, make_tiny_model, rollout
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -75,13 +75,13 @@ def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
         MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
-        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
+        policy = load_policy("builtin", device="cpu", options=loading(dtype=dtype, lora_rank=64))
     assert policy.path == "shared"
     assert not any(weight.any() for weight in adapters_of(policy))
 
 
 def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained():
-    policy = load_policy("builtin", device="cpu", dtype="bfloat16", lora_rank=8)
+    policy = load_policy("builtin", device="cpu", options=loading(dtype="bfloat16", lora_rank=8))
     seen = []
     for size in (0.0, 30.0):
         for weight in adapters_of(policy):
@@ -103,7 +103,9 @@ def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained():
 def test_the_embedded_model_takes_the_fastest_path(dtype, lora_rank):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=lora_rank)
+        policy = load_policy(
+            "builtin", device="cpu", options=loading(dtype=dtype, lora_rank=lora_rank)
+        )
     assert policy.path == "fast" and policy.fast_model is not None and not policy.is_plain
 
 
@@ -191,7 +193,10 @@ def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
 def test_a_layer_with_a_state_of_its_own_is_noticed_in_each_precision(tmp_path, kind, dtype):
-    assert load_policy(saved(kind, tmp_path), device="cpu", dtype=dtype).path == "plain"
+    assert (
+        load_policy(saved(kind, tmp_path), device="cpu", options=loading(dtype=dtype)).path
+        == "plain"
+    )
 
 
 @pytest.mark.parametrize("method", ["prefill", "extend", "predict"])
@@ -283,7 +288,7 @@ def test_a_difference_beyond_the_models_own_rounding_does_not_pass(monkeypatch):
 
     monkeypatch.setattr(Policy, "predict", wrong)
     with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
-        policy = load_policy("builtin", device="cpu", dtype="bfloat16")
+        policy = load_policy("builtin", device="cpu", options=loading(dtype="bfloat16"))
     assert policy.path == "shared" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
 
 

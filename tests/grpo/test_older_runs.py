@@ -16,6 +16,7 @@ from grpo.records import Completion, Decision, Group, StepSummary
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave
 
@@ -72,7 +73,7 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     def trainer():
         policy = load_policy(str(tiny_model), device="cpu")
         config = Config(task="interleave", level=2, ramp=False, learning_rate=1e-3, steps=3)
-        trainer = Trainer(config, Interleave(), policy)
+        trainer = Trainer(config, Parts(Interleave()), policy)
         trainer.curriculum = Ladder([1, 2, 3], LadderSettings(window=1, collapse_steps=1))
         return trainer
 

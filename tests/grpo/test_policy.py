@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import snapshot_download
+from tiny_models import loading
 
 from grpo.model.load import load_policy, resolve
 from grpo.rollout.cuda_decoder import cuda_step
@@ -150,7 +151,7 @@ def test_prompt_and_target_in_tokens(tiny_policy):
 
 
 def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model):
-    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
     start = hidden(policy)
     disturb(policy)
     changed = hidden(policy)
@@ -167,7 +168,9 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
     start = hidden(policy)
     disturb(policy)
     policy.save(tmp_path)
-    resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
+    resumed = load_policy(
+        str(tiny_model), device="cpu", weights=tmp_path, options=loading(keep_reference=True)
+    )
     assert torch.equal(hidden(resumed), hidden(policy))
     with resumed.reference() as reference:
         assert torch.equal(hidden(reference), start)
@@ -175,7 +178,9 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
 
 @pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
 def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
-    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4, lora_variant=variant)
+    policy = load_policy(
+        str(tiny_model), device="cpu", options=loading(lora_rank=4, lora_variant=variant)
+    )
     assert any("magnitude" in name for name, _ in policy.model.named_parameters()) == (
         variant == "dora"
     )
@@ -185,7 +190,9 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
     start = hidden(policy)
     disturb(policy)
     policy.save(tmp_path)
-    resumed = load_policy(str(tiny_model), device="cpu", weights=tmp_path, keep_reference=True)
+    resumed = load_policy(
+        str(tiny_model), device="cpu", weights=tmp_path, options=loading(keep_reference=True)
+    )
     assert torch.equal(hidden(resumed), hidden(policy)) and not torch.equal(hidden(resumed), start)
     assert [p.shape for p in resumed.parameters] == [p.shape for p in policy.parameters]
     with pytest.raises(KeyError), resumed.reference() as reference:
@@ -198,7 +205,7 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
 
 @pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])
 def test_no_second_model_is_held_without_need(tiny_model, options):
-    policy = load_policy(str(tiny_model), device="cpu", **options)
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(**options))
     assert policy._frozen is None
     if not options:
         with (
@@ -211,7 +218,7 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
 def test_a_quantised_base_is_for_a_gpu(tiny_model):
     pytest.importorskip("bitsandbytes")
     with pytest.raises(UserError, match="--quantise nf4: needs a GPU"):
-        load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
+        load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4, quantise="nf4"))
 
 
 def test_cudnns_attention_is_not_asked(tiny_model):
@@ -230,8 +237,10 @@ def test_cudnns_attention_is_not_asked(tiny_model):
 @pytest.mark.parametrize("quantise", ["nf4", "int8"])
 def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     pytest.importorskip("bitsandbytes")
-    policy = load_policy(str(tiny_model), device="cuda", lora_rank=4, quantise=quantise)
-    plain = load_policy(str(tiny_model), device="cuda", lora_rank=4)
+    policy = load_policy(
+        str(tiny_model), device="cuda", options=loading(lora_rank=4, quantise=quantise)
+    )
+    plain = load_policy(str(tiny_model), device="cuda", options=loading(lora_rank=4))
 
     def size(policy):
         return sum(p.numel() * p.element_size() for p in policy.model.parameters())

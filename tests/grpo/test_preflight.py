@@ -18,6 +18,7 @@ from grpo.curriculum.survey import (
     PROBLEMS,
     LevelSurvey,
     SurveySettings,
+    SurveySubject,
     levels_to_survey,
     summarise_level,
     survey,
@@ -162,10 +163,8 @@ def test_levels_below_the_asked_one():
 def test_survey_of_a_model(tiny_policy):
     levels, training_levels = [1, 2, 3, 5, 10, 25], [5, 10, 25]
     found, groups = survey(
-        tiny_policy,
-        Supply(load_task(f"{TOYS}:Toy"), seed=0),
+        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
         levels,
-        SETTINGS,
         training_levels=training_levels,
     )
     # Levels that the task cannot make are passed over; beyond the first training level the survey
@@ -181,10 +180,8 @@ def test_survey_of_a_model(tiny_policy):
 
     # The seed of the run changes nothing, so that the tables of two runs can be compared.
     again, _ = survey(
-        tiny_policy,
-        Supply(load_task(f"{TOYS}:Toy"), seed=9),
+        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=9), SETTINGS),
         levels,
-        SETTINGS,
         training_levels=training_levels,
     )
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in found]
@@ -192,10 +189,8 @@ def test_survey_of_a_model(tiny_policy):
     # A training level that the task cannot make is the user's to know.
     with pytest.raises(UserError, match="raised ZeroDivisionError"):
         survey(
-            tiny_policy,
-            Supply(load_task(f"{TOYS}:Toy"), seed=0),
+            SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
             [1],
-            SETTINGS,
             training_levels=[1],
         )
 

@@ -8,10 +8,11 @@ from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import UserError, load_task
 
 
-def said(model, loading=(), **flags):
+def said(model, **flags):
     config = Config(
         model=str(model),
         level=4,
@@ -21,8 +22,8 @@ def said(model, loading=(), **flags):
         learning_rate=1e-5,
         **{"lora_rank": 0} | flags,
     )
-    policy = load_policy(config.model, **config.loading | dict(loading))
-    return settings(Path("runs/x"), config, Trainer(config, load_task("interleave"), policy))
+    policy = load_policy(config.model, device="cpu", options=config.loading)
+    return settings(Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy))
 
 
 def test_what_is_trained_and_how(tiny_model):

@@ -8,7 +8,7 @@ from forced import trainer_for, weights
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
@@ -71,10 +71,9 @@ def test_the_penalty_lowers_rewards_and_is_kept_beside_them():
     assert all("trap" in score.parts for score in group.scores)
 
 
-def batches(groups, kind="dapo", micro_tokens=0, **more):
-    return list(
-        micro_batches(groups, kind, micro_tokens=micro_tokens, max_length=9, device=CPU, **more)
-    )
+def batches(groups, kind="dapo", micro_tokens=0, masks_truncated=False, **ranks):
+    settings = BatchSettings(kind, 9, micro_tokens, masks_truncated)
+    return list(micro_batches(groups, settings, device=CPU, **ranks))
 
 
 def test_masked_completions_by_hand():

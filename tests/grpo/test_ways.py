@@ -29,6 +29,7 @@ from grpo.run.preparation import wants_imitation
 from grpo.run.rollouts import write_rollouts
 from grpo.tools import train
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks import audit
 from tasks.base import Problem, Score, UserError, problem_at
 from tasks.interleave import Interleave
@@ -70,7 +71,7 @@ def trainer_for(policy, way, **options):
         }
         | options
     )
-    return Trainer(config, Interleave(), policy)
+    return Trainer(config, Parts(Interleave()), policy)
 
 
 # Imitation.

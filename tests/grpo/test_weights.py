@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny_model
+from tiny_models import loading, make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from grpo.model.load import load_policy
@@ -91,12 +91,14 @@ def test_a_checkpoint_and_the_reference_beside_it_are_looked_at_too(
     load_policy(str(tiny_model), device="cpu").save(tmp_path / "saved")
     base = shutil.copytree(tiny_model, tmp_path / "base")
     weights = tmp_path / "saved"
-    assert load_policy(str(base), device="cpu", weights=weights, keep_reference=True)
+    assert load_policy(
+        str(base), device="cpu", weights=weights, options=loading(keep_reference=True)
+    )
 
     change(base / "model.safetensors", damage)
     assert load_policy(str(base), device="cpu", weights=weights)  # its base is not read
     with pytest.raises(UserError, match=re.escape(f"--model {base}: ") + ".*" + re.escape(said)):
-        load_policy(str(base), device="cpu", weights=weights, keep_reference=True)
+        load_policy(str(base), device="cpu", weights=weights, options=loading(keep_reference=True))
 
     change(weights / "model.safetensors", damage)
     with pytest.raises(UserError, match=re.escape(f"--model {weights}: ") + ".*" + re.escape(said)):
@@ -166,7 +168,7 @@ def adapter_emptied(tensors):
 @pytest.fixture(scope="module")
 def adapter(tiny_model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("adapter")
-    load_policy(str(tiny_model), device="cpu", lora_rank=4).save(folder)
+    load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4)).save(folder)
     return folder
 
 

@@ -19,6 +19,15 @@ class Hub:
         self.refusals = refusals
         self.files, self.created, self.tokens, self.messages = {}, {}, set(), []
 
+    def commit(self, repo, lines):
+        """Keep the message and the files of a commit."""
+        for line in lines:
+            if line["key"] == "header":
+                self.messages.append(line["value"]["summary"])
+            else:
+                content = base64.b64decode(line["value"]["content"])
+                self.files.setdefault(repo, {})[line["value"]["path"]] = content
+
 
 @contextmanager
 def fake_hub(monkeypatch, token="hf_secret", refusals=()):
@@ -49,12 +58,7 @@ def fake_hub(monkeypatch, token="hf_secret", refusals=()):
                     for file in files
                 ]
                 return self.answer(200, {"files": modes})
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "header":
-                    hub.messages.append(line["value"]["summary"])
-                else:
-                    content = base64.b64decode(line["value"]["content"])
-                    hub.files.setdefault(repo, {})[line["value"]["path"]] = content
+            hub.commit(repo, map(json.loads, body.splitlines()))
             commit = {"commitUrl": f"{address}/{repo}/commit/1", "commitOid": "1", "hookOutput": ""}
             return self.answer(200, {"success": True, **commit})
 

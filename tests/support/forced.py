@@ -4,6 +4,7 @@ from collections import Counter
 
 from grpo.config import Config
 from grpo.trainer import Trainer
+from grpo.training.build import Parts
 from tasks.base import Problem, Score, key_of
 
 
@@ -39,7 +40,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         group_size=4,
         **{"steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
     )
-    trainer = Trainer(config, kind(odd, stuck), policy)
+    trainer = Trainer(config, Parts(kind(odd, stuck)), policy)
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 

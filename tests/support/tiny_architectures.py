@@ -21,12 +21,14 @@ from transformers.utils import logging as transformers_logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from grpo.learn.batch import micro_batches  # noqa: E402
+from grpo.learn.batch import BatchSettings, micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402
 from grpo.model.load import BUILTIN, load_policy  # noqa: E402
+from grpo.model.options import LoadOptions  # noqa: E402
 from grpo.model.policy import Policy  # noqa: E402
 from grpo.records import Group  # noqa: E402
 from grpo.rollout.generate import generate  # noqa: E402
+from grpo.rollout.request import RolloutRequest  # noqa: E402
 from grpo.rollout.sampling import sample_key  # noqa: E402
 from tasks.base import Problem, UserError  # noqa: E402
 
@@ -230,7 +232,7 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
     """
     write(architecture, folder)
     try:
-        policy = load_policy(str(folder), device="cpu", dtype="float32")
+        policy = load_policy(str(folder), device="cpu", options=LoadOptions("float32"))
     except UserError as error:
         return Comparison("refused", reason=str(error))
     policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places
@@ -241,7 +243,9 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
         for length in (25, 3, 14)
     ]
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(3)] for prompt in range(3)]
-    groups = generate(policy, prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
+    groups = generate(
+        policy, RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
+    )
     trained = trained_logprobs(policy, prompts, groups)
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -273,7 +277,7 @@ def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
         Group(i, problem, prompt, 1.0, answers, advantages=[1.0, -1.0, 0.5])
         for i, (prompt, answers) in enumerate(zip(prompts, completions, strict=True))
     ]
-    (batch,) = micro_batches(groups, "grpo", micro_tokens=0, max_length=14, device=policy.device)
+    (batch,) = micro_batches(groups, BatchSettings("grpo", max_length=14), device=policy.device)
     logp_RT, _ = completion_logprobs(policy, batch)
     logp_RT.sum().backward()
     gradients = [parameter.grad for parameter in policy.parameters if parameter.grad is not None]

@@ -16,7 +16,9 @@ from transformers import (
 )
 
 from grpo.model.load import BUILTIN
+from grpo.model.options import AdapterSettings, LoadOptions
 from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, uniform
 
 VOCABULARY = AutoConfig.from_pretrained(BUILTIN).vocab_size
@@ -53,20 +55,27 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
     return folder
 
 
+def loading(lora_rank=0, lora_variant="lora", **others):
+    """Return the options of `load_policy`, with a new adapter unless its rank is 0."""
+    adapter = AdapterSettings(lora_rank, variant=lora_variant) if lora_rank else None
+    return LoadOptions(adapter=adapter, **others)
+
+
 def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **settings):
     """Return the tokens of the prompts, and completions of each."""
     ids = [policy.encode(prompt) for prompt in prompts]
     keys = [
         [sample_key(0, 1, prompt, sample, 0) for sample in range(samples)] for prompt in prompts
     ]
-    return ids, generate(
-        policy,
+    drafting = settings.pop("drafting", None)
+    request = RolloutRequest(
         ids,
         keys=keys,
         temperatures=[temperature] * len(ids),
         budgets=[budget] * len(ids),
         **settings,
     )
+    return ids, generate(policy, request, drafting)
 
 
 SHAPE = dict(

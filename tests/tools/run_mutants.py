@@ -1,6 +1,6 @@
 """Break the core on purpose, one change at a time, and run the tests that should notice.
 
-A mutant of `mutants.py` is killed if a test fails (pytest's exit status 1), and survives if all
+A mutant of `mutants` is killed if a test fails (pytest's exit status 1), and survives if all
 pass. Any other outcome is "broken": a mutant that cannot be imported, or whose tests do not end,
 says nothing about the tests. The program works in copies of the source tree.
 

@@ -11,6 +11,7 @@ from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import summarise, truncated_share
 from grpo.model.load import load_policy
+from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out
 from grpo.records import Group
@@ -47,9 +48,8 @@ def load_run_policy(
     policy = load_policy(
         config.model,
         device=device,
-        dtype=config.dtype,
-        quantise=config.quantise,
         weights=checkpoint,
+        options=LoadOptions(config.dtype, quantise=config.quantise),
     )
     # Again, because loading may have downloaded a model of the hub.
     check_base(checkpoint, config.model, accept)

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from data.text import escape_control
-from grpo.evaluate import Sampling, budgets, evaluate, find_problems, select
+from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    select,
+)
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
@@ -53,12 +61,9 @@ class LocalModel:
         return find_problems(
             self.policy,
             task,
-            level=level,
-            split=split,
-            seed=self.request.seed,
-            size=size,
-            seen=self.seen,
-            sampling=self.request.sampling,
+            HeldOutRequest(level, split, self.request.seed, size),
+            self.seen,
+            self.request.sampling,
         )
 
     def select(self, problems: Sequence[Problem]) -> HeldOut:
@@ -68,14 +73,9 @@ class LocalModel:
 
     def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
         """Sample a group of completions for each problem, and score it."""
-        return evaluate(
-            self.policy,
-            task,
-            problems,
-            sampling=self.request.sampling,
-            seed=self.request.seed,
-            samples=self.request.samples,
-        )
+        request = self.request
+        settings = EvaluationSettings(request.sampling, request.seed, request.samples)
+        return evaluate(self.policy, task, problems, settings)
 
     def budget(self, task: Task, problems: Sequence[Problem]) -> int:
         """Return the largest budget of the problems."""

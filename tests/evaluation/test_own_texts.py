@@ -1,0 +1,168 @@
+"""Evaluations on a user's own texts, and on foreign ones."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from small_evaluations import evaluated
+
+from data import foreign
+from data.corpus import documents_of, load_texts
+from data.files import read_jsonl_zst
+from grpo.config import Config, load_config
+from grpo.run.opening import open_run
+from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
+from grpo.tools.evaluation.texts import held_out_texts
+from tasks.audit import audit
+from tasks.base import load_task, sources_of
+
+# ---- the user's own texts
+
+
+@pytest.fixture()
+def notes(tmp_path):
+    """Return a folder of 40 texts, of which each split has two or more (see
+    tests/tasks/test_interleave.py).
+    """
+    folder = tmp_path / "My Notes"
+    (folder / "below").mkdir(parents=True)
+    for i in range(40):
+        where = folder / ("below" if i % 2 else "") / f"{i:02}.md"
+        where.write_text(" ".join(f"w{i}.{j}" for j in range(30)))
+    return folder
+
+
+def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
+    """What is evaluated on texts that a run has trained with is its test split; new texts are all
+    evaluated on.
+    """
+    assert run("--texts", str(notes), "--words", "3") == 0
+    said = capsys.readouterr().out
+    assert "problems  fresh, from 40 texts" in said
+    assert load_config(Path("runs/a/config.yaml")).task_options == {"texts": str(notes)}
+    assert words_of("runs/a/rollouts/step-000001.jsonl.zst") <= words_in("train", notes)
+    assert words_of("runs/a/rollouts/eval-000000.jsonl.zst") <= words_in("validation", notes)
+    assert audit(Path("runs/a"))[0] == []
+
+    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    flags = [*shlex.split(command)[2:], "--problems", "60"]
+    (line,) = evaluated(*flags)
+    assert line["texts"] == str(notes) and (line["level"], line["split"]) == (3, "test")
+    held_out = len(documents_of("test", load_texts(notes)))
+    assert f"{40 - held_out} texts are left out" in capsys.readouterr().out
+
+    later = Path("later")  # a checkpoint of a run that began from this one
+    later.mkdir()
+    (later / "sources.json").write_text('{"corpus": {}, "accepted": []}')
+    task = load_task("interleave", options={"texts": str(notes)})
+    unseen = held_out_texts(task, later, Config(model="runs/a"))
+    assert len(sources_of(unseen)) == held_out
+
+    other = notes.parent / "others"
+    other.mkdir()
+    (other / "old.txt").write_text((notes / "00.md").read_text())
+    for i in range(2):
+        (other / f"{i}.txt").write_text(" ".join(f"new{i}.{j}" for j in range(4)))
+    (line,) = evaluated("--model", "runs/a", "--texts", str(other), "--problems", "60")
+    # Two texts of two windows each: eight ordered pairs, and none of the text that was trained on.
+    assert (line["n"], line["level"]) == (8, 3)
+    assert evaluation.main(["--model", "runs/a", "--texts", str(other), "--words", "5"]) == 2
+    assert "0 of the 2 texts that the model was not trained on" in capsys.readouterr().err
+
+
+def test_a_run_is_named_after_the_folder_and_not_its_path():
+    config = Config(level=3, task_options={"texts": "/home/somebody/My Notes/"})
+    assert open_run(config, {}, home=Path("runs"))[0].folder.name == "interleave-mynotes-3-seed0"
+
+
+def test_a_run_whose_texts_have_changed_does_not_go_on_unawares(run, notes, capsys):
+    assert run("--texts", str(notes), "--words", "3") == 0
+    (notes / "00.md").write_text("another text altogether")
+    assert any("the corpus has changed since" in line for line in audit(Path("runs/a"))[0])
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/a", "--steps", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "corpus: 00.md" in error
+    assert train.main(["--resume", "runs/a", "--steps", "3", "--accept-changes", "corpus"]) == 0
+    capsys.readouterr()
+    assert evaluation.main(["--model", "runs/a", "--problems", "3"]) == 0
+    assert "not all texts that the run was trained on are known" in capsys.readouterr().err
+
+
+def test_a_task_without_texts_refuses_them_in_one_line(run, notes, capsys):
+    flags = ["--task", "arithmetic", "--texts", str(notes)]
+    fault = "--texts: task arithmetic has no such flag; it has --family, --operands, --operators\n"
+    assert run(*flags) == 2 and not Path("runs").exists()
+    assert capsys.readouterr().err == f"train.py: {fault}"
+    assert evaluation.main(flags) == 2
+    assert capsys.readouterr().err == f"eval.py: {fault}"
+
+
+def test_too_few_texts_are_one_line_before_anything_is_written(run, notes, capsys):
+    assert run("--texts", str(notes), "--words", "31") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "0 of its 40 texts have 31 words or more" in error
+    assert not Path("runs").exists()
+    assert run("--texts", "nowhere") == 2
+    assert (
+        capsys.readouterr().err == "train.py: nowhere: cannot be read: No such file or directory\n"
+    )
+
+
+def words_of(file):
+    return {
+        word
+        for line in read_jsonl_zst(Path(file))
+        for text in line["problem"]["data"].values()
+        for word in text
+    }
+
+
+def words_in(split, folder):
+    return {word for document in documents_of(split, load_texts(folder)) for word in document.words}
+
+
+# ---- foreign kinds of text
+
+
+def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatch, capsys):
+    monkeypatch.setattr(foreign, "KINDS", {"code": foreign._code, "tables": foreign._table})
+    monkeypatch.setattr(foreign, "_licences", list)
+    monkeypatch.setattr(foreign, "_manual", list)
+    flags = ["--model", str(tiny_model), "--words", "2,3", "--problems", "5", "--greedy"]
+    own = evaluated(*flags)
+    both = evaluated(*flags, "--foreign")
+    assert both[:2] == own
+    kinds = [(line["foreign"], line["level"], line["n"], line["split"]) for line in both[2:]]
+    assert kinds == [
+        (name, level, n, "test")
+        for level in (2, 3)
+        for name, n in (("code", 3), ("tables", 3), ("all", 6))
+    ]
+    code, tables, every = both[2:5]
+    assert every["mean"] == pytest.approx((code["mean"] + tables["mean"]) / 2)
+    said = " ".join(capsys.readouterr().out.split())  # a long title is broken into lines
+    assert "similarity on foreign kinds of text" in said and "level 2, foreign code, score" in said
+
+
+def test_a_task_without_foreign_kinds_says_so(tiny_model, capsys):
+    assert evaluation.main(["--model", str(tiny_model), "--task", "arithmetic", "--foreign"]) == 2
+    assert "--foreign: task arithmetic has no foreign kinds of text" in capsys.readouterr().err
+
+
+def test_a_foreign_kind_that_does_not_fit_the_model_has_no_line(tiny_model, monkeypatch, capsys):
+    def long(rng, number):
+        return " ".join(f"{rng.random():.600f}" for _ in range(9))
+
+    monkeypatch.setattr(foreign, "KINDS", {"code": foreign._code, "long": long})
+    monkeypatch.setattr(foreign, "_licences", list)
+    monkeypatch.setattr(foreign, "_manual", list)
+    flags = ["--model", str(tiny_model), "--words", "2", "--problems", "4", "--foreign"]
+    lines = evaluated(*flags)
+    assert [line.get("foreign") for line in lines] == [None, "code", "all"]
+    assert lines[-1]["too_long"] > 0 and lines[-1]["n"] == 2
+    assert "level 2, foreign all: 2 distinct" not in capsys.readouterr().out
+    monkeypatch.setattr(foreign, "KINDS", {"long": long})
+    assert evaluation.main(flags) == 2
+    assert "--foreign: no problem of level 2 fits the model" in capsys.readouterr().err

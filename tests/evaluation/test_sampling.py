@@ -1,0 +1,180 @@
+"""How an evaluation samples: with the budget and the settings of the run."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from small_evaluations import CLIMB, PONDER, evaluated
+
+from data.files import read_jsonl_zst
+from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
+    Sampling,
+    evaluate,
+    find_problems,
+    summarise,
+)
+from grpo.records import Group
+from grpo.run.reader import load_run
+from grpo.run.rollouts import groups_of
+from grpo.tools.evaluation import program as evaluation
+from tasks.base import Score, load_task
+
+
+def longest(name):
+    """Return the length of the longest completion of level 1 in a file of rollouts, in tokens."""
+    groups = groups_of(Path("runs/a/rollouts") / f"{name}.jsonl.zst")
+    return max(
+        len(completion.tokens)
+        for group in groups
+        for completion in group.completions
+        if group.problem.level == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "budget"),
+    [
+        ("ponder.py:Ponder", ["--max-new-tokens", "40"], 40),
+        ("ponder.py:Declaring", [], 40),
+        ("ponder.py:Declaring", ["--max-new-tokens", "20"], 20),
+    ],
+)
+def test_training_evaluation_and_promotion_have_one_budget(run, capsys, task, flags, budget):
+    assert run("--task", task, *CLIMB, "--promote-at", "0.01", *flags) == 0
+    assert {longest(name) for name in ("step-000001", "eval-000000", "promotion-000001")} == {
+        budget
+    }
+    lines = load_run("runs/a").evals
+    assert {line["budget"] for line in lines if line["level"] == 1} == {budget}
+    said = capsys.readouterr().out
+    assert f"up to {flags[1] if flags else 41} new tokens" in said  # 41: declared for level 2
+
+    (line,) = evaluated("--model", "runs/a", "--task", task, "--words", "1", "--problems", "3")
+    assert line["budget"] == budget and line["truncated"] == 1
+    assert "100% of the completions were truncated" in capsys.readouterr().out
+
+
+def test_without_a_budget_of_its_own_a_task_gets_a_quarter_more_than_the_target(run, capsys):
+    assert run("--task", "ponder.py:Ponder") == 0
+    assert longest("eval-000000") == longest("step-000001") < 10
+    assert "a quarter more new tokens than the target takes" in capsys.readouterr().out
+
+
+def test_a_wrong_declaration_is_one_line(capsys, run):
+    Path("ponder.py").write_text(PONDER.replace("39 + level", "'many'"))
+    assert run("--task", "ponder.py:Declaring") == 2
+    assert "task ponder: max_new_tokens(1) returned 'many'" in capsys.readouterr().err
+
+
+def test_truncated_completions_are_counted_and_said_once(run, capsys):
+    assert run("--task", "ponder.py:Ponder") == 0
+    for line in load_run("runs/a").evals:
+        groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
+        cut = [c.finish == "length" for group in groups for c in group.completions]
+        assert line["truncated"] == sum(cut) / len(cut) > 0.5
+    said = capsys.readouterr().out
+    assert said.count("% of the completions were truncated at the budget of") == 1
+    assert "give a larger --max-new-tokens" in said and "truncated 1" in said
+
+
+def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
+    """The run's own settings hold in its evaluations and in eval.py, by the command that the run
+    prints as well.
+    """
+    settings = {"temperature": 0.7, "top_k": 7, "top_p": 0.9, "max_new_tokens": 9}
+    flags = ["--config", json.dumps(settings)]
+    options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
+    assert run(*options, *flags) == 0
+    said = capsys.readouterr().out
+    assert "temperature 0.7, top-k 7, top-p 0.9" in said
+    assert "up to 9 new tokens (--max-new-tokens)" in said
+
+    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    (printed,) = evaluated(*shlex.split(command)[2:], "--problems", "5")
+    (short,) = evaluated("--model", "runs/a", "--problems", "5")
+    assert short == printed
+    assert {name: short[name] for name in settings} == settings
+    assert (short["task"], short["family"], short["level"], short["budget"]) == (
+        "arithmetic",
+        "product",
+        12,
+        9,
+    )
+
+    lines = load_run("runs/a").evals
+    for name in ("temperature", "top_k", "top_p"):
+        assert {line[name] for line in lines} == {settings[name]}
+
+    (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-k", "0", "--top-p", "1")
+    assert (changed["top_k"], changed["top_p"], changed["temperature"]) == (0, 1, 0.7)
+    (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--greedy")
+    (likeliest,) = evaluated("--model", "runs/a", "--problems", "5", "--top-k", "1")
+    assert greedy["temperature"] == 0 and greedy["mean"] == likeliest["mean"]
+
+
+def test_top_k_and_top_p_hold_in_the_evaluations_of_a_run(run):
+    """From the likeliest token alone every evaluation writes what greedy decoding writes."""
+    assert (
+        run("--task", "ponder.py:Ponder", "--config", "{top_k: 1}", "--learning-rate", "1e-9") == 0
+    )
+    first, last = (read_jsonl_zst(Path(f"runs/a/rollouts/eval-00000{i}.jsonl.zst")) for i in (0, 2))
+    assert [line["completions"][0]["logprobs"] for line in first] == [
+        [0.0] * len(line["completions"][0]["tokens"]) for line in first
+    ]
+    assert [line["completions"][0]["text"] for line in first] == [
+        line["completions"][0]["text"] for line in last
+    ]
+
+
+def test_another_task_does_not_inherit_the_runs_options_and_level(run):
+    assert run("--task", "arithmetic", "--family", "product", "--level", "12") == 0
+    (other,) = evaluated("--model", "runs/a", "--task", "interleave", "--problems", "2")
+    assert other["level"] == 25 and "family" not in other
+    (chain,) = evaluated("--model", "runs/a", "--family", "chain", "--problems", "2")
+    assert (chain["task"], chain["family"], chain["level"]) == ("arithmetic", "chain", 2)
+
+
+def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
+    assert run("--task", "ponder.py:Ponder") == 0
+    capsys.readouterr()
+    Path("ponder.py").write_text("raise SystemExit('executed')")
+    assert evaluation.main(["--model", "runs/a"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "if you trust it, give --task ponder.py:Ponder" in error
+
+
+def test_samples_of_a_problem_are_independent_draws(tiny_policy):
+    task = load_task("ponder.py:Ponder")
+    found = find_problems(
+        tiny_policy, task, HeldOutRequest(1, "test", seed=0, size=5), set(), Sampling()
+    )
+    one = evaluate(tiny_policy, task, found.problems)
+    many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
+    assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
+    assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
+    other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
+    assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
+
+
+def test_a_problem_counts_by_the_mean_of_its_samples():
+    values = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+    groups = [
+        Group(0, None, (1,), 1.0, [], scores=[Score(v, exact=v == 1) for v in row])
+        for row in values
+    ]
+    line, means = (
+        summarise(groups),
+        summarise([Group(0, None, (1,), 1.0, [], scores=[Score(sum(row) / 4)]) for row in values]),
+    )
+    assert line["n"] == 3 and line["mean"] == line["exact"] == pytest.approx(2 / 3)
+    assert (line["ci_low"], line["ci_high"]) == (means["ci_low"], means["ci_high"])
+
+
+def test_more_samples_are_shown(tiny_model, capsys):
+    flags = ["--model", str(tiny_model), "--task", "ponder.py:Ponder", "--problems", "4"]
+    (many,) = evaluated(*flags, "--samples", "16")
+    assert (many["samples"], many["n"]) == (16, 4)
+    assert "4 × 16" in capsys.readouterr().out

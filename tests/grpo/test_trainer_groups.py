@@ -1,0 +1,164 @@
+"""The trainer: which groups it keeps, skips, and samples again."""
+
+import copy
+
+import pytest
+import torch
+from forced import trainer_for, weights
+from tiny_models import loading
+
+from grpo.model.load import load_policy
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
+    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step
+    without these groups.
+    """
+    with_them, without = (
+        trainer_for(
+            load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True)),
+            beta=beta,
+        )
+        for _ in range(2)
+    )
+    a = with_them.step()
+    without.rollout = lambda *_: [
+        copy.deepcopy(group) for group in a.groups if group.index % 2 == 0
+    ]
+    b = without.step()
+    assert (
+        a.metrics["groups/skipped"] == 2
+        and b.metrics["groups/skipped"] == 0
+        and a.metrics["grad_norm"] > 0
+    )
+    assert (
+        a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
+    )
+    assert a.metrics.get("kl") == b.metrics.get("kl")
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True)
+    )
+    assert a.metrics["wasted_tokens"] == sum(group.tokens for group in a.groups if group.index % 2)
+
+
+def test_kept_groups_stay_in_the_denominator(tiny_model):
+    norms = {}
+    for policy in ("keep", "skip"):
+        trainer = trainer_for(
+            load_policy(str(tiny_model), device="cpu"),
+            on_degenerate=policy,
+            loss="dr_grpo",
+            max_grad_norm=0.0,
+        )
+        norms[policy] = trainer.step().metrics["grad_norm"]
+    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but
+    # double the rows
+    assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
+
+
+@pytest.fixture()
+def every_loss_is_lost_diversity(monkeypatch):
+    """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
+    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.class_name != "varied")
+
+
+def test_ties_are_drawn_again_at_the_base_temperature(tiny_policy):
+    trainer = trainer_for(tiny_policy, on_degenerate="resample", retries=1, temperature_factor=1.2)
+    temperatures = {group.temperature for _ in range(2) for group in trainer.step().groups}
+    assert temperatures == {1.0}
+
+
+def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
+    tiny_policy, every_loss_is_lost_diversity
+):
+    report = trainer_for(
+        tiny_policy, on_degenerate="resample", retries=2, temperature_factor=1.2
+    ).step()
+    tries = sorted(
+        (group.index, group.attempt, group.action, round(group.temperature, 6))
+        for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "resample", 1.2),
+        (1, 2, "skip", 1.44),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "resample", 1.2),
+        (3, 2, "skip", 1.44),
+    ]
+    assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
+
+
+def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
+    report = trainer_for(
+        tiny_policy, on_degenerate="resample", retries=2, temperature_factor=1.0
+    ).step()
+    tries = {
+        tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
+    }
+    assert len(tries) == 3  # at one temperature
+
+
+def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
+    report = trainer_for(
+        tiny_policy, stuck=1, on_degenerate="resample", temperature_factor=1.2
+    ).step()
+    tries = sorted(
+        (group.index, group.attempt, group.action, group.temperature) for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "keep", 1.2),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "keep", 1.2),
+    ]
+    assert all(
+        len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
+    )
+    assert report.metrics["groups/kept"] == 4
+    # a try is scored at its own temperature, and figures of reward are those of first tries
+    assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
+
+
+def test_solved_groups_are_not_drawn_again(tiny_policy):
+    report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
+    assert {group.action for group in report.groups if group.index % 2} == {"skip"}
+    assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
+
+
+@pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
+def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
+    trainer = trainer_for(
+        tiny_policy, prompts=2, dynamic_sampling=wanted
+    )  # one of each two prompts varies; four times two are the most
+    report = trainer.step()
+    assert [group.index for group in report.groups] == list(
+        range(drawn)
+    ) and trainer.stream.next_index == drawn
+    assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
+    assert all(bool(group.advantages) == (group.index % 2 == 0) for group in report.groups)
+    assert trainer.step().groups[0].index == drawn  # no problem comes twice
+
+
+def test_dynamic_sampling_keeps_within_the_tokens_of_a_step(tiny_policy):
+    alone = trainer_for(tiny_policy, prompts=2, dynamic_sampling=9)
+    assert len(alone.step().groups) == 8
+    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=9, step_tokens=5 * 4 * 24)
+    assert len(trainer.step().groups) == 5 and trainer.step().groups[0].index == 5
+
+
+@pytest.mark.parametrize("on_degenerate", ["skip", "resample"])
+def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy, on_degenerate):
+    trainer = trainer_for(tiny_policy, prompts=2, on_degenerate=on_degenerate)
+    trainer.task.drawn = dict.fromkeys(trainer.task.drawn, 1)
+    before = weights(tiny_policy)
+    report = trainer.step()
+    assert "loss" not in report.metrics and report.metrics["groups/kept"] == 0
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))

@@ -1,0 +1,215 @@
+"""Log-probabilities and gradients of an update against those of a plain forward pass."""
+
+import math
+import random
+
+import pytest
+import torch
+from losses import step_loss
+from transformers import AutoModelForCausalLM
+from updates import HEATS, loss_and_gradients
+
+from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.loss import LOSSES, token_weights
+from grpo.learn.update import completion_logprobs
+from grpo.rollout.generate import generate
+from grpo.rollout.request import RolloutRequest
+from grpo.rollout.sampling import sample_key, truncation
+
+
+def plain_logprobs(model, group, completion):
+    """Each completion by itself, whole sequence, full logits."""
+    tokens = torch.tensor([[*group.prompt, *completion.tokens]])
+    logits = model(input_ids=tokens).logits[0, len(group.prompt) - 1 : -1] / group.temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+
+
+def plain_gradients(model, groups, kind):
+    lengths = torch.tensor([len(c.tokens) for group in groups for c in group.completions])
+    weights = iter(token_weights(kind, lengths, max_length=24))
+    model.zero_grad()
+    for group in groups:
+        for completion, advantage in zip(group.completions, group.advantages):
+            logp = plain_logprobs(model, group, completion)[None]
+            old = torch.tensor([completion.logprobs], dtype=logp.dtype)
+            loss, _ = step_loss(
+                kind,
+                logp,
+                old,
+                torch.tensor([advantage]),
+                torch.ones(logp.shape, dtype=torch.bool),
+                next(weights)[None],
+                clip_low=0.2,
+                clip_high=0.2,
+            )
+            loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+def check_logprobs(policy, plain, groups, atol):
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    rows = [(group, completion) for group in groups for completion in group.completions]
+    for logp, (group, completion) in zip(completion_logprobs(policy, batch)[0], rows, strict=True):
+        expected = plain_logprobs(plain, group, completion)
+        torch.testing.assert_close(logp[: len(expected)], expected, atol=atol, rtol=0)
+        assert not logp[len(expected) :].any()
+
+
+def test_logprobs_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups):
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, attn_implementation="eager"
+    )
+    check_logprobs(tiny_policy, plain, groups, 1e-5)
+
+
+def test_logprobs_are_those_of_a_plain_forward_in_float64(tiny_policy, tiny_model, groups, float64):
+    # sdpa, because transformers' eager attention takes its softmax in float32 whatever the model's
+    # precision
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float64, attn_implementation="sdpa"
+    )
+    check_logprobs(tiny_policy, plain, groups, 1e-10)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups, float64, kind):
+    # those of a plain loss over completion tokens alone: prompt and padding get nothing, the end
+    # token its share
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float64, attn_implementation="sdpa"
+    )
+    ours_and_theirs = (
+        loss_and_gradients(tiny_policy, groups, kind)[1],
+        plain_gradients(plain, groups, kind),
+    )
+    for ours, theirs in zip(*ours_and_theirs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
+def each_token(groups):
+    """Give every token an advantage of its own."""
+    rng = random.Random(1)
+    for group in groups:
+        group.advantages = [
+            [rng.uniform(-1, 1) for _ in completion.tokens] for completion in group.completions
+        ]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "gspo"])
+def test_gradients_of_advantages_of_tokens(tiny_policy, tiny_model, groups, float64, kind):
+    each_token(groups)
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float64, attn_implementation="sdpa"
+    )
+    expected = plain_gradients(plain, groups, kind)
+    for micro_tokens in (0, 60):
+        for ours, theirs in zip(
+            loss_and_gradients(tiny_policy, groups, kind, micro_tokens)[1], expected, strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
+def test_logprobs_are_the_samplers(tiny_policy, groups):
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    logp, entropy = completion_logprobs(tiny_policy, batch)
+    assert (logp - batch.old_RT)[batch.mask_RT].abs().max() < 1e-5
+    assert (logp[~batch.mask_RT] == 0).all() and (entropy[batch.mask_RT] > 0).all()
+
+
+def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, groups, monkeypatch):
+    seen, linear = [], torch.nn.functional.linear
+
+    def watch(
+        module, hidden
+    ):  # an output layer that is none of torch's is differentiated by autograd
+        logits = linear(hidden, module.weight)
+        logits.register_hook(seen.append)
+        return logits
+
+    monkeypatch.setattr(
+        tiny_policy.model.lm_head,
+        "__class__",
+        type("Watched", (torch.nn.Linear,), {"forward": watch}),
+    )
+    loss_and_gradients(tiny_policy, groups)
+    gradient_NV = torch.cat(seen[::-1])  # of the chunks, the last first
+    rows = [
+        (c, a, group.temperature)
+        for group in groups
+        for c, a in zip(group.completions, group.advantages)
+    ]
+    tokens = torch.tensor([token for c, *_ in rows for token in c.tokens])
+    # -q A / N, with q = 1, by the logit of the token drawn: -A (1 - p) / (N temperature); end
+    # tokens are among them
+    expected = [
+        -a * -math.expm1(logp) / (len(tokens) * heat) for c, a, heat in rows for logp in c.logprobs
+    ]
+    assert any(c.finish == "stop" for c, *_ in rows) and all(expected)
+    assert len(gradient_NV) == len(tokens)  # nothing for prompt and padding
+    of_tokens = gradient_NV.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "micro_tokens", [1, 60, 100, 120]
+)  # of rows alone, of parts of a group, of whole groups
+def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, float64, micro_tokens):
+    assert (
+        len(
+            list(
+                micro_batches(
+                    groups,
+                    BatchSettings("dapo", micro_tokens=micro_tokens, max_length=24),
+                    device="cpu",
+                )
+            )
+        )
+        > 1
+    )
+    loss, whole = loss_and_gradients(tiny_policy, groups)
+    loss_of_parts, parts = loss_and_gradients(tiny_policy, groups, micro_tokens=micro_tokens)
+    assert loss_of_parts == pytest.approx(loss, rel=1e-12)
+    for a, b in zip(whole, parts, strict=True):
+        assert (a - b).norm() <= 1e-12 * a.norm()
+
+
+@pytest.mark.parametrize("limits", [dict(top_k=20), dict(top_p=0.9), dict(top_k=50, top_p=0.95)])
+def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
+    truncate = truncation(**limits)
+    keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
+    answers = generate(
+        tiny_policy,
+        RolloutRequest(
+            [group.prompt for group in groups],
+            keys=keys,
+            temperatures=HEATS,
+            budgets=[24] * 3,
+            truncate=truncate,
+        ),
+    )
+    for group, completions in zip(groups, answers):
+        group.completions = completions
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    with torch.no_grad():
+        cut, whole = (
+            completion_logprobs(tiny_policy, batch, truncate)[0],
+            completion_logprobs(tiny_policy, batch)[0],
+        )
+    assert (cut - batch.old_RT).abs().max() < 1e-4
+    assert (cut - whole).max() > 0.05  # it makes a difference
+
+
+def test_padding_does_not_matter(tiny_policy, groups):
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    before, _ = completion_logprobs(tiny_policy, batch)
+    batch.tokens_RT[~batch.mask_RT] = 77
+    after, _ = completion_logprobs(tiny_policy, batch)
+    assert torch.equal(before, after)

@@ -1,0 +1,173 @@
+"""An update: KL, LoRA, clipping, limits, importance weights, and what is not finite."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import loading
+from updates import SETTINGS, loss_and_gradients, sgd, update
+
+import grpo.learn.update as update_module
+from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.update import completion_logprobs
+from grpo.model.load import load_policy
+
+
+def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
+    first = update(policy, sgd(policy, 0.05), groups, **step)
+    assert first["kl"] == pytest.approx(0, abs=1e-9)
+    assert update(policy, sgd(policy, 0.0), groups, **step)["kl"] > 1e-6
+
+
+def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4))
+    frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
+    assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    base, _ = completion_logprobs(policy, batch)  # a fresh adapter changes nothing
+    update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    changed, _ = completion_logprobs(policy, batch)
+    with policy.reference():
+        reference, _ = completion_logprobs(policy, batch)
+    assert not torch.equal(changed, base) and torch.equal(reference, base)
+    assert all(
+        torch.equal(p, frozen[name])
+        for name, p in policy.model.named_parameters()
+        if name in frozen
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tiny_policy, groups):
+    groups[0].advantages[0] = float("nan")
+    before = [p.clone() for p in tiny_policy.parameters]
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tiny_policy, groups):
+    tiny_policy.parameters[3].register_hook(lambda gradient: gradient * float("inf"))
+    before = [p.clone() for p in tiny_policy.parameters]
+    with pytest.raises(FloatingPointError, match="the gradient norm is (nan|inf)"):
+        update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
+
+
+def test_gradient_clipping(tiny_policy, groups):
+    norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
+    whole = norm(loss_and_gradients(tiny_policy, groups)[1])
+    clipped = norm(loss_and_gradients(tiny_policy, groups, max_grad_norm=float(whole) / 2)[1])
+    assert clipped == pytest.approx(float(whole) / 2, rel=1e-3)
+
+
+def test_the_worst_tokens_are_told(tiny_policy, groups):
+    sample = max(range(4), key=lambda k: len(groups[1].completions[k].tokens))
+    completion = groups[1].completions[sample]
+    place = len(completion.tokens) // 2
+    wrong = [*completion.logprobs]
+    wrong[place] -= 2.5
+    groups[1].completions[sample] = replace(completion, logprobs=tuple(wrong))
+    metrics = update(
+        tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS
+    )
+    worst, second, _ = metrics["parity/worst"]
+    assert (worst["group"], worst["sample"], worst["position"], worst["token"]) == (
+        1,
+        sample,
+        place,
+        completion.tokens[place],
+    )
+    assert worst["trainer"] - worst["sampler"] == pytest.approx(2.5, abs=1e-4)
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(2.5, abs=1e-4)
+    assert abs(second["trainer"] - second["sampler"]) < 1e-4
+
+
+def test_parity_beyond_its_limit_stops_before_anything_changes(tiny_policy, groups):
+    before = [p.clone() for p in tiny_policy.parameters]
+    groups[0].completions[0] = replace(
+        groups[0].completions[0], logprobs=tuple(x - 0.5 for x in groups[0].completions[0].logprobs)
+    )
+    optimizer = sgd(tiny_policy, 1.0)
+    with pytest.raises(
+        FloatingPointError,
+        match="sampler and trainer differ by 0.5 in a log-probability .*parity_limit is 0.1",
+    ):
+        update(
+            tiny_policy,
+            optimizer,
+            groups,
+            kind="dapo",
+            micro_tokens=0,
+            parity_limit=0.1,
+            **SETTINGS,
+        )
+    assert all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+    update(
+        tiny_policy, optimizer, groups, kind="dapo", micro_tokens=0, parity_limit=0.6, **SETTINGS
+    )
+    assert not all(torch.equal(p, q) for p, q in zip(tiny_policy.parameters, before))
+
+
+def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, float64):
+    # a sampler that gave every token of one completion half the probability: weight 2, or the limit
+    plain = loss_and_gradients(tiny_policy, groups)[1]
+    completion = groups[0].completions[0]
+    other = [g for g in groups]
+    other[0] = replace(
+        groups[0],
+        completions=[
+            replace(completion, logprobs=tuple(x - math.log(2) for x in completion.logprobs)),
+            *groups[0].completions[1:],
+        ],
+    )
+    by_limit = {}
+    for limit in (1.0, 1.5, 5.0):
+        before = {}
+        by_limit[limit] = loss_and_gradients(
+            tiny_policy, other, importance_limit=limit, before=before, micro_tokens=60
+        )[1]
+        assert len(before) == 12 and len(before[0, 0]) == len(completion.tokens)
+        again = loss_and_gradients(
+            tiny_policy, other, importance_limit=limit, before=before, micro_tokens=0
+        )[1]
+        for one, two in zip(by_limit[limit], again):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+    for one, at1, at15, at5 in zip(plain, by_limit[1.0], by_limit[1.5], by_limit[5.0]):
+        torch.testing.assert_close(
+            at1, one, rtol=1e-3, atol=1e-6
+        )  # the sampler's float32 rounding alone
+        torch.testing.assert_close(
+            (at5 - at1), 2 * (at15 - at1), rtol=1e-2, atol=1e-6
+        )  # 2 - 1 against 1.5 - 1
+
+
+def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
+    tiny_policy, groups, monkeypatch
+):
+    """On a GPU it would wait there, and the next micro-batch would be made while the GPU idles."""
+    happened = []
+    for name in ("item", "backward"):
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda self, *args, name=name, real=real: happened.append(name) or real(self, *args),
+        )
+    made = list(
+        micro_batches(
+            groups, BatchSettings("dapo", micro_tokens=60, max_length=24), device=tiny_policy.device
+        )
+    )
+    monkeypatch.setattr(update_module, "micro_batches", lambda *_, **__: iter(made))
+    update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
+    assert (
+        len(made) > 3
+        and happened[: len(made)] == ["backward"] * len(made)
+        and "item" in happened[len(made) :]
+    )

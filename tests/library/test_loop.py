@@ -1,0 +1,90 @@
+"""A loop of one's own, and callbacks."""
+
+import re
+from pathlib import Path
+
+import pytest
+from small_library import QUICK, ROWS, alike, example, is_time, reward
+
+from grpo import Model, load_model, make_trainer, train
+from grpo.model.save import save_model
+from tasks.base import UserError
+
+
+def same_steps(reports, metrics):
+    """Assert that the steps of a loop are those of a run, times apart."""
+    for report, line in zip(reports, metrics, strict=True):
+        line = {name: value for name, value in line.items() if not is_time(name)}
+        assert {k: v for k, v in report.metrics.items() if not is_time(k)} == line
+
+
+def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
+    trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **QUICK)
+    reports = [trainer.step() for _ in range(2)]
+    assert sorted(path.name for path in home.iterdir()) == ["own.py", "rows.jsonl"]
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
+    same_steps(reports, run.metrics)
+
+    prompts = ["Copy text A.\nA: owl tide"] * 2
+    wrote = Model(trainer.policy).generate(prompts, max_new_tokens=8)
+    assert wrote == run.policy.generate(prompts, max_new_tokens=8)
+    save_model(trainer.policy.model, home / "saved")
+    trainer.policy.tokenizer.save_pretrained(home / "saved")
+    assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
+
+
+def test_generating_between_steps_leaves_the_examples_of_the_prompt(home):
+    options = dict(task="interleave", level=2, shots=1, **QUICK | {"max_new_tokens": 64})
+    plain, looked_at = (make_trainer(**options) for _ in range(2))
+    Model(looked_at.policy).generate(["Copy text A.\nA: owl tide"], max_new_tokens=2)
+    assert plain.step().groups[0].prompt == looked_at.step().groups[0].prompt
+
+
+def test_callbacks_are_called_after_each_step_and_add_metrics(home):
+    seen = []
+
+    def first(report):
+        seen.append(("first", report.step, len(report.groups)))
+        report.metrics["mine/longest"] = max(len(t) for g in report.groups for t in g.texts)
+
+    class Second:
+        def __call__(self, report):
+            seen.append(("second", report.step, report.metrics["mine/longest"] > 0))
+
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", callbacks=[first, Second()], **QUICK)
+    assert seen == [("first", 1, 2), ("second", 1, True), ("first", 2, 2), ("second", 2, True)]
+    texts = {line["step"]: [] for line in run.metrics}
+    for row in run.rollouts():
+        texts[row["step"]].append(len(row["text"]))
+    assert [line["mine/longest"] for line in run.metrics] == [max(texts[1]), max(texts[2])]
+
+
+def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
+    def fails(report):
+        if report.step == 2:
+            raise KeyError("gone")
+
+    def adds(report):
+        report.metrics["text"] = "no"
+
+    options = dict(reward_range=(0, 1.2), **QUICK | {"save_every": 1})
+    whole = train(ROWS, reward, name="whole", **options)
+    for name, callback, message in (
+        ("a", fails, "^callback fails, step 2 raised KeyError: 'gone'"),
+        ("b", adds, "^callback adds: its metric text is 'no'; it must be a number"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            train(ROWS, reward, name=name, callbacks=[callback], **options)
+        assert "\n" not in str(caught.value)
+    alike(whole, train(ROWS, reward, reward_range=(0, 1.2), resume="runs/a"))
+    with pytest.raises(UserError, match="resume is of runs"):
+        make_trainer(ROWS, reward, resume="runs/a")
+
+
+@pytest.mark.slow
+def test_the_example_of_a_loop_learns(home):
+    *steps, asked, a, b, wanted, wrote = example("loop_by_hand.py").splitlines()
+    assert re.match("asked .*", asked) and a.startswith("A: ") and b.startswith("B: ")
+    assert len(steps) < 30 and float(steps[-1].split()[3]) > 0.95
+    assert wrote.removeprefix("wrote ").split() == wanted.removeprefix("wanted ").split()
+    assert not Path("runs").exists()

@@ -1,0 +1,186 @@
+"""Rewards and losses of one's own: in processes, slow, failing, and from files."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from small_library import FLAGS, OWN, QUICK, ROWS, alike, reward
+
+from grpo import load_run, train
+from grpo.tools import inspect
+from grpo.tools.evaluation import program as evaluation
+from grpo.tools.train import main
+from tasks import audit
+from tasks.base import UserError
+
+SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
+
+
+def test_rewards_in_processes_make_the_same_run(home, capsys):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    for name, workers in (("threads", "4"), ("processes", "processes:2")):
+        flags = [*FLAGS, "--reward-workers", workers, "--steps", "2", "--name", name]
+        assert main([*command, *flags]) in (0, 3)
+    alike(load_run("runs/threads"), load_run("runs/processes"))
+    with pytest.raises(UserError, match="--reward-workers processes:2: a process loads the reward"):
+        train(ROWS, reward, reward_workers="processes:2", **QUICK)
+    for wrong in ("0", "x", "processes:", "processes:0", "threads:3", "1.5"):
+        with pytest.raises(UserError, match=f"--reward-workers {wrong}: give a number of threads"):
+            train("rows.jsonl", "own.py:reward", reward_workers=wrong, **QUICK)
+
+
+def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
+    monkeypatch.setattr("tasks.reward_calls.LOOK", 0.05)
+    monkeypatch.setattr("grpo.show.console.SCORING_FIRST", 0.1)
+
+    def slow(completion):
+        time.sleep(0.1)
+        return len(completion) % 2
+
+    train(ROWS, slow, reward_workers=2, name="a", **QUICK)
+    assert re.search(r"scoring [1-7]/8, 0 s", capsys.readouterr().out)
+
+
+def test_a_reward_process_that_dies_ends_the_run_with_one_line(home, capsys):
+    Path("dies.py").write_text("import os\ndef reward(completion):\n    os.abort()\n")
+    flags = [*FLAGS, "--reward-workers", "processes:2", "--steps", "2", "--name", "a"]
+    assert main(["--data", "rows.jsonl", "--reward-file", "dies.py:reward", *flags]) == 2
+    line = one_line(capsys)
+    assert "completion 1 ended its process (killed by SIGABRT)" in line and "reward reward" in line
+
+
+def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)
+    Path("own.py").write_text("raise SystemExit('executed')")
+    capsys.readouterr()
+    for program, arguments in (
+        (main, ["--resume", "runs/a"]),
+        (evaluation.main, ["--model", "runs/a"]),
+        (audit.main, ["runs/a"]),
+        (inspect.main, ["runs/a", "replay", "1"]),
+    ):
+        assert program(arguments) == 2
+        error = capsys.readouterr().err
+        assert "if you trust it, give --reward-file own.py:reward" in error, error
+        assert error.count("\n") == 1
+
+    Path("own.py").write_text(OWN)
+    named = ["--reward-file", "own.py:reward"]
+    assert evaluation.main(["--model", "runs/a", *named, "--problems", "2"]) == 0
+    assert audit.main(["runs/a", *named]) == 0
+    assert inspect.main(["runs/a", "replay", "1", *named]) == 0
+    assert main(["--resume", "runs/a", *named, "--steps", "2"]) in (0, 3)
+
+    Path("own.py").write_text(OWN + "# changed\n")
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", *named, "--steps", "3"]) == 2
+    assert "task: own.py" in capsys.readouterr().err
+
+
+OWN_LOSS = """
+def loss(inputs, settings):
+    ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+    clipped_RT = ratio_RT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    advantages_RT = inputs.advantages
+    return -(ratio_RT * advantages_RT).minimum(clipped_RT * advantages_RT)
+"""
+
+
+def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--config", "{clip_high: 0.28, epochs: 2}"]
+    assert main([*small, "--steps", "2", "--name", "dapo"]) in (0, 3)
+    own = ["--loss", "mine.py:loss"]
+    assert main([*small, *own, "--steps", "2", "--name", "own"]) in (0, 3)
+    one, other = load_run("runs/dapo"), load_run("runs/own")
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
+    assert "loss" in one.metrics[1] and one.rollouts(2) == other.rollouts(2)  # DAPO, written again
+
+    Path("mine.py").write_text("raise SystemExit('executed')")
+    capsys.readouterr()
+    for program, arguments in (
+        (main, ["--resume", "runs/own"]),
+        (inspect.main, ["runs/own", "replay", "1"]),
+    ):
+        assert program(arguments) == 2
+        assert one_line(capsys).endswith("if you trust it, give --loss mine.py:loss as well\n")
+    assert evaluation.main(["--model", "runs/own", "--problems", "2"]) == 0  # needs no loss
+
+    capsys.readouterr()
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "executed" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS + "# changed\n")
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert "changed since it was saved: loss: mine.py" in one_line(capsys)
+    Path("mine.py").write_text(OWN_LOSS)
+    assert inspect.main(["runs/own", "replay", "2", *own]) == 0
+    assert main(["--resume", "runs/own", *own, "--steps", "3"]) in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('no')", "--loss mine.py:loss raised ValueError: no"),
+        ("return inputs.logp_RT.mean()", "--loss mine.py:loss: its loss has the shape ()"),
+        ("return inputs.logp_RT / 0", "--loss mine.py:loss: its loss is -inf at token 0 of row 0"),
+    ],
+)
+def test_a_wrong_loss_is_one_line_and_loses_nothing(home, capsys, body, message):
+    Path("mine.py").write_text(OWN_LOSS)
+    small = [*FLAGS, *SMALL_TASK, "--loss", "mine.py:loss", "--name", "a"]
+    assert main([*small, "--steps", "1"]) in (0, 3)
+    Path("mine.py").write_text(f"def loss(inputs, settings):\n    {body}\n")
+    resumed = ["--resume", "runs/a", "--loss", "mine.py:loss", "--accept-changes", "loss"]
+    capsys.readouterr()
+    assert main([*resumed, "--steps", "2"]) == 2
+    assert message in one_line(capsys)
+    assert len(load_run("runs/a").metrics) == 1
+    Path("mine.py").write_text(OWN_LOSS)
+    assert main([*resumed, "--steps", "2"]) in (0, 3)
+
+
+def test_a_loss_may_be_a_function_in_python(home, capsys):
+    def loss(inputs, settings):
+        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+
+    options = dict(task="interleave", level=3, **QUICK | {"max_new_tokens": 64})
+    run = train(**options, loss=loss, name="a")
+    assert run.config["loss"] == "python:loss" and len(run.metrics) == 2
+    assert len(train(resume="runs/a", loss=loss, steps=3).metrics) == 3
+    capsys.readouterr()
+    assert main(["--resume", "runs/a", "--steps", "4"]) == 2
+    assert "give it again, as grpo.train(loss=FUNCTION)" in one_line(capsys)
+    with pytest.raises(UserError, match="^--loss mse: give one of grpo, .* or path/to/file.py:"):
+        train(**options, loss="mse")
+
+
+def one_line(capsys):
+    """Return the standard error of a program, which is one line."""
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):
+    calls = []
+
+    def fails(completion, answer, **row):
+        calls.append(completion)
+        if len(calls) > 40:
+            raise ValueError("the judge is gone")
+        return len(calls) % 2
+
+    with pytest.raises(UserError) as caught:
+        train(ROWS, fails, name="a", **QUICK | {"steps": 20, "save_every": 1})
+    place, _, said = str(caught.value).partition(" raised ")
+    assert re.fullmatch(r"reward fails, data \(list\), row \d+, completion \d", place)
+    assert said.startswith("ValueError: the judge is gone")
+    done = len(load_run("runs/a").metrics)
+    assert done > 0
+    resumed = train(
+        ROWS, lambda completion, **row: 0.5, resume="runs/a", steps=done + 1, accept_changes="task"
+    )
+    assert len(resumed.metrics) == done + 1

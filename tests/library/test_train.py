@@ -1,0 +1,99 @@
+"""The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
+
+from pathlib import Path
+
+import pytest
+from small_library import FLAGS, QUICK, ROWS, alike, example, reward
+
+from grpo import load_model, load_run, train
+from grpo.tools.train import main
+from tasks.base import UserError
+
+
+def test_ten_lines_train_and_return_the_run(home):
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
+    assert len(run.metrics) == 2
+    for line in run.metrics:
+        assert line["reward"] == pytest.approx(line["reward/first"] + line["reward/all"])
+        assert 0 < line["reward/first"] <= 1
+    assert run.verdict["verdict"] and run.status in (0, 3)
+    assert [line["step"] for line in run.reports] == [0, 2]
+    assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
+    assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
+
+    texts = run.policy.generate(["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1)
+    again = load_model("runs/a").generate(
+        ["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1
+    )
+    assert texts == again and len(set(texts)) >= 1
+    greedy = run.policy.generate(["Copy text A.\nA: owl tide"] * 2, temperature=0)
+    assert greedy[0] == greedy[1]
+
+
+def test_epochs_go_through_the_training_split(home):
+    run = train(
+        ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK | {"steps": 30, "prompts": 3}
+    )
+    keys = [row["key"] for row in run.rollouts() if row["sample"] == 0]
+    size = len(set(keys))
+    first = keys[:size]
+    assert len(set(first)) == size > 40  # each once before any comes again
+    held_out = {row["key"] for row in run.rollouts(kind="eval")}
+    assert held_out and not held_out & set(keys)
+
+
+def test_the_command_line_and_the_library_make_the_same_run(home):
+    command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
+    assert main([*command, *FLAGS, "--steps", "2", "--name", "cli"]) in (0, 3)
+    from_file = train("rows.jsonl", "own.py:reward", reward_range=(0, 1.2), name="file", **QUICK)
+    alike(load_run("runs/cli"), from_file)
+    in_memory = train(ROWS, reward, reward_range=(0, 1.2), name="memory", **QUICK)
+    for one, other in zip(in_memory.rollouts(), from_file.rollouts(), strict=True):
+        assert one["text"] == other["text"] and one["reward"] == other["reward"]
+
+
+def test_a_run_is_resumed_to_the_same_weights(home):
+    options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
+    whole = train(ROWS, reward, name="whole", **options)
+    train(ROWS, reward, name="cut", **options | {"steps": 2})
+    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume="runs/cut", steps=4)
+    assert resumed.path == Path("runs/cut")
+    alike(whole, resumed)
+
+    with pytest.raises(UserError, match="changed since it was saved"):
+        train(ROWS[1:], reward, reward_range=(0, 1.2), resume="runs/cut", steps=5)
+
+
+def test_mistakes_are_one_line(home):
+    for message, arguments in (
+        ("data without a reward", dict(data=ROWS)),
+        ("unknown key stepz; did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
+        ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
+        ("--task data: give your problems", dict(reward=reward)),
+        ("no such task", dict(task="none")),
+        ("reward of 1.2", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            train(**arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_task_by_name_is_trained_as_on_the_command_line(home):
+    run = train(task="interleave", level=3, name="a", **QUICK | {"max_new_tokens": 64})
+    assert run.config["task"] == "interleave" and len(run.metrics) == 2
+
+
+@pytest.mark.slow
+def test_the_example_learns(home):
+    """The ten lines of examples/first_three.py, on a task that the model was never taught."""
+    assert "LEARNED" in example("first_three.py")
+    (run,) = Path("runs").iterdir()
+    first, last = load_run(run).reports[0], load_run(run).reports[-1]
+    assert first["mean"] < 0.2 and last["mean"] > 0.95
+
+
+def test_a_wording_is_read_from_its_file(home):
+    Path("wording.txt").write_text("Weave these.\nOne: {a}\nTwo: {b}\n")
+    more = QUICK | {"max_new_tokens": 64}
+    run = train(task="interleave", level=3, name="a", wording="wording.txt", **more)
+    assert run.rollouts(1)[0]["prompt"].startswith("Weave these.\nOne: ")

@@ -1,0 +1,63 @@
+"""Rows, rewards and settings of small runs by the library."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WORDS = "owl tide salt moss bell rope loom kiln".split()
+
+
+ROWS = [{"prompt": f"Copy text A.\nA: {a} {b}", "answer": f"{a} {b}"} for a in WORDS for b in WORDS]
+
+
+QUICK = dict(
+    steps=2,
+    prompts=2,
+    group_size=4,
+    max_new_tokens=8,
+    preflight="off",
+    eval_problems=4,
+    warmup=0,
+)
+
+
+FLAGS = (
+    "--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4 --config"
+).split() + ["{warmup: 0}"]
+
+
+OWN = """
+def reward(prompt, completion, answer, **row):
+    wrote = completion.split()
+    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+"""
+
+
+def reward(prompt, completion, answer, **row):
+    wrote = completion.split()
+    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+
+
+def alike(one, other):
+    """Assert that two runs have the same rollouts, rewards and metrics, times apart."""
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert {k: v for k, v in a.items() if not is_time(k)} == {
+            k: v for k, v in b.items() if not is_time(k)
+        }
+    assert one.rollouts() == other.rollouts()
+
+
+def is_time(name):
+    return name.startswith("time") or name in ("step_time", "tokens_per_second")
+
+
+def example(name):
+    """Run a file of examples/ and return what it printed."""
+    path = Path(__file__).resolve().parent.parent / "examples" / name
+    environment = {**os.environ, "PYTHONPATH": str(path.parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,75 @@
+"""Small runs by `train.py`, for tests from the command line to the files."""
+
+from pathlib import Path
+
+from grpo.tools import train
+from tasks.base import load_task, problem_at
+from tasks.dataset import write_problems
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+SMALL = [
+    "--words",
+    "6",
+    "--prompts",
+    "2",
+    "--group-size",
+    "4",
+    "--steps",
+    "4",
+    "--preflight",
+    "off",
+    "--eval-problems",
+    "4",
+    "--save-every",
+    "2",
+    "--eval-every",
+    "3",
+    "--config",
+    "{save_threshold: 9}",
+    "--config",
+    "{best_margin: 9}",
+    "--device",
+    "cpu",
+]
+
+
+class Killed(BaseException):
+    """Ends a run where it stands, as a kill does."""
+
+
+def run(*arguments):
+    assert train.main([*SMALL, *arguments]) == 0
+
+
+def fails(capsys, *arguments, main=train.main, status=2):
+    """Return the one line that a bad command line gets."""
+    capsys.readouterr()
+    assert main(list(arguments)) == status
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    return line
+
+
+def after_save(then):
+    """Return `Run.save_if_due`, after which `then` is called."""
+    from grpo.run.session import Run
+
+    original = Run.save_if_due
+
+    def both(self, report):
+        original(self, report)
+        then(self, report)
+
+    return both
+
+
+def make_set(path, *levels, size=3):
+    """Write `size` training problems of each level, one level after the other."""
+    task = load_task("interleave")
+    problems = [
+        problem_at(task, seed=0, split="train", level=level, index=i)
+        for level in levels
+        for i in range(size)
+    ]
+    write_problems(path, problems)

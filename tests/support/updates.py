@@ -1,0 +1,46 @@
+"""Updates of the tiny model by settings given as keywords."""
+
+from functools import partial
+
+import torch
+
+from grpo.learn.optimizer import Optimizer
+from grpo.learn.update import UpdateSettings
+from grpo.learn.update import update as update_by
+
+PROMPTS = [
+    "Copy text A.\nA: the owl",
+    "Copy A, then B.\nA: one two three four five six\nB: seven",
+    "A",
+]
+
+
+HEATS = [
+    0.75,
+    1.25,
+    0.875,
+]  # a group that is drawn again is hotter; these are the same in float32 and float64
+
+
+SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
+
+
+def update(policy, optimizer, groups, *, before=None, **settings):
+    """One update by settings given as keywords."""
+    return update_by(policy, optimizer, groups, UpdateSettings(**settings), before)
+
+
+def sgd(policy, rate):
+    return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate))
+
+
+def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
+    metrics = update(
+        policy,
+        sgd(policy, 0.0),
+        groups,
+        kind=kind,
+        micro_tokens=micro_tokens,
+        **SETTINGS | settings,
+    )
+    return metrics["loss"], [p.grad.clone() for p in policy.parameters]

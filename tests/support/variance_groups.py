@@ -1,0 +1,35 @@
+"""Groups of each class, and variance monitors."""
+
+from grpo.records import Completion, Group
+from grpo.variance import (
+    VarianceMonitor,
+    VarianceSettings,
+)
+from tasks.base import Problem, Score
+
+
+def group(class_name, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
+    """A group of eight completions: one text if it is identical or solved, else eight, or
+    `distinct`.
+    """
+    distinct = distinct or (1 if class_name in ("identical", "solved") else 8)
+    texts = [str(min(i, distinct - 1)) for i in range(8)]
+    return Group(
+        0,
+        Problem("t", level, "p", "x", "k"),
+        (1,),
+        1.0,
+        [Completion((1,) * tokens, (0.0,) * tokens, text, finish) for text in texts],
+        attempt,
+        [Score(0.5)] * 8,
+        class_name,
+        action,
+    )
+
+
+def monitor_for(on_degenerate, **settings):
+    return VarianceMonitor(VarianceSettings(on_degenerate, **settings))
+
+
+def step(level=1, **counts):
+    return [group(class_name, level=level) for class_name, n in counts.items() for _ in range(n)]

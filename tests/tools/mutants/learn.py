@@ -1,0 +1,273 @@
+"""Mutants of learning from groups."""
+
+TRAINER = (
+    "grpo/test_trainer_groups.py grpo/test_trainer.py grpo/test_trainer_rates.py "
+    "grpo/test_trainer_control.py"
+)
+
+# See `mutants`.
+TABLE = {
+    ("grpo/learn/advantages.py", "grpo/test_advantages.py"): [
+        (
+            "deviation with divisor n",
+            "",
+            "from statistics import mean, stdev",
+            "from statistics import mean, pstdev as stdev",
+        ),
+        ("means of integers are integers", "floats", "float(reward)", "reward"),
+    ],
+    ("grpo/learn/loss.py", "grpo/test_loss.py"): [
+        (
+            "clip bounds change sides",
+            "policy_loss",
+            "ratio_RT.clamp(1 - clip_low, 1 + clip_high)",
+            "ratio_RT.clamp(1 - clip_high, 1 + clip_low)",
+        ),
+        (
+            "sign of the loss",
+            "policy_loss",
+            "-torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)",
+            "torch.minimum(ratio_RT * advantages_RT, clipped_RT * advantages_RT)",
+        ),
+        (
+            "KL dropped from the loss",
+            "step_loss",
+            "settings.beta * _log_ratio(inputs).exp()",
+            "0 * _log_ratio(inputs).exp()",
+        ),
+        ("KL the other way round", "kl_k3", "ref_RT - logp_RT", "logp_RT - ref_RT"),
+        ("cispo's ratio keeps its gradient", "policy_loss", "clipped_RT.detach()", "clipped_RT"),
+        ("mask multiplied", "zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
+        (
+            "importance weighs the KL as well",
+            "step_loss",
+            "settings.beta * _log_ratio(inputs).exp() * terms['kl']",
+            "settings.beta * _log_ratio(inputs).exp() * terms['kl'] * (1 if inputs.importance_RT "
+            "is None else inputs.importance_RT)",
+        ),
+        (
+            "the KL's gradient the other way round",
+            "step_loss",
+            "_log_ratio(inputs).exp",
+            "_log_ratio(inputs).exp().detach",
+        ),
+    ],
+    ("grpo/learn/own_loss.py", "grpo/test_own_loss.py"): [
+        (
+            "padding reaches a user's loss",
+            "_without_padding",
+            "zero_padding(inputs.old_RT, mask_RT)",
+            "inputs.old_RT",
+        ),
+        (
+            "padding of a user's loss reaches the gradient",
+            "_CheckedTerm.backward",
+            "zero_padding(d_logp_RT, inputs.mask_RT)",
+            "d_logp_RT",
+        ),
+        (
+            "the gradient of a user's loss is not checked",
+            "_CheckedTerm.backward",
+            "own.check_finite(d_logp_RT, inputs, 'its gradient')",
+            "None",
+        ),
+        (
+            "an unnamed loss file is executed",
+            "require_trusted_loss",
+            "spec not in allowed",
+            "False",
+        ),
+    ],
+    ("grpo/learn/batch.py", "grpo/test_truncation.py"): [
+        (
+            "truncated completions stay",
+            "_rows",
+            "settings.masks_truncated and completion.is_truncated",
+            "False",
+        ),
+        (
+            "truncated completions stay in the denominator",
+            "_rows",
+            "[len(completion.tokens) for rows in kept for _, completion in rows]",
+            "[len(completion.tokens) for group in groups for completion in group.completions]",
+        ),
+    ],
+    ("grpo/learn/enumeration.py", "grpo/test_own_loss.py"): [
+        ("any gradient passes", "_check_policy_gradient", "error <= TOLERANCE", "True"),
+        ("any cut passes", "_check_micro_batches", "error <= TOLERANCE", "True"),
+    ],
+    ("grpo/learn/logprobs.py", "grpo/test_logprobs.py"): [
+        (
+            "temperature ignored",
+            "_LinearLogprobs.forward",
+            "logits_nV.to(dtype).div_(temperature_n[:, None])",
+            "logits_nV.to(dtype)",
+        ),
+        (
+            "gradient ignores the temperature",
+            "_LinearLogprobs.backward",
+            "d_n / temperature_n",
+            "d_n",
+        ),
+        (
+            "temperature ignored where logits are computed again",
+            "_LinearLogprobs.backward",
+            "logits_nV.div_(temperature_n[:, None]).softmax(-1)",
+            "logits_nV.softmax(-1)",
+        ),
+        (
+            "probabilities kept whatever their size",
+            "_LinearLogprobs.forward",
+            "N * V * dtype.itemsize <= KEPT",
+            "True",
+        ),
+        (
+            "the head's gradient is the last chunk's",
+            "_LinearLogprobs.backward",
+            "d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)",
+            "d_weight_VE = d_logits_nV.t() @ hidden_nE",
+        ),
+        (
+            "one chunk's part of the bias's gradient",
+            "_LinearLogprobs.backward",
+            "d_bias_V += d_logits_nV.sum(0)",
+            "d_bias_V = d_logits_nV.sum(0)",
+        ),
+        ("entropy keeps its gradient", "_chunk_logprobs", "all_nV.detach()", "all_nV"),
+    ],
+    ("grpo/learn/update.py", "grpo/test_bad_numbers.py grpo/test_bad_scores.py"): [
+        (
+            "weights not looked at after the step",
+            "update",
+            "check_step(named_tensors(policy, optimizer), ranks)",
+            "pass",
+        ),
+    ],
+    ("grpo/learn/optimizer.py", "grpo/test_bad_numbers.py grpo/test_bad_scores.py"): [
+        (
+            "moments not looked at after the step",
+            "Optimizer.tensors",
+            "found[number, name] = value",
+            "pass",
+        ),
+    ],
+    (
+        "grpo/learn/update.py",
+        "grpo/update/test_exact.py grpo/update/test_step.py grpo/update/test_precision.py",
+    ): [
+        ("gradients of the step before stay", "update", "optimizer.clear()", "pass"),
+        (
+            "truncation not seen by the loss",
+            "completion_logprobs",
+            "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
+            "Distribution(batch.temperatures_R[places_M // T], truncate))",
+            "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
+            "Distribution(batch.temperatures_R[places_M // T]))",
+        ),
+        ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
+        (
+            "the host waits for each micro-batch",
+            "_backward",
+            "loss.detach()",
+            "torch.tensor(loss.item())",
+        ),
+        (
+            "reference is the policy",
+            "_backward",
+            "completion_logprobs(reference, batch, settings.truncate, packing)",
+            "completion_logprobs(policy, batch, settings.truncate, packing)",
+        ),
+        (
+            "first pass remembered with its gradient",
+            "_backward",
+            "_first_pass(before, batch, logp_RT.detach())",
+            "_first_pass(before, batch, logp_RT)",
+        ),
+        (
+            "importance not truncated",
+            "_backward",
+            "(old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)",
+            "(old_RT - batch.old_RT).exp()",
+        ),
+    ],
+    ("grpo/learn/batch.py", "grpo/test_batch.py"): [
+        (
+            "loss normalised over the micro-batch",
+            "_tensors",
+            "[row.weight for row in rows]",
+            "[1 / int(mask_RT.sum()) for _ in rows]",
+        ),
+        (
+            "every rank learns from all",
+            "_assign",
+            "[parts[number] for number in sorted(local)]",
+            "parts",
+        ),
+    ],
+    ("grpo/learn/optimizer.py", "test_ranks.py"): [
+        (
+            "gradients of other ranks left out",
+            "Optimizer.collect",
+            "self.ranks.all_reduce(gradients)",
+            "pass",
+        ),
+    ],
+    ("grpo/learn/optimizer.py", "grpo/test_optimizer.py"): [
+        (
+            "gradients added up in bfloat16",
+            "Optimizer._sum",
+            "weight.grad.to(_wide(weight))",
+            "weight.grad.clone()",
+        ),
+        ("weights stay behind their masters", "Optimizer.step", "self._publish()", "pass"),
+        (
+            "masters not saved",
+            "Optimizer.state_dict",
+            "state.setdefault(number, {})['master'] = master.detach()",
+            "pass",
+        ),
+        ("norm of one rank's part", "Optimizer.collect", "self.ranks.all_reduce([square])", "pass"),
+        (
+            "gradients not clipped",
+            "Optimizer.collect",
+            "if max_norm:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
+            "if False:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
+        ),
+    ],
+    ("grpo/learn/credit.py", "grpo/test_credit.py"): [
+        (
+            "baseline of the group, not of the state",
+            "token_advantages",
+            "means[state]",
+            "mean(group_rewards)",
+        ),
+        (
+            "word written as soon as its letters are",
+            "token_states",
+            "bisect_left(word_ends, reached, lo=1)",
+            "bisect_left(word_ends, reached + 1, lo=1)",
+        ),
+    ],
+    ("grpo/learn/imitate.py", "grpo/test_ways.py"): [
+        (
+            "imitation away from the answer",
+            "imitate",
+            "-(batch.weights_R[:, None] * logp_RT).sum()",
+            "(batch.weights_R[:, None] * logp_RT).sum()",
+        ),
+    ],
+    ("grpo/learn/schedule.py", TRAINER): [
+        (
+            "cosine falls during the warm-up",
+            "lr_factor",
+            "math.pi * (step - start - 1) / (steps - start)",
+            "math.pi * (step - 1) / steps",
+        ),
+        (
+            "cosine falls on every level",
+            "lr_factor",
+            "max(warmup, cosine_start)",
+            "warmup",
+        ),
+    ],
+}

@@ -1,0 +1,354 @@
+"""Mutants of the model and the rollout."""
+
+# See `mutants`.
+TABLE = {
+    ("grpo/model/finite.py", "grpo/test_bad_numbers.py grpo/test_bad_scores.py"): [
+        (
+            "each rank judges by its own numbers",
+            "check_step",
+            "ranks.all_reduce([norm])",
+            "pass",
+        ),
+    ],
+    ("grpo/model/memory.py", "grpo/test_memory.py"): [
+        ("values of the cache forgotten", "Shape.cache", "2 * self.layers", "self.layers"),
+        (
+            "activations and caches may take more than there is",
+            "update_tokens",
+            "min(CACHE_SHARE * memory.left, BUSY_TOKENS * shape.activations)",
+            "BUSY_TOKENS * shape.activations",
+        ),
+        (
+            "sums shared out as well",
+            "optimizer_bytes",
+            "masters + MOMENT_BYTES[kind] * trained // parts + sums",
+            "masters + MOMENT_BYTES[kind] * trained // parts + sums // parts",
+        ),
+    ],
+    ("grpo/model/varlen_attention.py", "grpo/test_packing.py"): [
+        (
+            "flash kernel told of one query",
+            "_flash",
+            "max(segments.max_queries, LEAST_QUERIES)",
+            "segments.max_queries",
+        ),
+        ("log-sum-exps merged by the larger", "merge_lse", "torch.logaddexp", "torch.maximum"),
+        (
+            "padding of the prompts is seen",
+            "_padding_mask",
+            "torch.arange(segments.max_keys, device=like.device) >= segments.key_lengths[:, None]",
+            "torch.arange(segments.max_keys, device=like.device) > segments.key_lengths[:, None]",
+        ),
+    ],
+    ("grpo/model/packed_attention.py", "grpo/test_packing.py"): [
+        (
+            "completion sees its own future",
+            "Packing.__init__",
+            "VarlenSegments(read_lengths, read_lengths, True, device)",
+            "VarlenSegments(read_lengths, read_lengths, False, device)",
+        ),
+        (
+            "first token predicted by its neighbour",
+            "Packing.__init__",
+            "prompt_ends[r // rows] - 1",
+            "prompt_ends[r // rows] - 2",
+        ),
+        (
+            "no gradient to the prompt's keys",
+            "_SharedPrefixAttention.backward",
+            "d_key + on_key",
+            "d_key",
+        ),
+        (
+            "positions begin anew behind the prompt",
+            "Packing.__init__",
+            "torch.arange(prompt_length, length)",
+            "torch.arange(length - prompt_length)",
+        ),
+    ],
+    ("grpo/model/merged_linear.py", "grpo/test_lean.py"): [
+        (
+            "adapter's scale ignored",
+            "MergedLinear.copies",
+            "WeightCopy(lora_b, adapter.b.data, adapter.scaling)",
+            "WeightCopy(lora_b, adapter.b.data, 1.0)",
+        ),
+    ],
+    (
+        "grpo/model/check.py",
+        "grpo/test_model_check.py::test_the_path_does_not_depend_on_how_far_an_adapter_was_trained "
+        "grpo/test_model_check.py::test_a_new_adapter_hides_no_mistake_in_how_it_is_merged",
+    ): [
+        ("new adapters compared as they are", "_probe_adapters", "ADAPTER_STD", "0.0"),
+        (
+            "adapters left as the comparison made them",
+            "_probe_adapters",
+            "zip(adapters, kept)",
+            "()",
+        ),
+    ],
+    ("grpo/model/matmul.py", "grpo/test_lean.py::test_float32_products_by_onednn"): [
+        (
+            "bias forgotten by the faster product",
+            "linear_no_grad",
+            "torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, 'none', [], '')",
+            "torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, 'none', [], '')",
+        ),
+    ],
+    ("grpo/model/ops.py", "grpo/test_lean.py"): [
+        ("sign within the norm's gradient", "_AddNorm.backward", "-E", "E"),
+        ("residual's gradient dropped", "_AddNorm.backward", "d_sum.add_(d_total)", "d_sum"),
+    ],
+    (
+        "grpo/model/prefix_cache.py",
+        "grpo/test_engine.py::test_sampler_logprobs_are_those_of_a_plain_forward "
+        "grpo/test_engine.py::test_rows_may_stand_in_any_order "
+        "grpo/test_engine.py::test_long_rows_attend_as_short_ones_do "
+        "grpo/test_engine.py::test_what_is_sampled_does_not_depend_on_company "
+        "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False]",
+    ): [
+        (
+            "token does not see itself",
+            "PrefixCache._next",
+            "places_S > places_RT[:, :, None]",
+            "places_S >= places_RT[:, :, None]",
+        ),
+        (
+            "prompt's padding is seen",
+            "PrefixCache.__init__",
+            "torch.arange(padded_length, device=lengths_P.device) >= lengths_P[:, None]",
+            "torch.arange(padded_length, device=lengths_P.device) > lengths_P[:, None]",
+        ),
+        ("moved rows keep the old keys", "PrefixCache._reordered", "rows_R[moved_A]", "moved_A"),
+        (
+            "places of the step before",
+            "PrefixCache.reorder",
+            "self.next = None",
+            "pass",
+        ),
+        (
+            "long rows see the prompt's padding",
+            "PrefixCache._attend_long",
+            "self.padding_PL[self.prompt_R, None]",
+            "(0 * self.padding_PL[self.prompt_R, None]).bool()",
+        ),
+        (
+            "long rows all read one prompt",
+            "PrefixCache._of_each_row",
+            "prompts_PKLD[self.prompt_R]",
+            "prompts_PKLD[0 * self.prompt_R]",
+        ),
+        (
+            "long rows by the mask of the step before",
+            "PrefixCache._next",
+            "self.mask_R1ZX = None",
+            "pass",
+        ),
+        (
+            "rows in any slots",
+            "PrefixCache._assign_slots",
+            "torch.equal(prompt_R, prompts_P)",
+            "W == 1 or torch.equal(prompt_R, prompts_P)",
+        ),
+    ],
+    (
+        "grpo/model/policy.py",
+        "grpo/test_engine.py::test_other_families_sample_from_their_own_distribution[gpt2]",
+    ): [
+        ("policy in training mode", "Policy.__init__", "model.eval", "model.train"),
+    ],
+    ("grpo/model/policy.py", "grpo/test_policy.py"): [
+        (
+            "reference keeps the adapter",
+            "Policy.reference",
+            "self.fast_model.use_lora = False",
+            "self.fast_model.use_lora = True",
+        ),
+        (
+            "adapter stays off behind the reference",
+            "Policy.reference",
+            "self.fast_model.use_lora = True",
+            "pass",
+        ),
+    ],
+    ("grpo/model/policy.py", "grpo/test_encoding.py"): [
+        (
+            "control tokens unseen",
+            "Policy.decode",
+            "self.tokenizer.decode(written, skip_special_tokens=False)",
+            "self.tokenizer.decode(written, skip_special_tokens=True)",
+        ),
+    ],
+    ("grpo/model/encoding.py", "grpo/test_encoding.py"): [
+        (
+            "texts of control tokens not looked for",
+            "prompt_tokens",
+            "{name for said in texts for name in pattern.findall(said)} if pattern else set()",
+            "set()",
+        ),
+        (
+            "control tokens in the chat template's variables",
+            "prompt_tokens",
+            "[said for _, said in turns] + _strings_in(arguments)",
+            "[said for _, said in turns]",
+        ),
+        (
+            "control tokens in targets",
+            "plain_tokens",
+            "tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)",
+            "tokenizer(list(texts), add_special_tokens=False)",
+        ),
+    ],
+    ("grpo/model/prompts.py", "grpo/test_prompts.py"): [
+        (
+            "a turn that is left out passes",
+            "_try",
+            "said not in text",
+            "False",
+        ),
+        (
+            "examples after the question",
+            "PromptFormat.turns",
+            "(*system, *shown, *question)",
+            "(*system, *question, *shown)",
+        ),
+    ],
+    ("grpo/model/check.py", "grpo/test_model_check.py"): [
+        (
+            "update is not compared",
+            "_difference",
+            "torch.tensor([in_rollout, in_update]).max()",
+            "torch.tensor([in_rollout, in_update])[0]",
+        ),
+    ],
+    ("grpo/model/distance.py", "grpo/test_model_check.py"): [
+        ("rounding excuses float32", "tolerance", "FLOAT32_TOLERANCE", "1e3"),
+    ],
+    ("grpo/model/load.py", "grpo/test_weights.py"): [
+        ("missing weights pass", "_load_model", "info['missing_keys']", "()"),
+    ],
+    ("grpo/model/adapter.py", "grpo/test_weights.py"): [
+        ("adapter's missing tensors pass", "load_adapter", "expected - found", "()"),
+    ],
+    ("grpo/model/load.py", "grpo/test_policy.py"): [
+        (
+            "cuDNN's attention is asked",
+            "_configure_libraries",
+            "torch.backends.cuda.enable_cudnn_sdp(False)",
+            "torch.backends.cuda.enable_cudnn_sdp(True)",
+        ),
+        (
+            "reference shares the policy's weights",
+            "load_policy",
+            "copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, dtype)",
+            "copy.copy(model) if is_new else _load_model(resolve(spec), device, dtype)",
+        ),
+    ],
+    ("grpo/model/load.py", "test_start.py"): [
+        (
+            "the reference is the base, not the start",
+            "load_policy",
+            "load_adapter(copy.deepcopy(model), files.start_adapter)",
+            "copy.deepcopy(model)",
+        ),
+    ],
+    ("grpo/model/policy.py", "grpo/test_endings.py"): [
+        (
+            "the chat template's end token ends nothing",
+            "_stop_ids",
+            "sorted(declared | shown)",
+            "sorted(declared)",
+        ),
+    ],
+    ("grpo/rollout/request.py", "grpo/test_memory.py"): [
+        (
+            "every batch at the first one's temperatures",
+            "RolloutRequest.of",
+            "self.temperatures[prompts]",
+            "self.temperatures[: prompts.stop - prompts.start]",
+        ),
+    ],
+    (
+        "grpo/rollout/cuda_graph.py",
+        "grpo/test_engine.py::test_the_library_of_products_is_chosen_for_a_while_and_in_silence",
+    ): [
+        (
+            "library of products not put back",
+            "light_products",
+            "torch.backends.cuda.preferred_blas_library(before)",
+            "torch.backends.cuda.preferred_blas_library()",
+        ),
+    ],
+    ("grpo/rollout/sampling.py", "grpo/test_sampling.py"): [
+        (
+            "counters added, not hashed",
+            "sample_key",
+            "'/'.join(map(str, counters))",
+            "str(sum(counters))",
+        ),
+        (
+            "inverse CDF from the wrong side",
+            "draw",
+            "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=True)",
+            "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=False)",
+        ),
+        (
+            "nucleus of the whole distribution behind top-k",
+            "truncation.truncate",
+            "kept_RV.sort(-1)",
+            "logits_RV.sort(-1)",
+        ),
+    ],
+    ("grpo/rollout/speculative.py", "grpo/test_draft_plans.py::test_plans_by_hand"): [
+        (
+            "drafts aimed a token too far",
+            "DraftPlans.offer",
+            "written[:, None]",
+            "written[:, None] + 1",
+        ),
+        ("end of the text not drafted", "DraftPlans._plan", "[*plan, *self.end]", "plan"),
+    ],
+    (
+        "grpo/rollout/eager_decoder.py",
+        "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand "
+        "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] "
+        "grpo/test_engine.py::test_completions_that_agree_so_far_are_one_row",
+    ): [
+        (
+            "one drafted token too many accepted",
+            "accepted",
+            "1 + goes_on.long().cumprod(1).sum(1)",
+            "2 + goes_on.long().cumprod(1).sum(1)",
+        ),
+        (
+            "tokens behind a wrong one accepted",
+            "accepted",
+            "goes_on.long().cumprod(1)",
+            "goes_on.long()",
+        ),
+        (
+            "text goes on behind its end",
+            "accepted",
+            "(chosen_CT[:, :-1] == drafts_Ck) & ~torch.isin(chosen_CT[:, :-1], stops)",
+            "chosen_CT[:, :-1] == drafts_Ck",
+        ),
+        (
+            "numbers repeated within a draft",
+            "EagerDecoder.step",
+            "torch.arange(hidden_RTE.shape[1])",
+            "0 * torch.arange(hidden_RTE.shape[1])",
+        ),
+        (
+            "budget exceeded by one",
+            "EagerDecoder.step",
+            "self.budget - self.written",
+            "self.budget - self.written + 1",
+        ),
+        (
+            "rows with other tokens not split",
+            "EagerDecoder._split_rows",
+            "torch.stack([self.row, self.written, self.last])",
+            "torch.stack([self.row, self.written, self.written])",
+        ),
+    ],
+}

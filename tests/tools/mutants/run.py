@@ -1,0 +1,135 @@
+"""Mutants of runs and tools."""
+
+# See `mutants`.
+TABLE = {
+    ("grpo/run/difficulty.py", "grpo/test_difficulty.py"): [
+        (
+            "a resumed run measures again",
+            "filter_by_difficulty",
+            "_measure(run, limits) if is_new else run.ranks.on_rank0(lambda: _stored(run, folder))",
+            "_measure(run, limits)",
+        ),
+        (
+            "nothing is left out",
+            "filter_by_difficulty",
+            "{each.key for each in found if each.outcome == 'kept'}",
+            "{each.key for each in found}",
+        ),
+    ],
+    ("grpo/run/session.py", "grpo/test_difficulty.py"): [
+        (
+            "the first prompt is drawn before problems are left out",
+            "Run.begin",
+            "filter_by_difficulty(self.context, self.folder, "
+            "is_new=self.opened.checkpoint is None)",
+            "None",
+        ),
+    ],
+    ("grpo/run/sources.py", "test_resume.py"): [
+        ("changed sources accepted unasked", "check", "set(found) <= set(accept)", "True"),
+    ],
+    ("grpo/run/sources.py", "grpo/test_sources.py"): [
+        ("one page of each tensor", "_places", "(last - start) * i // (PAGES - 1)", "0"),
+    ],
+    ("grpo/run/dependencies.py", "test_resume.py"): [
+        (
+            "settings taken from config.yaml as they are",
+            "Dependencies._compare",
+            "self.sources | {'config': settings_now}",
+            "self.sources",
+        ),
+    ],
+    ("grpo/run/interrupt.py", "test_lost_console.py::test_under_nohup_a_hangup_is_nothing"): [
+        (
+            "a hangup counts under nohup",
+            "Interrupt.__enter__",
+            "HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN",
+            "HANGUP",
+        ),
+    ],
+    ("grpo/run/saver.py", "grpo/test_background.py"): [
+        (
+            "what is being written goes on learning",
+            "Saver._copied",
+            "self.memory.copy(live)",
+            "live",
+        ),
+    ],
+    ("grpo/run/background.py", "grpo/test_background.py"): [
+        (
+            "training waits for the disk",
+            "Writer.collect",
+            "wait or self._saved.done()",
+            "True",
+        ),
+    ],
+    ("grpo/run/checkpoint.py", "grpo/test_background.py"): [
+        ("what was read back is not compared", "_on_disk", "_sha256(path) != checksum", "False"),
+    ],
+    ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
+        (
+            "the first save does not count for the spacing",
+            "CheckpointRules.reasons",
+            "self.last is None or not is_regular",
+            "not is_regular",
+        ),
+        ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),
+        ("checksums not compared", "_damage", "_sha256(file) != fact['sha256']", "False"),
+        (
+            "first checkpoint deleted",
+            "prune",
+            "{valid[0], *valid[-2:], keep_best}",
+            "{*valid[-2:], keep_best}",
+        ),
+        (
+            "step gone back to deleted",
+            "remove_after",
+            "step_of(path) > step",
+            "step_of(path) >= step",
+        ),
+    ],
+    ("grpo/run/rollouts.py", "grpo/test_store_logs.py"): [
+        ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
+    ],
+    ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
+        ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
+        ("the text of a model is Markdown", "_cell", "char.isalnum() or char == ' '", "True"),
+        ("advantages of tokens are left out", "histograms", "[advantage]", "[]"),
+        (
+            "a tracker that failed is used again",
+            "Trackers._try",
+            "self.live.pop(name, None)",
+            "pass",
+        ),
+    ],
+    ("grpo/tools/estimate.py", "grpo/test_plan.py"): [
+        ("every GPU has all prompts", "forecast", "-(-work.prompts // gpus)", "work.prompts"),
+        ("masters forgotten", "forecast", "optimizer - gradients", "optimizer - 2 * gradients"),
+    ],
+    ("grpo/tools/hub.py", "grpo/test_export.py"): [
+        ("a new repository is public", "push", "not is_public", "is_public"),
+        ("the token is shown", "_first_line", "line.replace(token, '***')", "line"),
+        ("a push without a token", "check_push", "get_token() is None", "False"),
+    ],
+    ("grpo/tools/model_card.py", "grpo/test_export.py"): [
+        (
+            "figures of later evaluations",
+            "card",
+            "[line for line in run.reports if line['step'] <= step]",
+            "run.reports",
+        ),
+        ("the verdict on a later policy", "_verdict", "line['step'] <= step", "True"),
+        ("a published path", "_without_folders", "Path(part).name", "part"),
+    ],
+    (
+        "grpo/tools/evaluation/texts.py",
+        "evaluation/test_sampling.py evaluation/test_problems.py evaluation/test_own_texts.py",
+    ): [
+        (
+            "texts that were trained on are evaluated on",
+            "held_out_texts",
+            "known |= set((saved.get('corpus') or {}).values())",
+            "pass",
+        ),
+    ],
+}

@@ -1,0 +1,158 @@
+"""Mutants of alignment, data, tasks and benchmarks."""
+
+# See `mutants`.
+TABLE = {
+    ("align/diagonals.py", "align/test_needleman.py"): [
+        (
+            "gap opened at every symbol",
+            "Batch._affine",
+            "_best(pair + opening, delete, insert + opening, moves)",
+            "_best(pair + opening, delete + opening, insert + opening, moves)",
+        ),
+        ("ties broken the other way", "_best", "delete < top", "delete <= top"),
+        (
+            "cells that overflow",
+            "Batch.__init__",
+            "np.min_scalar_type(floor - bound)",
+            "np.dtype(np.int8)",
+        ),
+        ("numbers that are not finite", "_finite", "math.isfinite(number)", "True"),
+    ],
+    ("align/bitparallel.py", "align/test_needleman.py"): [
+        ("carries run into the neighbour", "BitColumns.__init__", "len(first) + 1", "len(first)"),
+    ],
+    ("align/prefixes.py", "align/test_prefixes.py"): [
+        ("end of the target not open", "prefix_scores", "row_BM.max(axis=1)", "row_BM[:, -1]"),
+    ],
+    ("align/words.py", "align/test_words.py"): [
+        (
+            "ends counted in the normalised text",
+            "word_ends",
+            "_WORD.finditer(text)",
+            "_WORD.finditer(normalise(text))",
+        ),
+    ],
+    ("data/streams.py", "test_lost_console.py::test_a_lost_console_does_not_lose_the_run"): [
+        (
+            "what is buffered is written when the interpreter ends",
+            "Lasting._attempt",
+            "self._point_to_nothing()",
+            "pass",
+        ),
+    ],
+    ("data/corpus.py", "data/test_corpus.py"): [
+        ("the user's texts repeat", "without_repeats", "shingles.add(document)", "pass"),
+    ],
+    ("data/foreign.py", "data/test_foreign.py"): [
+        (
+            "every file of a folder is read",
+            "_licences",
+            "found[::-(-len(found) // MOST_FILES) or 1]",
+            "found",
+        ),
+    ],
+    ("tasks/reward_calls.py", "tasks/test_rewards.py"): [
+        (
+            "the watcher is not told of the end",
+            "Progress.__exit__",
+            "self._tell(len(self.calls))",
+            "None",
+        ),
+    ],
+    ("tasks/reward_process.py", "tasks/test_rewards.py"): [
+        ("a process outlives ours", "_read", "os._exit(0)", "None"),
+        ("prints reach the pipe", "main", "os.dup2(2, 1)", "None"),
+        (
+            "a process is started for each call",
+            "RewardProcess.begin",
+            "self._process is not None",
+            "False",
+        ),
+    ],
+    ("tasks/scoring.py", "tasks/test_scores.py"): [
+        (
+            "rewards outside the range",
+            "_within",
+            "abs(number - nearest) > ROUNDING * (high - low)",
+            "False",
+        ),
+    ],
+    ("tasks/supply.py", "tasks/test_supply.py"): [
+        ("what was trained on is held out", "held_out", "problem.key in seen", "False"),
+        ("few draws end the search", "patience", "10 * max(10, most)", "2 * max(10, most)"),
+        ("a problem is its own example", "Examples._draw", "{key}", "set()"),
+        ("examples of the test split", "Examples._draw", "'train'", "'test'"),
+    ],
+    ("tasks/streams.py", "tasks/test_base.py"): [
+        (
+            "seed and index added",
+            "problem_at",
+            "f'{task.name}/{seed}/{split}/{level}/{index}'",
+            "f'{task.name}/{seed + index}/{split}/{level}'",
+        ),
+        (
+            "split not in the hash",
+            "problem_at",
+            "f'{task.name}/{seed}/{split}/{level}/{index}'",
+            "f'{task.name}/{seed}/{level}/{index}'",
+        ),
+    ],
+    ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
+        ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
+    ],
+    ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
+        ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
+        ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
+        ("minus sign of a result dropped", "_value", "('-', '−')", "('-',)"),
+    ],
+    ("tasks/answers.py", "tasks/test_answers.py tasks/test_answer_forms.py"): [
+        ("first marker counts", "_last", "pass", "break"),
+        ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),
+        ("what was thought is read", "_after_thinking", "text[start:]", "text"),
+        ("one number is an expression", "_place", "numbers >= 2", "numbers >= 1"),
+    ],
+    ("tasks/interleave.py", "tasks/test_interleave.py"): [
+        (
+            "the embedded corpus counts as the user's own",
+            "Interleave.unseen",
+            "{*known, *map(fingerprint, load_corpus())}",
+            "known",
+        ),
+        (
+            "balance is the smaller share",
+            "Interleave._score",
+            "min(share_a, share_b) / max(share_a, share_b, 1e-09)",
+            "min(share_a, share_b)",
+        ),
+        (
+            "credits of a text that runs on",
+            "Interleave.credits",
+            "max(i, len(target), 1)",
+            "max(len(target), 1)",
+        ),
+    ],
+    ("tasks/trap_names.py", "tasks/test_trap_names.py"): [
+        ("B leads the other way", "TrapNames.kinds", "lead == 1", "lead == -1"),
+        ("a slip changes the strategy", "", "LEAST = 3", "LEAST = 0"),
+    ],
+    ("tests/benchmarks/learning_records.py", "test_bench_learning.py"): [
+        (
+            "one lucky evaluation counts",
+            "kept",
+            "min(here[2], after[2])",
+            "here[2]",
+        ),
+        (
+            "one seed of several is enough",
+            "Arm.highest",
+            "min(map(highest, self.runs))",
+            "max(map(highest, self.runs))",
+        ),
+        (
+            "a killed run counts as whole",
+            "read_record",
+            'not lines or "end" not in lines[-1]',
+            "not lines",
+        ),
+    ],
+}

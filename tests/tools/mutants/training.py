@@ -1,0 +1,249 @@
+"""Mutants of the trainer, its monitor, evaluation and curriculum."""
+
+TRAINER = (
+    "grpo/test_trainer_groups.py grpo/test_trainer.py grpo/test_trainer_rates.py "
+    "grpo/test_trainer_control.py"
+)
+
+# See `mutants`.
+TABLE = {
+    ("grpo/trainer.py", "grpo/test_truncation.py"): [
+        (
+            "a step of truncated completions is learned from",
+            "Trainer.update_policy",
+            "all(completion.is_truncated for group in kept for completion in group.completions)",
+            "False",
+        ),
+    ],
+    ("grpo/distributed.py", "test_ranks.py"): [
+        ("every rank samples everything", "Ranks.share", "items[self.rank::self.size]", "items"),
+    ],
+    ("grpo/variance.py", "grpo/test_variance.py grpo/test_alarms.py tasks/test_scores.py"): [
+        (
+            "solved counts as collapsed",
+            "",
+            "('identical', 'failed', 'tied')",
+            "('identical', 'failed', 'tied', 'solved')",
+        ),
+        (
+            "equal rewards vary",
+            "classify",
+            "max(rewards) - min(rewards) > threshold",
+            "max(rewards) - min(rewards) >= threshold",
+        ),
+        (
+            "solved by another task's range",
+            "classify",
+            "reward_range or (-math.inf, math.inf)",
+            "(0.0, 1.0)",
+        ),
+        (
+            "temperature raised only above the trigger",
+            "VarianceMonitor._adjust_temperature",
+            "lost >= settings.trigger",
+            "lost > settings.trigger",
+        ),
+        (
+            "failing groups raise the temperature",
+            "lost_diversity",
+            "distinct <= max(1, DIVERSITY * len(group.texts))",
+            "True",
+        ),
+        (
+            "an alarm is raised once only",
+            "VarianceMonitor._is_due",
+            "periods.bit_count() == 1",
+            "periods == 1",
+        ),
+        (
+            "one alarm hides all others",
+            "VarianceMonitor._watch_classes",
+            "self._is_due(cause)",
+            "self._is_due('any')",
+        ),
+        (
+            "kept tokens are the wasted ones",
+            "_wasted",
+            "group.action != 'keep'",
+            "group.action == 'keep'",
+        ),
+        (
+            "half a group is no common trap",
+            "common_trap",
+            "2 * traps[name] >= len(scores)",
+            "2 * traps[name] > len(scores)",
+        ),
+        (
+            "later tries counted",
+            "VarianceMonitor.observe",
+            "first_tries(groups)",
+            "list(groups)",
+        ),
+    ],
+    ("grpo/verdict.py", "grpo/test_verdict.py"): [
+        ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
+        (
+            "kept groups count as trained",
+            "Progress.observe",
+            "group.class_name == 'varied'",
+            "True",
+        ),
+        (
+            "different problems are compared",
+            "reach_verdict",
+            "[after[key] - start[key] for key in shared]",
+            "[x - y for x, y in zip(after.values(), before.values())]",
+        ),
+    ],
+    ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [
+        (
+            "a bin without its upper bound",
+            "",
+            "from bisect import bisect_left",
+            "from bisect import bisect_right as bisect_left",
+        ),
+    ],
+    ("grpo/trainer.py", TRAINER): [
+        (
+            "skipped groups learned from",
+            "Trainer.step",
+            "[group for group in groups if group.action == 'keep']",
+            "list(groups)",
+        ),
+    ],
+    ("grpo/evaluate.py", "grpo/test_config.py"): [
+        (
+            "rate of wrong answers",
+            "summarise",
+            "rate_interval(round(sum(exact)), len(exact))",
+            "rate_interval(len(exact) - round(sum(exact)), len(exact))",
+        ),
+    ],
+    ("grpo/statistics.py", "grpo/test_statistics.py"): [
+        ("interval of 90 %", "", "TAIL = 0.025", "TAIL = 0.05"),
+        ("nothing is unseen above", "mean_bounds", "means_SD + weights_DN[:, n]", "means_SD"),
+    ],
+    (
+        "grpo/evaluate.py",
+        "evaluation/test_sampling.py evaluation/test_problems.py evaluation/test_own_texts.py",
+    ): [
+        (
+            "evaluations ignore --max-new-tokens",
+            "budgets",
+            "sampling.max_new_tokens",
+            "0",
+        ),
+        (
+            "samples of a problem are copies",
+            "_keys",
+            "sample_key('eval', seed, problem.key, i)",
+            "sample_key('eval', seed, problem.key)",
+        ),
+    ],
+    ("grpo/training/truncation.py", "grpo/test_truncation.py"): [
+        (
+            "the penalty begins at once",
+            "soft_penalty",
+            "max(length - (budget - tokens), 0)",
+            "max(length, 0)",
+        ),
+        (
+            "the penalty is a reward",
+            "add_soft_penalty",
+            "score.reward + penalty",
+            "score.reward - penalty",
+        ),
+    ],
+    ("grpo/training/problems.py", "test_start.py"): [
+        (
+            "what an earlier run trained on may be evaluated",
+            "ProblemStream.begin_after",
+            'dict.fromkeys(state["seen"])',
+            "{}",
+        ),
+    ],
+    ("grpo/training/sampler.py", TRAINER): [
+        (
+            "tries share their numbers",
+            "GroupSampler._keys",
+            "sample_key(self.config.seed, step, index, sample, attempt)",
+            "sample_key(self.config.seed, step, index, sample, 0)",
+        ),
+    ],
+    ("grpo/training/problems.py", TRAINER): [
+        (
+            "last problem drawn again",
+            "ProblemStream.mark_seen",
+            "problems[-1][0] + 1",
+            "problems[-1][0]",
+        ),
+    ],
+    ("grpo/curriculum/difficulty.py", "grpo/test_difficulty.py"): [
+        ("the limits are left out", "outcome_of", "score <= high", "score < high"),
+        ("samples of the pre-flight", "", "SEED = 3_000_029", "SEED = 3_000_003"),
+    ],
+    ("grpo/curriculum/ladder.py", "grpo/test_curriculum.py"): [
+        (
+            "back to a level without a budget",
+            "Ladder._must_step_back",
+            "self.position > 0 and self.collapsed >= self._patience(self.position) and (not "
+            "self._is_spent(self.position - 1))",
+            "self.position > 0 and self.collapsed >= self._patience(self.position)",
+        ),
+        ("scores of the old level kept", "Ladder._move", "self.recent.clear()", "pass"),
+        (
+            "a lucky mean promotes",
+            "reaches_mark",
+            "mean >= mark and low >= mark - MARGIN",
+            "mean >= mark",
+        ),
+        (
+            "steps back ask for nothing more",
+            "Ladder._patience",
+            "self.settings.collapse_steps * 2 ** self.steps_back[position]",
+            "self.settings.collapse_steps",
+        ),
+        (
+            "seed and step added",
+            "level_draws",
+            "f'levels/{seed}/{step}{later}'",
+            "f'levels/{seed + step}{later}'",
+        ),
+    ],
+    ("grpo/curriculum/survey.py", "grpo/test_preflight.py"): [
+        (
+            "groups that vary are enough",
+            "LevelSurvey.is_within_reach",
+            "self.varied >= VARIED and self.any_exact >= ANY_EXACT",
+            "self.varied >= VARIED",
+        ),
+    ],
+    ("grpo/curriculum/preflight.py", "grpo/test_preflight.py"): [
+        (
+            "the easiest level within reach",
+            "choose_start",
+            "max(reachable, key=lambda row: row.level)",
+            "min(reachable, key=lambda row: row.level)",
+        ),
+        (
+            "solved levels left out before one out of reach",
+            "_past_the_solved",
+            "solved if following and following.is_within_reach else solved - 1",
+            "min(solved, len(levels) - 1)",
+        ),
+    ],
+    ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
+        (
+            "the right answer does not end",
+            "right_answer",
+            "(*policy.target_tokens(problem.target), policy.end)",
+            "policy.target_tokens(problem.target)",
+        ),
+        (
+            "imitation goes on when it is enough",
+            "warm_start",
+            "result.score < ENOUGH and result.updates < limit",
+            "result.updates < limit",
+        ),
+    ],
+}

@@ -1,0 +1,293 @@
+"""How a run ends: at the top of its ladder, solved, or with nothing to learn from."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from compare_runs import without_times
+from small_train import SMALL, Killed, after_save, fails, run
+
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
+from grpo.tools import train
+from grpo.variance import REMEDIES, TRAP_REMEDY
+
+
+def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsys):
+    small = [part for part in SMALL if part not in ("--words", "6")]
+    arguments = [
+        *small,
+        "--name",
+        "a",
+        "--curriculum",
+        "4,6",
+        "--promote-at",
+        "0.01",
+        "--config",
+        "{promote_every: 1}",
+        "--config",
+        "{promote_problems: 5}",
+        "--save-every",
+        "9",
+        "--config",
+        "{stop_when_climbed: true}",
+    ]
+    assert train.main(arguments) == 0
+    said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
+    assert (
+        yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6
+    )  # the last level, not the task's 25
+    assert (
+        "step 1: level 4 → 6, held-out mean" in said
+        and "step 2: level 6, the last level is climbed: held-out mean" in said
+    )
+    assert "--levels 6\n" in said and "step 3" not in said
+    lines = read_metrics(folder / "eval.jsonl")
+    assert [(line["step"], line["level"], line["purpose"], line["n"]) for line in lines] == [
+        (0, 4, "report", 4),
+        (0, 6, "report", 4),
+        (1, 4, "promotion", 5),
+        (2, 6, "promotion", 5),
+        (2, 4, "report", 4),
+        (2, 6, "report", 4),
+        (2, 6, "verdict", 4),
+    ]
+    decisions = read_metrics(folder / "curriculum.jsonl")
+    assert [(line["step"], line["from"], line["to"], line["kind"]) for line in decisions] == [
+        (1, 4, 6, "promotion"),
+        (2, 6, 6, "climbed"),
+    ]
+    assert decisions[0]["figures"] == {
+        name: lines[2][name] for name in ("mean", "ci_low", "ci_high", "n")
+    }
+    keys = [
+        {group.problem.key for group in groups_of(folder / "rollouts" / f"{kind}-000002.jsonl.zst")}
+        for kind in ("promotion", "eval")
+    ]
+    assert not keys[0] & keys[1]  # what is reported was not chosen by
+    assert (folder / "checkpoints" / "step-000002").exists()
+    assert train.main(["--resume", "runs/a"]) == 0  # there is nothing left to do
+    assert "where it had ended: the last level is climbed" in capsys.readouterr().out
+    assert (
+        read_metrics(folder / "eval.jsonl") == lines
+        and len(read_metrics(folder / "metrics.jsonl")) == 2
+    )
+
+
+def test_a_run_ends_with_the_budget_of_its_last_level(tmp_path, capsys):
+    run(
+        "--name",
+        "a",
+        "--no-ramp",
+        "--config",
+        "{level_minutes: 0.000001}",
+        "--config",
+        "{step_tokens: 60}",
+    )
+    said = capsys.readouterr().out
+    assert (
+        re.search(
+            r"step 1: level 6, the budget of the last level is spent: \S+ of 1e-06 minutes, ", said
+        )
+        and "step 2" not in said
+    )
+    assert len(groups_of(tmp_path / "runs" / "a" / "rollouts" / "step-000001.jsonl.zst")) == 1
+    assert "in 1 draws" in said  # one prompt
+
+
+TRAPPED = """
+from tasks.base import Problem, Score, key_of
+
+class Trapped:
+    name, rewards, default_level = "trapped", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i, {"trap": "sulks"}, 0.5) for i in range(len(completions))]
+"""
+
+
+STOPPING = [
+    *"--steps 9 --words 1 --task trapped.py:Trapped --config".split(),
+    "{on_alarm: stop}",
+]
+REASON = (
+    # (0 + 0.1 + 0.2 + 0.3) / 4
+    "ALARM: for 5 steps 100% of the completions are in the trap 'sulks', reward 0.15 "
+    "(score 0.50): " + TRAP_REMEDY
+)
+
+
+@pytest.fixture
+def stopping(tmp_path, tiny_flags):
+    """Flags of a run that an alarm stops after five of nine steps."""
+    (tmp_path / "trapped.py").write_text(TRAPPED)
+    return [*SMALL, *tiny_flags, *STOPPING]
+
+
+def test_an_alarm_stops_the_run_in_good_order(tmp_path, capsys, stopping):
+    assert train.main([*stopping, "--name", "a"]) == 3
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].endswith(f"  stopped after step 5: {REASON}")
+    assert any(line.endswith(f"  {REASON}") for line in said[:-1])
+
+    steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
+    assert [line.get("stopped") for line in steps] == [None] * 4 + [REASON]
+    assert all(
+        line["traps/sulks"] == 1
+        and line["groups/trapped"] == 2
+        and line["levels"]["1"]["trap"] == {"sulks": 2}
+        for line in steps
+    )
+    assert {
+        group.trap for group in groups_of(tmp_path / "runs/a/rollouts/step-000005.jsonl.zst")
+    } == {"sulks"}
+    config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
+    assert config["on_alarm"] == "stop" and config["facts"]["stopped"] == {
+        "step": 5,
+        "reason": REASON,
+    }
+    assert config["facts"]["torch"]
+    assert (tmp_path / "runs/a/checkpoints/step-000005").is_dir() and read_metrics(
+        tmp_path / "runs/a/eval.jsonl"
+    )[-1]["step"] == 5
+
+
+def test_a_run_that_an_alarm_stops_is_resumed_to_the_same_end(
+    tmp_path, monkeypatch, capsys, stopping
+):
+    train.main([*stopping, "--name", "a"])
+    steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
+
+    def killed(self, report):
+        if report.step == 4:
+            raise Killed
+
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", after_save(killed))
+    with pytest.raises(Killed):
+        train.main([*stopping, "--name", "cut"])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    trapped = ["--task", "trapped.py:Trapped"]
+    assert "its task is a program that would be executed, trapped.py:Trapped" in fails(
+        capsys, "--resume", "runs/cut"
+    )
+    for _ in range(2):  # the second time nothing is left to do, and it is said again
+        capsys.readouterr()
+        assert train.main(["--resume", "runs/cut", *trapped]) == 3
+        assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {REASON}")
+    assert without_times(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == without_times(steps)
+    assert train.main(["--resume", "runs/cut", *trapped, "--config", "{on_alarm: say}"]) == 0
+    lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
+    assert (
+        len(lines) == 9
+        and [line.get("stopped") for line in lines] == [None] * 4 + [REASON] + [None] * 4
+    )
+
+
+PAID = """
+from tasks.base import Problem, Score, key_of
+
+class Paid:
+    name, rewards, default_level = "paid", (), 1
+    paid = 0.0
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(self.paid, exact=self.paid == 1) for _ in completions]
+
+class Always(Paid):
+    paid = 1.0
+"""
+
+
+def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, capsys, tiny_flags):
+    (tmp_path / "paid.py").write_text(PAID)
+    options = [
+        *SMALL,
+        *tiny_flags,
+        "--words",
+        "1",
+        "--task",
+        "paid.py:Paid",
+        "--name",
+        "a",
+        "--patience",
+        "3",
+    ]
+    assert train.main([*options, "--steps", "9"]) == 3
+    said = capsys.readouterr().out.splitlines()
+    reason = (
+        "no group could be trained on for 3 steps (100% failed; reward 0.000); "
+        + (REMEDIES["failed"])
+    )
+    assert said[-1].endswith(f"stopped after step 3: {reason}")
+    assert any(line.startswith("NOT LEARNED: held-out score at level 1") for line in said)
+    assert any(line.startswith("0 of 3 steps updated the weights; 100% of the") for line in said)
+    folder = tmp_path / "runs/a"
+    verdict = read_metrics(folder / "eval.jsonl")[-1]
+    assert (verdict["purpose"], verdict["verdict"], verdict["step"], verdict["stopped"]) == (
+        "verdict",
+        "not learned",
+        3,
+        reason,
+    )
+    assert (folder / "checkpoints/step-000003").is_dir()
+    trust = ["--task", "paid.py:Paid"]
+    assert train.main(["--resume", "runs/a", *trust]) == 3  # still out of patience
+    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+    assert train.main(["--resume", "runs/a", *trust, "--patience", "5"]) == 3
+    assert len(read_metrics(folder / "metrics.jsonl")) == 5
+
+    control = ["--control", "shuffled-rewards", "--name", "c"]
+    assert train.main([*options, "--steps", "9", *control]) == 3  # a control ends like any run
+
+
+def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_flags):
+    (tmp_path / "paid.py").write_text(PAID)
+    options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "9"]
+    options += ["--eval-problems", "64"]  # fewer could not show that it was solved before
+    assert train.main([*options, "--name", "a"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "ended after step 3: every training group was solved for 3 steps, and the held-out" in said
+    )
+    assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
+    folder = tmp_path / "runs/a"
+    kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
+    assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
+    assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
+    assert "where it had ended: every training group was solved" in capsys.readouterr().out
+    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+
+    assert train.main([*options, "--name", "b", "--patience", "0"]) == 0
+    assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 9
+
+
+def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
+    (tmp_path / "trapped.py").write_text(TRAPPED)
+    assert (
+        train.main(
+            [*SMALL, *tiny_flags, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]
+        )
+        == 0
+    )
+    assert (
+        sum(
+            "ALARM: for 5 steps 100% of the completions are in the trap 'sulks'" in line
+            for line in capsys.readouterr().out.splitlines()
+        )
+        == 1
+    )
+    (run_,) = Path("runs").iterdir()
+    assert (
+        len(read_metrics(run_ / "metrics.jsonl")) == 6
+        and "stopped" not in yaml.safe_load((run_ / "config.yaml").read_text())["facts"]
+    )

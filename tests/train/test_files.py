@@ -1,0 +1,147 @@
+"""What a run writes, and how it is marked."""
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from small_train import SMALL, fails, run
+
+from data.files import read_jsonl_zst
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
+from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
+
+METRICS = {
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "entropy",
+    "clip_ratio/low_mean",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "grad_norm",
+    "learning_rate",
+    "step_time",
+    "num_tokens",
+    "level",
+    "temperature",
+    "groups/kept",
+    "groups/class/varied",
+    "wasted_tokens",
+    "sampling/sampling_logp_difference/max",
+    "parity/kl",
+    "parity/worst",
+    "draft/acceptance",
+    "draft/tokens_per_forward",
+    "time/saved_by_drafts",
+    "time/rollout",
+    "time/score",
+    "time/update",
+}
+
+
+def test_what_a_run_writes(tmp_path, capsys):
+    run("--name", "a")
+    folder = tmp_path / "runs" / "a"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (
+        config["level"] == 6
+        and config["reward"] == "prefix"
+        and config["facts"]["torch"]
+        and config["facts"]["device"]
+    )
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert set(metrics[0]) >= METRICS
+    assert all(line["sampling/sampling_logp_difference/max"] < 1e-4 for line in metrics)
+    evals = read_metrics(folder / "eval.jsonl")
+    assert [line["step"] for line in evals] == [0, 3, 4, 4]
+    assert [line["purpose"] for line in evals] == ["report"] * 3 + ["verdict"]
+    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
+        f"{name}.jsonl.zst"
+        for name in (
+            "eval-000000",
+            "eval-000003",
+            "eval-000004",
+            "step-000001",
+            "step-000002",
+            "step-000003",
+            "step-000004",
+        )
+    ]
+    groups = groups_of(folder / "rollouts" / "step-000001.jsonl.zst")
+    assert len(groups) == 2 and all(len(group.completions) == 4 for group in groups)
+    assert (folder / "samples.log").read_text().startswith("=== step 1 ")
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+    ]
+    said = capsys.readouterr().out
+    assert (
+        "held-out similarity at 6 words" in said
+        and "python eval.py --model runs/a --task interleave --levels 6" in said
+    )
+
+
+def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
+    tmp_path, monkeypatch
+):
+    spared, step = [], train.Trainer.step
+    monkeypatch.setattr(
+        train.Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer)
+    )
+    assert train.main([*SMALL, "--steps", "1"]) == 0
+    monkeypatch.setattr(train.Trainer, "step", lambda trainer: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train.main([*SMALL, "--steps", "1", "--name", "other"])
+    assert spared[0] > 50_000 > 10 * gc.get_freeze_count()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "grpo.trainer.advantages",
+        lambda rewards, **_: [[float("nan")] * len(row) for row in rewards],
+    )
+    line = fails(capsys, *SMALL, "--name", "a", status=1)
+    assert "the loss is nan" in line and "runs/a/rollouts/failed-000001.jsonl.zst" in line
+    assert len(read_jsonl_zst(Path("runs/a/rollouts/failed-000001.jsonl.zst"))) == 2
+
+
+@pytest.mark.parametrize("control", ["shuffled-rewards", "constant-reward"])
+def test_a_control_run_is_marked_wherever_it_is_seen(control, capsys):
+    run("--control", control, "--task", "arithmetic", "--words", "1", "--steps", "2")
+    (folder,) = Path("runs").iterdir()
+    assert (
+        folder.name == f"arithmetic-1-{control}-seed0"
+        and yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
+    )
+    for log in ("metrics.jsonl", "eval.jsonl"):
+        assert {line["control"] for line in read_metrics(folder / log)} == {control}
+    said = capsys.readouterr().out.splitlines()
+    assert f"{control}: a control experiment" in "".join(said)
+    about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
+    assert len(about) == 6 and all(f"CONTROL {control}" in line for line in about)
+    assert (
+        evaluation.main(
+            [
+                "--model",
+                str(folder),
+                "--task",
+                "arithmetic",
+                "--problems",
+                "2",
+                "--words",
+                "1",
+                "--json",
+                "o.json",
+            ]
+        )
+        == 0
+    )
+    assert (
+        f"CONTROL {control}" in capsys.readouterr().out
+        and json.loads(Path("o.json").read_text())[0]["control"] == control
+    )

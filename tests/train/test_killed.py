@@ -1,0 +1,146 @@
+"""Whole runs that are killed and resumed, and saves that fail."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from compare_runs import assert_same_run
+from small_runs import BY_PLACE
+from small_train import SMALL, TOP, Killed, after_save, fails, run
+
+from grpo.run import checkpoint as store
+from grpo.run.logs import read_metrics
+from grpo.tools import train
+
+
+@pytest.fixture(scope="module")
+def quick(quick_flags):
+    """Flags of a small run in which texts and scores do not matter."""
+    return [*SMALL, *quick_flags]
+
+
+# Each of these decides something after the checkpoint of step 2, by what it saw before.
+CLIMBS = {
+    "ladder": [
+        "--curriculum",
+        "3,4,5,6",
+        "--promote-at",
+        "0.1",
+        "--config",
+        "{promote_every: 1}",
+        "--config",
+        "{promote_problems: 3}",
+        "--config",
+        "{step_tokens: 120}",
+    ],
+    "budgets": ["--curriculum", "3,4,5", "--config", "{level_tokens: 300}", "--promote-at", "1"],
+}
+
+
+ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
+
+
+DORA = [*ADAPTER, "--config", "{lora_variant: dora}"]
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(ADAPTER, marks=pytest.mark.slow),
+        pytest.param(DORA, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
+    _killed_and_resumed(tmp_path, monkeypatch, [*SMALL, *tuning], [])
+    assert decides_late(tmp_path / "runs" / "cut") == ("--curriculum" in tuning)
+
+
+@pytest.mark.parametrize("tuning", [ADAPTER, DORA, *CLIMBS.values()])
+def test_a_quick_run_killed_and_resumed_is_the_run_that_was_not(
+    tmp_path, monkeypatch, quick, tuning
+):
+    _killed_and_resumed(tmp_path, monkeypatch, [*quick, *tuning], BY_PLACE)
+    assert decides_late(tmp_path / "runs" / "cut") == (tuning in CLIMBS.values())
+
+
+def decides_late(run):
+    """Whether the run's curriculum decided something after step 2, by what it had seen before."""
+    return any(decision["step"] > 2 for decision in read_metrics(run / "curriculum.jsonl"))
+
+
+def _killed_and_resumed(home, monkeypatch, flags, task):
+    """Make a run, and make it again with a kill after its third step, one after its checkpoint;
+    the two must be the same.
+    """
+    assert train.main([*flags, "--name", "whole"]) == 0
+
+    def killed(self, report):
+        if report.step == 3:
+            raise Killed
+
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", after_save(killed))
+    with pytest.raises(Killed):
+        train.main([*flags, "--name", "cut"])
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+
+    with open("runs/cut/metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "rew')  # as if the process had died while writing
+    assert train.main(["--resume", "runs/cut", *task]) == 0
+    assert_same_run(home / "runs" / "whole", home / "runs" / "cut")
+
+
+@pytest.mark.slow  # tests/tools/kill.py kills real processes by default
+def test_sigkill_and_resume_of_a_real_process(tmp_path):
+    run("--name", "whole")
+    process = subprocess.Popen(
+        [sys.executable, str(TOP / "train.py"), *SMALL, "--name", "cut"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(TOP)},
+    )
+    deadline = time.time() + 60
+    while (
+        not (tmp_path / "runs" / "cut" / "checkpoints" / "step-000002").exists()
+        and time.time() < deadline
+    ):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert train.main(["--resume"]) == 0  # the latest run
+    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
+    assert train.main([*quick, "--name", "whole"]) == 0
+    assert train.main([*quick, "--name", "hurt"]) == 0
+    path = tmp_path / "runs" / "hurt" / "checkpoints" / "step-000004" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    store._verified.clear()
+    assert train.main(["--resume", *BY_PLACE]) == 0  # the latest run
+    assert "skipped" in capsys.readouterr().out
+    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
+
+
+def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys, quick):
+    original = store.save_file
+
+    def full(tensors, path):
+        if "step-000004" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(tensors, path)
+
+    monkeypatch.setattr(store, "save_file", full)
+    line = fails(capsys, *quick, "--name", "a")
+    assert "step-000004: cannot be written (No space left on device)" in line
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert [p.name for p in Path("runs/a/checkpoints").iterdir()] == ["step-000002"]
+    assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0

@@ -1,0 +1,166 @@
+"""Where the problems of a run come from: data sets, fixed supplies, a user's task."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from small_train import TOP, fails, make_set, run
+
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
+from grpo.tools import train
+from grpo.tools.evaluation import program as evaluation
+from tasks.base import load_task, problem_at
+from tasks.dataset import write_problems
+
+
+@pytest.mark.parametrize(
+    "levels, flags, trained, evaluated",
+    [
+        ([12], [], {12}, 12),  # above the first level of the ladder, by way of which nothing goes
+        ([4, 12], [], {4, 12}, 12),  # as they come
+        ([4, 12], ["--words", "12"], {12}, 12),
+        ([4, 12], ["--curriculum", "4,12", "--promote-at", "0.999"], {4}, 12),
+        ([4, 12], ["--curriculum", "4", "--words", "6"], {4}, 6),  # evaluated at another level
+    ],
+)
+def test_a_dataset_says_which_levels_there_are(
+    tmp_path, tiny_flags, levels, flags, trained, evaluated
+):
+    make_set(tmp_path / "set.jsonl", *levels)
+    arguments = ["--prompts", "3", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
+    arguments += ["--preflight", "off"]
+    start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *tiny_flags, *flags]
+    assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == 0
+    assert train.main(["--resume", "runs/a", "--steps", "2"]) == 0  # by what was resolved then
+
+    problems = [
+        group.problem
+        for step in (1, 2)
+        for group in groups_of(Path(f"runs/a/rollouts/step-00000{step}.jsonl.zst"))
+    ]
+    assert {problem.level for problem in problems} == trained
+    assert len({problem.key for problem in problems}) == min(6, 3 * len(trained))
+    assert {line["level"] for line in read_metrics(Path("runs/a/eval.jsonl"))} >= {evaluated}
+    assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["level"] == evaluated
+
+
+def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
+    """The run trains on the very problems that are evaluated: none is left; on other
+    ones all are.
+    """
+    task = load_task("interleave")
+    write_problems(
+        tmp_path / "set.jsonl",
+        [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)],
+    )
+    trained = [*tiny_flags, "--dataset", "set.jsonl"]
+    run("--name", "a", "--steps", "1", *trained)  # two prompts a step: two of the four problems
+    arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
+    assert evaluation.main([*arguments, "--seed", "3"]) == 0
+    (line,) = json.loads(Path("out.json").read_text())
+    assert (line["dropped"], line["n"], line["split"], line["level"]) == (
+        2,
+        4,
+        "test",
+        6,
+    )  # the next ones of the stream stand in
+    assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
+    (first,) = json.loads(Path("out.json").read_text())
+    assert (first["dropped"], first["n"], first["temperature"]) == (0, 4, 0)
+    assert evaluation.main([*arguments, "--seed", "4", "--greedy"]) == 0
+    assert json.loads(Path("out.json").read_text()) == [first]
+    capsys.readouterr()
+    assert evaluation.main([*arguments[:-1], "2", "--dataset", "set.jsonl"]) == 0
+    (from_file,) = json.loads(Path("out.json").read_text())
+    assert from_file["n"] == 2 and from_file["dropped"] <= 2 and from_file["dataset"] == "set.jsonl"
+    assert evaluation.main([*arguments, "--dataset", "set.jsonl"]) == 0
+    (fewer,) = json.loads(Path("out.json").read_text())
+    assert (fewer["n"], fewer["asked"], fewer["dropped"]) == (2, 4, 2)
+    assert "2 distinct problems at level 6; 4 asked for" in capsys.readouterr().out
+    run("--name", "b", "--steps", "2", *trained)  # all four problems
+    arguments[1] = "runs/b"
+    assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
+        "eval.py: set.jsonl, level 6: no problem is left: all 4 that were found were trained on"
+    )
+
+
+def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
+    options = [
+        "--task",
+        "arithmetic",
+        "--family",
+        "product",
+        "--words",
+        "21",
+        "--problems",
+        "fixed:3",
+    ]
+    run(*options)
+    folder = Path("runs/arithmetic-product-21-fixed3-seed0")
+    steps = [
+        [group.problem for group in groups_of(folder / f"rollouts/step-00000{step}.jsonl.zst")]
+        for step in range(1, 5)
+    ]
+    assert len({problem.key for problems in steps for problem in problems}) == 3
+    assert all("*" in problem.data["expression"] for problems in steps for problem in problems)
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["problems/seen"] for line in lines] == [2, 3, 3, 3] and lines[-1][
+        "problems/repeated"
+    ] == 1
+    assert lines[-1]["problems/family_share"] == pytest.approx(3 / 720)  # 90 * 8
+    said = capsys.readouterr().out
+    assert "trained on 3 unique problems in 8 draws, 0.4% of the 720 that exist" in said
+    assert "--task arithmetic --family product --levels 21" in said
+    assert "the run in" in fails(
+        capsys, "--resume", str(folder), "--task", "arithmetic", "--family", "chain"
+    )
+    assert "--family sums: give chain or product" in fails(
+        capsys, "--task", "arithmetic", "--family", "sums"
+    )
+    assert "--family: task interleave has no such flag" in fails(capsys, "--family", "chain")
+    assert "--problems stale: give fresh, or fixed:N" in fails(capsys, "--problems", "stale")
+    assert "--control none-such: give one of none, shuffled-rewards" in fails(
+        capsys, "--control", "none-such"
+    )
+
+
+def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(tiny_flags):
+    fixed = [*tiny_flags, "--problems", "fixed:5"]
+    run("--name", "whole", *fixed)
+    run("--name", "cut", *fixed, "--steps", "2", "--schedule", "constant")
+    run("--name", "straight", *fixed, "--schedule", "constant")
+    assert train.main(["--resume", "runs/cut", "--steps", "4"]) == 0
+    assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(
+        Path("runs/straight/seen.jsonl")
+    )
+    assert [line["keys"] for line in read_metrics(Path("runs/whole/seen.jsonl"))] == [
+        line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))
+    ]
+
+
+def test_a_users_task_trains(tmp_path):
+    example = TOP / "tests" / "examples" / "reverse.py"
+    assert (
+        train.main(
+            [
+                "--task",
+                f"{example}:Reverse",
+                "--prompts",
+                "2",
+                "--group-size",
+                "4",
+                "--steps",
+                "1",
+                "--preflight",
+                "off",
+                "--eval-problems",
+                "2",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
+    assert (tmp_path / "runs" / "reverse-seed0" / "metrics.jsonl").exists()
