@@ -8,7 +8,6 @@ import sys
 
 from data.streams import interrupts_end
 
-
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
 # 300,000: two runs on the same two cores then spend most of their time asking, and a step takes
 # eight times as long as alone. The figures are in runs/LOG.md.
