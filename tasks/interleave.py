@@ -20,7 +20,7 @@ from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
 from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, UserError, key_of
 from tasks.drafts import Guess
-from tasks.trap_names import TrapNames
+from tasks.trap_names import IN_WORDS, TrapNames
 
 PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
@@ -63,6 +63,7 @@ class Interleave:
     default_level = 25
     metric = "similarity"
     level_unit = "words"
+    mistakes = IN_WORDS
     placeholders = {
         "a": lambda data: " ".join(data["a"]),
         "b": lambda data: " ".join(data["b"]),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +13,9 @@ from data.text import escape_control
 from grpo.records import Group
 
 Record = Mapping[str, Any]
+
+# Columns of space around a cell.
+PADDING = 2
 
 # The classes of groups, and the colour of each.
 CLASS_STYLES = {
@@ -48,31 +52,61 @@ def show_table(
     lines: Sequence[Record],
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable],
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table with a row for each line.
 
     `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
-    after them: heading to a function of the line.
+    after them: heading to a function of the line. On a narrow screen the `optional` columns are
+    left out in this order, until the numbers fit, and a line says which.
     """
-    table = Table(box=None)
-    for head in figures:
-        table.add_column(head, justify="right", no_wrap=True)
-    for head in words:
-        table.add_column(head, overflow="ellipsis", no_wrap=True)
+    cells = {
+        head: [_number(line, key, style) for line in lines]
+        for head, (key, style) in figures.items()
+    }
+    texts = {head: [_as_text(word(line)) for line in lines] for head, word in words.items()}
+    left_out = _left_out(cells | texts, optional, console.width)
 
-    for line in lines:
-        numbers = [
-            "-" if line.get(key) is None else format(line[key], style)
-            for key, style in figures.values()
-        ]
-        table.add_row(
-            *numbers,
-            *(
-                part if isinstance(part := word(line), Text) else Text(part)
-                for word in words.values()
-            ),
-        )
+    table = Table(box=None)
+    shown = {head: column for head, column in (cells | texts).items() if head not in left_out}
+    for head in shown:
+        if head in cells:
+            table.add_column(head, justify="right", no_wrap=True)
+        else:
+            table.add_column(head, overflow="ellipsis", no_wrap=True)
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
+    if left_out:
+        note = f"left out at {console.width} columns: {', '.join(left_out)} (--json has all)"
+        console.print(Text(note.replace("\n", " "), "dim"), soft_wrap=True)
+
+
+def _number(line: Record, key: str, style: str) -> Text:
+    """Return a cell of a column of numbers."""
+    return Text("-" if line.get(key) is None else format(line[key], style))
+
+
+def _as_text(part: str | Text) -> Text:
+    return part if isinstance(part, Text) else Text(part)
+
+
+def _left_out(
+    columns: Mapping[str, Sequence[Text]], optional: Sequence[str], width: int
+) -> list[str]:
+    """Return which of the `optional` columns a screen of this `width` has no room for."""
+    needed = {
+        head: max([*map(cell_len, head.split("\n")), *(cell.cell_len for cell in cells)]) + PADDING
+        for head, cells in columns.items()
+    }
+    left_out: list[str] = []
+    for head in optional:
+        if sum(needed.values()) <= width:
+            break
+        if head in needed:
+            del needed[head]
+            left_out.append(head)
+    return left_out
 
 
 def classes_of(line: Record) -> Text:

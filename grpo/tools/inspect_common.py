@@ -49,4 +49,5 @@ def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Con
 
 def show_next(run: RunData, command: str, console: Console, before: str = "") -> None:
     """Print the command that shows more, after the text `before`."""
-    console.print(f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}", style="dim")
+    line = f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}"
+    console.print(line, style="dim", soft_wrap=True)
