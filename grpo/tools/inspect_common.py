@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from data.text import printable_json, quoted
+from grpo.records import Group
 from grpo.run.reader import RunData
 from tasks.base import UserError
 
@@ -38,6 +39,15 @@ def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
     return lines
+
+
+def check_sample(run: RunData, group: Group, sample: int) -> None:
+    """Raise UserError unless the group has a completion `sample`."""
+    if not 0 <= sample < len(group.completions):
+        raise UserError(
+            f"{run.path}: the group has no completion {sample}; it has 0 to "
+            f"{len(group.completions) - 1}"
+        )
 
 
 def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
