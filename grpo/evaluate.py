@@ -3,7 +3,7 @@
 Each mean comes with its 95 % interval.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -16,6 +16,9 @@ from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
 from tasks.supply import HeldOut, family_size, held_out, patience
+
+# Says how far an evaluation is: ``progress("scoring", 64, 200)``.
+Progress = Callable[[str, int, int], None]
 
 # A warning is shown if a larger share of the completions is truncated.
 TOO_MANY_TRUNCATED = 0.5
@@ -83,10 +86,12 @@ def evaluate(
     seed: int = 0,
     samples: int = 1,
     batch: int = 64,
+    progress: Progress = lambda part, done, total: None,
 ) -> list[Group]:
     """Return one group of `samples` scored completions for each problem.
 
-    Each completion is an independent draw.
+    Each completion is an independent draw. `progress` is called when a batch is about to be sampled
+    or scored, with the number of problems that are done.
     """
     groups: list[Group] = []
     draft = draft_of(task)
@@ -95,6 +100,7 @@ def evaluate(
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         prompts = [policy.encode(problem) for problem in part]
+        progress("sampling", start, len(problems))
         answers = generate(
             policy,
             prompts,
@@ -106,6 +112,7 @@ def evaluate(
             budgets=budgets(policy, task, part, sampling),
         )
 
+        progress("scoring", start, len(problems))
         texts = [[completion.text for completion in completions] for completions in answers]
         scores = scores_of_groups(task, list(zip(part, texts)))
 

@@ -112,6 +112,18 @@ class Verdict:
         return cls(**{name: values[name] for name in names if name in values})
 
 
+def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
+    """Return whether a run ended as it should.
+
+    A run learns, and a control experiment, which has a `mark`, does not.
+    """
+    if verdict.stopped:
+        return False
+    if mark:
+        return verdict.kind != "learned"
+    return verdict.kind in ("learned", "already solved")
+
+
 @dataclass(frozen=True)
 class HeldOutScores:
     """Mean scores of held-out problems by key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.

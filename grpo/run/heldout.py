@@ -97,13 +97,18 @@ class HeldOut:
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        local = evaluate(
-            trainer.policy,
-            task,
-            self.ranks.share(found.problems),
-            sampling=sampling,
-            seed=0 if seed == EVAL_SEED else seed,
-        )
+        unit = getattr(task, "level_unit", "")
+        with self.console.working(
+            f"evaluating at {level} {unit}" if unit else f"evaluating at level {level}"
+        ) as progress:
+            local = evaluate(
+                trainer.policy,
+                task,
+                self.ranks.share(found.problems),
+                sampling=sampling,
+                seed=0 if seed == EVAL_SEED else seed,
+                progress=progress,
+            )
         groups = self.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index

@@ -66,17 +66,18 @@ def _survey_levels(
         f"{mark}pre-flight: {PROBLEMS} problems per level, {config.group_size} completions each"
     )
 
-    rows, groups = survey(
-        trainer.policy,
-        trainer.stream.supply,
-        levels_to_survey(trainer.stream.supply, levels),
-        SurveySettings(run.heldout.sampling, config.group_size, config.variance_threshold),
-        training_levels=levels,
-        ranks=run.ranks,
-    )
+    with run.console.working("pre-flight"):
+        rows, groups = survey(
+            trainer.policy,
+            trainer.stream.supply,
+            levels_to_survey(trainer.stream.supply, levels),
+            SurveySettings(run.heldout.sampling, config.group_size, config.variance_threshold),
+            training_levels=levels,
+            ranks=run.ranks,
+        )
 
-    texts = plain_texts_of(trainer.task, "validation")
-    perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
+        texts = plain_texts_of(trainer.task, "validation")
+        perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
     return rows, groups, perplexity
 
 
@@ -134,7 +135,8 @@ def imitate_answers(run: RunContext) -> None:
         line, _ = run.heldout.evaluate(level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start")
         return line["mean"] if line else 0.0
 
-    answers = trainer.imitate(validate)
+    with run.console.working("imitating right answers"):
+        answers = trainer.imitate(validate)
     imitation = trainer.imitation
     assert imitation is not None
 

@@ -35,7 +35,7 @@ from grpo.run.rollouts import file_of
 from grpo.run.saver import Saver
 from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
-from grpo.verdict import Verdict
+from grpo.verdict import Verdict, is_expected
 from tasks.base import UserError, blaming, notes_of, rescaled
 
 
@@ -347,6 +347,7 @@ class Run:
                 getattr(task, "level_unit", ""),
                 config.mark.get("control", ""),
             ),
+            is_expected=is_expected(verdict, config.mark),
         )
 
     @property
