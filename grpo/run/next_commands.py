@@ -81,28 +81,27 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
 
     | verdict | command |
     |---|---|
-    | learned | evaluate; the next level if this one is solved |
-    | already solved | the next level |
-    | too short to tell | the same run with twice the steps |
+    | learned | evaluate |
+    | solved, by this run or before it | the next level |
+    | too short to tell, or learned at an easier level alone | the same run, twice the steps |
     | not learned, in a control experiment | the same without the control |
     | not learned, completions truncated | a larger budget |
     | not learned, groups without variance | an easier level first |
-    | not learned otherwise, but rising | the same run with twice the steps |
+    | not learned otherwise, but rising | the same run, twice the steps |
     | anything else | look at the last step |
     """
     config = run.config
     if _is_from_python(run.task) or verdict.kind == "not measured":
         return run.inspection
-    if verdict.kind == "learned":
-        return _harder(run) if verdict.solved_step is not None else run.evaluation
-    if verdict.kind == "already solved":
-        return _harder(run)
-
     longer = (
         f"python train.py --resume {quoted(run.folder)}{run.program} --steps {2 * verdict.steps}"
     )
-    if verdict.kind == "too short to tell":
+    if verdict.kind == "too short to tell" or verdict.level != config.level:
         return longer
+    if verdict.kind == "already solved" or verdict.solved_step is not None:
+        return _harder(run)
+    if verdict.kind == "learned":
+        return run.evaluation
     if config.control != "none":
         return run.again("--control none")
     if verdict.truncated > TOO_MANY_TRUNCATED and run.budget:
