@@ -52,8 +52,8 @@ def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
     """Return the objects in a JSON Lines file under zstandard, one a line.
 
     With a `kind`, a TypedDict, the keys that it does not name may be missing from the objects, and
-    reading takes a tenth of the time. Raises UserError if it is not whole, expands to more than MOST_EXPANDED bytes, or holds anything
-    else.
+    reading takes a tenth of the time. Raises UserError if the file is not whole, expands to more
+    than MOST_EXPANDED bytes, or holds anything else.
     """
     content = read_bytes(path)
     try:

@@ -70,15 +70,17 @@ def show_table(
     columns += [
         _Column(head, [_as_text(word(line)) for line in lines]) for head, word in words.items()
     ]
-    left_out = _left_out(columns, optional, console.width)
+    widths = {
+        column.head: PADDING + (column.width if column.is_number else min(column.width, TEXT))
+        for column in columns
+    }
+    left_out = columns_left_out(widths, optional, console.width)
     shown = [column for column in columns if column.head not in left_out]
     _narrow(shown, console.width)
 
     # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
     console.print(Segments(_segments(shown, console)), soft_wrap=True, end="")
-    if left_out:
-        note = f"left out at {console.width} columns: {', '.join(left_out)} (--json has all)"
-        console.print(Text(note.replace("\n", " "), "dim"), soft_wrap=True)
+    note_left_out(left_out, console)
 
 
 class _Column:
@@ -139,19 +141,28 @@ def _narrow(columns: Sequence[_Column], width: int) -> None:
             excess -= cut
 
 
-def _left_out(columns: Sequence[_Column], optional: Sequence[str], width: int) -> list[str]:
-    """Return which of the `optional` columns a screen of this `width` has no room for."""
-    needed = {
-        column.head: PADDING + (column.width if column.is_number else min(column.width, TEXT))
-        for column in columns
-    }
+def columns_left_out(widths: Mapping[str, int], optional: Sequence[str], width: int) -> list[str]:
+    """Return which of the `optional` columns a screen of this `width` has no room for.
+
+    `widths` are those of all columns, with the space around them, by their headings.
+    """
     left_out: list[str] = []
+    total = sum(widths.values())
     for head in optional:
-        if sum(needed.values()) <= width:
+        if total <= width:
             break
-        if needed.pop(head, None):
+        if head in widths:
+            total -= widths[head]
             left_out.append(head)
     return left_out
+
+
+def note_left_out(left_out: Sequence[str], console: Console) -> None:
+    """Print which columns were left out, if any were."""
+    if left_out:
+        names = ", ".join(head.replace("\n", " ") for head in left_out)
+        note = f"left out at {console.width} columns: {names} (--json has all)"
+        console.print(Text(note, "dim"), soft_wrap=True)
 
 
 def classes_of(line: Record) -> Text:
