@@ -20,10 +20,10 @@ PADDING = 2
 # A column of longer texts is made narrower, down to this, before other columns are left out.
 TEXT = 30
 
-# The classes of groups, and the colour of each.
+# The classes of groups, and the colour of those that show that training is stuck.
 CLASS_STYLES = {
     "varied": "",
-    "solved": "green",
+    "solved": "",
     "failed": "red",
     "identical": "bold red",
     "tied": "yellow",

@@ -169,7 +169,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
         return status
 
     def same(line: dict[str, Any]) -> Text:
-        return Text("yes", "green") if line["same"] else Text("no", "bold red")
+        return Text("yes") if line["same"] else Text("no", "bold red")
 
     show_table(
         console,
