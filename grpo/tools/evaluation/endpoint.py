@@ -104,7 +104,7 @@ class Endpoint:
             raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
 
         with ThreadPoolExecutor(self.concurrency) as pool:
-            answers = [first]
+            answers: list[Answer | None] = [first]
             for answer in pool.map(self._answer, questions[1:]):
                 progress("asking", len(answers), len(questions))
                 answers.append(answer)
