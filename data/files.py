@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import yaml
 import zstandard
 
@@ -47,15 +48,17 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
             yield where, value
 
 
-def read_jsonl_zst(path: str | Path) -> list[dict]:
+def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
     """Return the objects in a JSON Lines file under zstandard, one a line.
 
-    Raises UserError if it is not whole, expands to more than MOST_EXPANDED bytes, or holds anything
-    else.
+    With a `kind`, a TypedDict, the keys that it does not name may be missing from the objects, and
+    reading takes a tenth of the time. Raises UserError if the file is not whole, expands to more
+    than MOST_EXPANDED bytes, or holds anything else.
     """
     content = read_bytes(path)
     try:
-        lines = [json.loads(line) for line in _expanded(content).decode().split("\n") if line]
+        texts = [text for text in _expanded(content).decode().split("\n") if text]
+        lines = [_parsed(text, kind) for text in texts]
     except (ValueError, RecursionError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
     for number, line in enumerate(lines, start=1):
@@ -64,6 +67,16 @@ def read_jsonl_zst(path: str | Path) -> list[dict]:
                 f"{path}, line {number}: is {json_kind(line)}; each line must be a JSON object"
             )
     return lines
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    """Return a JSON value, or only the keys of the TypedDict `kind`. Raises ValueError."""
+    if kind is not None:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            pass  # of another type, or with a lone surrogate, which msgspec refuses
+    return json.loads(text)
 
 
 def _expanded(content: bytes) -> bytes:

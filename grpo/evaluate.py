@@ -3,7 +3,7 @@
 Each mean comes with its 95 % interval.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,9 @@ from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
 from tasks.supply import HeldOut, family_size, held_out, patience
+
+# Says how far an evaluation is: ``progress("scoring", 64, 200)``.
+Progress = Callable[[str, int, int], None]
 
 # A warning is shown if a larger share of the completions is truncated.
 TOO_MANY_TRUNCATED = 0.5
@@ -99,10 +102,12 @@ def evaluate(
     task: Task,
     problems: Sequence[Problem],
     settings: EvaluationSettings = EvaluationSettings(),
+    progress: Progress = lambda part, done, total: None,
 ) -> list[Group]:
     """Return one group of scored completions for each problem.
 
-    Each completion is an independent draw.
+    Each completion is an independent draw. `progress` is called when a batch is about to be sampled
+    or scored, with the number of problems that are done.
     """
     sampling = settings.sampling
     groups: list[Group] = []
@@ -120,8 +125,10 @@ def evaluate(
             guesses=[draft(problem) for problem in part] if draft else None,
             budgets=budgets(policy, task, part, sampling),
         )
+        progress("sampling", start, len(problems))
         answers = generate(policy, request, drafting)
 
+        progress("scoring", start, len(problems))
         texts = [[completion.text for completion in completions] for completions in answers]
         scores = scores_of_groups(task, list(zip(part, texts)))
 

@@ -214,6 +214,21 @@ def _no_such_flag(given: str, parser: Parser) -> str:
         return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
 
     known = [option for action in parser._actions for option in action.option_strings]
-    near = difflib.get_close_matches(word, known, 1)
-    hint = f"did you mean {near[0]}?" if near else "python train.py --help-all lists all"
+    near = " or ".join(_nearest(word, known))
+    hint = f"did you mean {near}?" if near else "python train.py --help-all lists all"
     return f"{given}: no such flag; {hint}"
+
+
+def _nearest(word: str, known: Sequence[str]) -> list[str]:
+    """Return the flags that `word` abbreviates by their initials, or else the one spelled most
+    alike.
+
+    >>> _nearest("--lr", ["--loss", "--learning-rate", "--lora-rank"])
+    ['--learning-rate', '--lora-rank']
+    """
+    letters = word.lstrip("-")
+    initials = {
+        option: "".join(part[:1] for part in option.lstrip("-").split("-")) for option in known
+    }
+    abbreviated = [option for option in sorted(known) if initials[option] == letters]
+    return abbreviated or difflib.get_close_matches(word, known, 1)

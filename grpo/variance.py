@@ -36,13 +36,13 @@ DIVERSITY = 0.25
 REMEDIES: dict[GroupClass, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
     "--temperature, go back to a shorter level, or choose another --reward",
-    "failed": "every completion gets the lowest reward: the level is too hard; start with a "
-    "shorter one, or let --ramp climb",
+    "failed": "every completion gets the lowest reward: the level is too hard; give a "
+    "lower one, or climb to it by --curriculum",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
     "solved": "every completion gets the highest reward: the level is too easy; ask for more words",
 }
 TRAP_REMEDY = (
-    "start at a shorter level (--ramp), choose a --reward that does not reward it, or raise "
+    "climb from a lower level (--curriculum), choose a --reward that does not reward it, or raise "
     "--temperature"
 )
 TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"

@@ -7,7 +7,7 @@ is several times narrower than that of the difference of two independent means.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal
 
@@ -34,6 +34,10 @@ class Verdict:
     are its 95 % interval. `updated` is the number of steps that changed the weights, `untaught` the
     share of sampled tokens in groups that taught nothing, `truncated` the share of completions that
     reached the token budget. `stopped` says why the run was stopped; "" if it was not.
+
+    `solved_step` is the first step from which on each held-out evaluation of the level passed the
+    check that promotes; None without one. `mistake` is the most common mistake of the last held-out
+    evaluation, in words; "" without wrong answers. `next_command` is what to run next.
     """
 
     kind: Kind
@@ -50,6 +54,9 @@ class Verdict:
     truncated: float
     stopped: str = ""
     imitated: float | None = None
+    solved_step: int | None = None
+    mistake: str = ""
+    next_command: str = ""
 
     @property
     def exit_status(self) -> int:
@@ -67,7 +74,12 @@ class Verdict:
             f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
             "completions were truncated"
         )
-        return [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
+        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
+        if self.solved_step is not None:
+            lines.append(f"solved from step {self.solved_step} on, by each held-out evaluation")
+        if self.mistake:
+            lines.append(f"most common mistake: {self.mistake}")
+        return lines
 
     def _comparison(self, metric: str, unit: str) -> str:
         """Return the scores before and after, and their difference, in words."""
@@ -94,10 +106,22 @@ class Verdict:
     def from_json(cls, line: Mapping[str, Any]) -> "Verdict | None":
         """Return the verdict in a line of eval.jsonl; None if an older version wrote less."""
         values = {"kind": line["verdict"], "steps": line["step"], **line}
-        names = [field.name for field in fields(cls)]
-        if not all(name in values for name in names):
+        names = {field.name: field.default is MISSING for field in fields(cls)}
+        if any(is_needed and name not in values for name, is_needed in names.items()):
             return None
-        return cls(**{name: values[name] for name in names})
+        return cls(**{name: values[name] for name in names if name in values})
+
+
+def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
+    """Return whether a run ended as it should.
+
+    A run learns, and a control experiment, which has a `mark`, does not.
+    """
+    if verdict.stopped:
+        return False
+    if mark:
+        return verdict.kind != "learned"
+    return verdict.kind in ("learned", "already solved")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypedDict
 
 from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
 from data.text import escape_control
@@ -34,6 +35,13 @@ from tasks.base import (
 PROBLEMS = ("dataset", "corpus", "task")
 
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
+
+
+class StoredGroup(TypedDict, total=False):
+    """What the audit reads of a line in rollouts/. The rest, mostly token ids, takes long."""
+
+    problem: dict[str, Any]
+    shots: list[str]
 
 
 @dataclass
@@ -85,7 +93,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
     """Return the problems in the rollouts of the run in `folder`."""
     stored = StoredProblems()
     for path, kind, step in _files(folder):
-        for line in read_jsonl_zst(path):
+        for line in read_jsonl_zst(path, StoredGroup):
             problem = Problem(**line["problem"])
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:

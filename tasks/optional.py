@@ -125,6 +125,13 @@ def notes_of(task: Task) -> list[str]:
     return list(getattr(task, "notes", ()))
 
 
+def mistakes_of(task: Task) -> dict[str, str]:
+    """Return what the labels `trap` and `reason` in the parts of the task's scores mean, in words,
+    e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
+    """
+    return dict(getattr(task, "mistakes", {}))
+
+
 def answer_of(task: Task, problem: Problem, completion: str) -> str | None:
     """Return the answer in a completion, for majority votes; None if there is none.
 

@@ -47,6 +47,23 @@ CHANGES = {
     (IN_TURN, OUT_OF_TURN): "turn lost",
 }
 
+# What each trap is, in the words of a verdict.
+IN_WORDS = {
+    "empty": "nothing is written",
+    "copies A": "only text A is copied",
+    "copies B": "only text B is copied",
+    "doubles A": "each word of text A is written twice",
+    "doubles B": "each word of text B is written twice",
+    "A then B": "text A is written whole, then text B",
+    "B then A": "text B is written whole, then text A",
+    "B first": "text B runs a word ahead",
+    "turn lost": "one text runs ahead of its turn",
+    "runs on in A": "after some turns text A continues alone",
+    "runs on in B": "after some turns text B continues alone",
+    "runs on": "more words follow a whole answer",
+    "stops half way": "the answer stops half way",
+}
+
 
 class TrapNames:
     """Names the traps of one problem: texts `a` and `b`, and their interleaving, the `target`."""

@@ -36,7 +36,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower l
     ("statistics", "records", "distributed", "choices", "older_runs"),
     ("model", "group_metrics"),
     ("rollout", "learn"),
-    ("evaluate", "variance"),
+    ("evaluate", "variance", "mistakes"),
     ("curriculum",),
     ("config", "verdict"),
     ("flags", "resolve", "training"),

@@ -16,9 +16,12 @@ from statistics import mean, stdev
 # What the advantages are divided by; see `advantages`.
 SCALES = ("group", "batch", "none")
 
+# Added to a standard deviation before a division by it.
+EPS = 1e-4
+
 
 def advantages(
-    rewards: Sequence[Sequence[float]], *, scale: str = "group", eps: float = 1e-4
+    rewards: Sequence[Sequence[float]], *, scale: str = "group", eps: float = EPS
 ) -> list[list[float]]:
     """Return the advantage of each completion, in the shape of `rewards`: one list for each group.
 

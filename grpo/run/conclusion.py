@@ -1,18 +1,19 @@
 """The end of a run: its verdict, and the summary on the console."""
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.text import quoted
-from grpo.config import Config
 from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
+from grpo.curriculum.survey import levels_to_survey
+from grpo.mistakes import most_common_mistake
 from grpo.run.logs import read_metrics
-from grpo.run.reader import load_run
+from grpo.run.next_commands import EndedRun, next_command
+from grpo.run.reader import RunData, load_run
 from grpo.trainer import Trainer
 from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
-from tasks.base import REWARD_FILE, Task, is_of_project
+from tasks.base import mistakes_of
 
 
 def is_solved(line: Mapping[str, Any]) -> bool:
@@ -49,11 +50,58 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
             stopped=trainer.stopped,
         )
 
-    requested = verdicts[level]
-    if requested.kind == "learned":
-        return requested
+    chosen = verdicts[level]
     learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
-    return learned[0] if learned else requested
+    if chosen.kind != "learned" and learned:
+        chosen = learned[0]
+
+    chosen = replace(
+        chosen,
+        solved_step=solved_step(run.evals, chosen.level),
+        mistake=_mistake_of(run, trainer, chosen.level),
+    )
+    return replace(chosen, next_command=next_command(ended_run(run, trainer), chosen))
+
+
+def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
+    """Return the first step from which on each held-out evaluation of `level` is solved.
+
+    These are reports and validation checks. Returns None if the last of them is not solved, or if
+    there is none.
+    """
+    of_level = [
+        line
+        for line in evaluations
+        if line["level"] == level and line["purpose"] in ("report", "promotion")
+    ]
+    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
+    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
+    return min(later, default=None)
+
+
+def _mistake_of(run: RunData, trainer: Trainer, level: int) -> str:
+    """Return the most common mistake of the last held-out evaluation of `level`, in words."""
+    for step in reversed(run.steps("eval")):
+        groups = [group for group in run.groups(step, "eval") if group.problem.level == level]
+        if groups:
+            return most_common_mistake(groups, mistakes_of(trainer.task))
+    return ""
+
+
+def ended_run(run: RunData, trainer: Trainer) -> EndedRun:
+    """Return what the next commands depend on."""
+    config = trainer.config
+    levels = list(trainer.curriculum.levels)
+    survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], config.level or levels[-1]])
+    return EndedRun(
+        run.path,
+        config,
+        trainer.task,
+        trainer.done,
+        budget=run.reports[-1]["budget"] if run.reports else 0,
+        levels=tuple(levels),
+        easier=tuple(survey[:-1]),
+    )
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -64,27 +112,6 @@ def files_of(folder: Path) -> dict[str, str]:
         "samples": str(folder / "samples.log"),
         "checkpoints": str(folder / "checkpoints"),
     }
-
-
-def next_commands(folder: Path, config: Config, step: int, task: Task) -> list[str]:
-    """Return the commands to run after a run that ended at `step`.
-
-    A task that was made from Python values cannot be loaded by a command, so those that would are
-    left out.
-    """
-    options = "".join(
-        f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
-    )
-    program = f" --task {shlex.quote(config.task)}" if not is_of_project(config.task) else ""
-    if reward_file := config.task_options.get(REWARD_FILE):
-        program += f" --{REWARD_FILE} {shlex.quote(reward_file)}"
-
-    run = quoted(folder)
-    task_flags = f"--task {shlex.quote(config.task)}{options}"
-    evaluation = f"python eval.py --model {run} {task_flags} --levels {config.level}"
-    audit = f"python -m tasks.audit {run}{program}"
-    of_run = [f"python -m grpo.inspect {run} step {step}", f"python -m grpo.report {run}"]
-    return of_run if getattr(task, "from_python", False) else [evaluation, *of_run, audit]
 
 
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:

@@ -1,9 +1,11 @@
 """The interface of everything that shows a run to its user."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpo.evaluate import Progress
 from grpo.records import StepReport
 
 
@@ -15,6 +17,12 @@ class Display(Protocol):
 
     def warn(self, line: str) -> None:
         """Show a warning."""
+
+    def working(self, what: str) -> AbstractContextManager[Progress]:
+        """Show that `what` is being done as long as the block lasts.
+
+        The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.
+        """
 
     def prompt(self, title: str, lines: Sequence[str]) -> None:
         """Show a prompt as it is sent to the model."""
@@ -38,8 +46,10 @@ class Display(Protocol):
         files: Mapping[str, str],
         next_commands: Sequence[str],
         verdict: Sequence[str] = (),
+        *,
+        is_expected: bool = True,
     ) -> None:
-        """Show how the run ended."""
+        """Show how the run ended, and whether the verdict is the expected one."""
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,13 @@ class HeldOut:
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        local = evaluate(
-            trainer.policy,
-            task,
-            self.ranks.share(found.problems),
-            EvaluationSettings(sampling, seed=0 if seed == EVAL_SEED else seed),
-        )
+        unit = getattr(task, "level_unit", "")
+        where = f"{level} {unit}" if unit else f"level {level}"
+        settings = EvaluationSettings(sampling, seed=0 if seed == EVAL_SEED else seed)
+        with self.console.working(f"evaluating at {where}") as progress:
+            local = evaluate(
+                trainer.policy, task, self.ranks.share(found.problems), settings, progress
+            )
         groups = self.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index

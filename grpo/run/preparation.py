@@ -65,12 +65,13 @@ def _survey_levels(
         f"{mark}pre-flight: {PROBLEMS} problems per level, {config.group_size} completions each"
     )
 
-    rows, groups = survey(
-        run.subject, levels_to_survey(trainer.stream.supply, levels), training_levels=levels
-    )
+    with run.console.working("pre-flight"):
+        rows, groups = survey(
+            run.subject, levels_to_survey(trainer.stream.supply, levels), training_levels=levels
+        )
 
-    texts = plain_texts_of(trainer.task, "validation")
-    perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
+        texts = plain_texts_of(trainer.task, "validation")
+        perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
     return rows, groups, perplexity
 
 
@@ -128,7 +129,8 @@ def imitate_answers(run: RunContext) -> None:
         line, _ = run.heldout.evaluate(level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start")
         return line["mean"] if line else 0.0
 
-    answers = trainer.imitate(validate)
+    with run.console.working("imitating right answers"):
+        answers = trainer.imitate(validate)
     imitation = trainer.imitation
     assert imitation is not None
 

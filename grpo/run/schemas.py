@@ -133,6 +133,9 @@ class Evaluation(TypedDict):
     untaught: NotRequired[Number]
     stopped: NotRequired[str]
     imitated: NotRequired[Number | None]
+    solved_step: NotRequired[Count | None]
+    mistake: NotRequired[str]
+    next_command: NotRequired[str]
     control: NotRequired[str]
 
 

@@ -19,7 +19,7 @@ from grpo.older_runs import trainer_state_of
 from grpo.records import StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run import preparation, promotion
-from grpo.run.conclusion import files_of, next_commands, supply_line, verdict_of
+from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
 from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
 from grpo.run.difficulty import filter_by_difficulty
@@ -28,13 +28,14 @@ from grpo.run.facts import facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import EVAL_SEED, HeldOut
 from grpo.run.lock import locked
+from grpo.run.next_commands import next_commands
 from grpo.run.opening import OpenedRun
 from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of
 from grpo.run.saver import Saver
 from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
-from grpo.verdict import Verdict
+from grpo.verdict import Verdict, is_expected
 from tasks.base import UserError, blaming, notes_of, rescaled
 
 
@@ -333,18 +334,21 @@ class Run:
     def _show_summary(self, verdict: Verdict) -> None:
         config = self.config
         task = self.trainer.task
+        ended = ended_run(load_run(self.folder), self.trainer)
+        commands = dict.fromkeys([verdict.next_command, *next_commands(ended)])
         self.console.say(supply_line(self.folder, self.trainer, self.context.level))
         reports = [line for line in self.reports if line["level"] == config.level]
         self.console.summary(
             reports[:1],
             reports[-1:],
             files_of(self.folder),
-            next_commands(self.folder, config, self.trainer.done, task),
+            list(commands),
             verdict.lines(
                 getattr(task, "metric", "score"),
                 getattr(task, "level_unit", ""),
                 config.mark.get("control", ""),
             ),
+            is_expected=is_expected(verdict, config.mark),
         )
 
     @property

@@ -17,7 +17,7 @@ from data.text import escape_control
 
 STYLES = {
     "plain": "",
-    "match": "green",
+    "match": "",
     "substitute": "bold magenta",
     "delete": "bold red",
     "insert": "bold blue",

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -21,17 +21,13 @@ from rich.text import Text
 
 from data.text import escape_control
 from grpo.records import StepReport
+from grpo.show.activity import EVERY, FIRST, Activity, Progress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
 
 # Number of steps in the sparkline, and in the mean next to it.
 HISTORY = 30
-
-# Without a terminal: the seconds that scoring takes before a line says how far it is, and the
-# seconds between two such lines.
-SCORING_FIRST = 10.0
-SCORING_EVERY = 30.0
 
 
 @dataclass(frozen=True)
@@ -77,13 +73,18 @@ class Console:
             file=self.file, force_terminal=self.terminal, highlight=False, markup=False
         )
         self._live = Live(console=self._rich)
-        self._panel: RenderableType = Text()
-        self._next_scoring = SCORING_FIRST
+        self._activity: Activity | None = None
+        self._scoring = ""
+        self._next_scoring = FIRST
 
-        # State for the panel: seconds per step, recent rewards, the best reward, and evaluations.
+        # State for the panel: the last step, seconds per step, recent rewards, the best reward,
+        # how many steps there were and how many of them had an update, and evaluations.
+        self._report: StepReport | None = None
         self._pace: float | None = None
         self._rewards: deque[float] = deque(maxlen=HISTORY)
         self._best: float | None = None
+        self._steps = 0
+        self._updated = 0
         self._evaluations: list[Evaluation] = []
 
     def __enter__(self) -> "Console":
@@ -101,11 +102,31 @@ class Console:
         self.say(f"warning: {line}", "yellow")
 
     @contextmanager
+    def working(self, what: str) -> Iterator[Progress]:
+        """Show that `what` is being done as long as this block lasts.
+
+        The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.
+        """
+        activity = Activity(what)
+        before, self._activity = self._activity, activity
+
+        def progress(part: str, done: int, total: int) -> None:
+            activity.note(part, done, total)
+            if not self.terminal and activity.is_due():
+                self.say(activity.line)
+
+        self._redraw()
+        try:
+            yield progress
+        finally:
+            self._activity = before
+            self._redraw()
+
+    @contextmanager
     def loading(self, what: str) -> Iterator[None]:
         """Show that `what` is being loaded, and then how long it took."""
         start = time.monotonic()
-        status = self._rich.status(Text(f"loading {escape_control(what)}"))
-        with status if self.terminal else nullcontext():
+        with self.working(f"loading {what}"):
             yield
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
 
@@ -128,52 +149,83 @@ class Console:
 
     def step(self, report: StepReport) -> None:
         """Show a finished step (1, 2, ...) and print its events."""
+        self._report = report
+        self._steps += 1
+        self._updated += "loss" in report.metrics
         if (step_time := report.metrics.get("step_time")) is not None:
             self._pace = smoothed(self._pace, step_time)
-        seconds_left = None if self._pace is None else self._pace * (self.total_steps - report.step)
         if (reward := report.metrics.get("reward")) is not None:
             self._rewards.append(reward)
             self._best = reward if self._best is None else max(self._best, reward)
 
         if self.terminal:
-            view = RunView(
-                self.total_steps,
-                seconds_left=seconds_left,
-                rewards=self._rewards,
-                best=self._best,
-                evaluations=self._evaluations,
-                metric=self.metric,
-                reward_range=self.reward_range,
-            )
-            self._panel = panel(report, view)
-            self._live.update(self._panel)
-            # Needed for the first panel only. rich then redraws it four times a second.
-            self._live.start(refresh=True)
+            self._redraw()
         elif report.step % self.log_every == 0 or report.step == self.total_steps:
-            self.say(step_line(report, self.total_steps, seconds_left, self.metric))
+            self.say(step_line(report, self.total_steps, self._seconds_left, self.metric))
 
         for event in report.events:
-            self.say(event)
+            self.say(event, "yellow" if event.startswith("ALARM") else "")
+
+    @property
+    def _seconds_left(self) -> float | None:
+        """The seconds of the remaining steps; None before the first."""
+        if self._pace is None or self._report is None:
+            return None
+        return self._pace * (self.total_steps - self._report.step)
+
+    def _redraw(self) -> None:
+        """Draw the panel, and below it what is being done. rich redraws them while time passes."""
+        if not self.terminal:
+            return
+        parts: list[RenderableType] = [] if self._report is None else [self._drawn(self._report)]
+        parts += [] if self._activity is None else [self._activity]
+        parts += [Text(self._scoring, "dim")] if self._scoring else []
+
+        # What was drawn before the first panel leaves no trace.
+        self._live.transient = self._report is None
+        if not parts:
+            self._live.stop()
+            return
+        self._live.update(Group(*parts))
+        if self._live.is_started:
+            self._live.refresh()
+        else:
+            self._live.start(refresh=True)
+
+    def _drawn(self, report: StepReport) -> RenderableType:
+        """Return the panel after a step."""
+        view = RunView(
+            self.total_steps,
+            seconds_left=self._seconds_left,
+            rewards=self._rewards,
+            best=self._best,
+            evaluations=self._evaluations,
+            metric=self.metric,
+            reward_range=self.reward_range,
+            steps=self._steps,
+            updated=self._updated,
+        )
+        return panel(report, view)
 
     def scoring(self, done: int, total: int, seconds: float) -> None:
-        """Show how far slow scoring is: below the panel, or by a line every SCORING_EVERY seconds.
+        """Show how far slow scoring is: below the panel, or by a line every EVERY seconds.
 
         It has ended if all parts are done.
         """
         line = f"scoring {done:,}/{total:,}, {seconds:.0f} s"
+        self._scoring = line if done < total else ""
         if self.terminal:
-            below = [Text(line, "dim")] if done < total else []
-            self._live.start()
-            self._live.update(Group(self._panel, *below), refresh=True)
+            self._redraw()
         elif done == total:
-            self._next_scoring = SCORING_FIRST
+            self._next_scoring = FIRST
         elif seconds >= self._next_scoring:
             self.say(line)
-            self._next_scoring = seconds + SCORING_EVERY
+            self._next_scoring = seconds + EVERY
 
     def evaluation(self, line: Evaluation) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
         self._evaluations.append(line)
+        self._redraw()
         self.say(evaluation_line({"metric": self.metric, **line}))
 
     def summary(
@@ -183,8 +235,13 @@ class Console:
         files: Mapping[str, str],
         next_commands: Sequence[str],
         verdict: Sequence[str] = (),
+        *,
+        is_expected: bool = True,
     ) -> None:
-        """End the live panel; print verdict, evaluations, files and the commands to try next."""
+        """End the live panel; print verdict, evaluations, files and the commands to try next.
+
+        A verdict that is not `is_expected` is in colour.
+        """
         self._live.stop()
         tables = [list(verdict)] if verdict else []
         tables += [summary_table(before, after, self.metric)] if before or after else []
@@ -193,9 +250,10 @@ class Console:
         tables.append(["files", *(f"  {name:<{width}}  {path}" for name, path in files.items())])
         tables.append(["next", *(f"  {command}" for command in next_commands)])
 
-        for title, *lines in tables:
+        for number, (title, *lines) in enumerate(tables):
+            is_alarming = verdict and number == 0 and not is_expected
             self._write("")
-            self._write(title, "bold")
+            self._write(title, "bold red" if is_alarming else "bold")
             for line in lines:
                 self._write(line)
 

@@ -20,6 +20,7 @@ FIGURES = {
     "groups/resampled": "  resampled {:>2g}",
     "temperature": "  T {:.2f}",
     "completions/mean_length": "  {:>5.1f} tokens",
+    "completions/clipped_ratio": "  truncated {:>4.0%}",
     "tokens_per_second": "  {:>7,.0f} tok/s",
     "memory_gb": "  {:>5.1f} GB",
     "step_time": "  {:>5.1f} s",
@@ -36,7 +37,16 @@ FIGURES = {
 
 GROUPS = ("groups/kept", "groups/count", "groups/resampled", "temperature")
 SPEED = ("completions/mean_length", "tokens_per_second", "step_time")
-LINE = ("level", "reward", "group_std", "value", *GROUPS, *SPEED, "memory_gb")
+LINE = (
+    "level",
+    "reward",
+    "group_std",
+    "value",
+    *GROUPS,
+    "completions/clipped_ratio",
+    *SPEED,
+    "memory_gb",
+)
 
 # A line of eval.jsonl.
 Evaluation = Mapping[str, Any]
@@ -165,11 +175,21 @@ def held_out_line(evaluations: Sequence[Evaluation]) -> str:
     Returns "" without evaluations.
     """
     means: dict[int, list[float]] = {}
-    for line in evaluations:
-        if line["split"] != "train" and line["temperature"]:
-            means.setdefault(line["level"], []).append(line["mean"])
+    for line in filter(_is_held_out, evaluations):
+        means.setdefault(line["level"], []).append(line["mean"])
     levels = [
         f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "")
         for level, seen in sorted(means.items())
     ]
     return "held out" + "".join(levels) if levels else ""
+
+
+def last_held_out(evaluations: Sequence[Evaluation]) -> float | None:
+    """Return the mean of the last held-out evaluation; None without one."""
+    means = [line["mean"] for line in filter(_is_held_out, evaluations)]
+    return means[-1] if means else None
+
+
+def _is_held_out(line: Evaluation) -> bool:
+    """Return whether an evaluation was on held-out problems, sampled as in training."""
+    return line["split"] != "train" and bool(line["temperature"])

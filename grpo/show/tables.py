@@ -1,11 +1,12 @@
 """Tables of records for a terminal or a pipe, and the texts of their cells."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from data.text import escape_control
@@ -13,10 +14,16 @@ from grpo.records import Group
 
 Record = Mapping[str, Any]
 
-# The classes of groups, and the colour of each.
+# Columns of space around a cell.
+PADDING = 2
+
+# A column of longer texts is made narrower, down to this, before other columns are left out.
+TEXT = 30
+
+# The classes of groups, and the colour of those that show that training is stuck.
 CLASS_STYLES = {
     "varied": "",
-    "solved": "green",
+    "solved": "",
     "failed": "red",
     "identical": "bold red",
     "tied": "yellow",
@@ -48,31 +55,114 @@ def show_table(
     lines: Sequence[Record],
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable],
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table with a row for each line.
 
     `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
-    after them: heading to a function of the line.
+    after them: heading to a function of the line. On a narrow screen the `optional` columns are
+    left out in this order, until the numbers fit, and a line says which.
     """
-    table = Table(box=None)
-    for head in figures:
-        table.add_column(head, justify="right", no_wrap=True)
-    for head in words:
-        table.add_column(head, overflow="ellipsis", no_wrap=True)
+    columns = [
+        _Column(head, [_number(line, key, style) for line in lines], is_number=True)
+        for head, (key, style) in figures.items()
+    ]
+    columns += [
+        _Column(head, [_as_text(word(line)) for line in lines]) for head, word in words.items()
+    ]
+    widths = {
+        column.head: PADDING + (column.width if column.is_number else min(column.width, TEXT))
+        for column in columns
+    }
+    left_out = columns_left_out(widths, optional, console.width)
+    shown = [column for column in columns if column.head not in left_out]
+    _narrow(shown, console.width)
 
-    for line in lines:
-        numbers = [
-            "-" if line.get(key) is None else format(line[key], style)
-            for key, style in figures.values()
-        ]
-        table.add_row(
-            *numbers,
-            *(
-                part if isinstance(part := word(line), Text) else Text(part)
-                for word in words.values()
-            ),
-        )
-    console.print(table)
+    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
+    console.print(Segments(_segments(shown, console)), soft_wrap=True, end="")
+    note_left_out(left_out, console)
+
+
+class _Column:
+    """A column of a table: its heading and its cells."""
+
+    def __init__(self, head: str, cells: Sequence[Text], is_number: bool = False):
+        self.head = head
+        self.heading = head.split("\n")
+        self.cells = cells
+        self.is_number = is_number
+        self.width = max([*map(cell_len, self.heading), *(cell.cell_len for cell in cells)])
+
+    def padded(self, cell: Text, console: Console) -> Iterator[Segment]:
+        """Yield a cell between its spaces: numbers to the right, texts to the left."""
+        if cell.cell_len > self.width:
+            cell = cell.copy()
+            cell.truncate(self.width, overflow="ellipsis")
+        space = " " * (self.width - cell.cell_len)
+        before, after = (space, "") if self.is_number else ("", space)
+
+        yield Segment(f" {before}")
+        if cell.style or cell.spans:
+            style = console.get_style(cell.style)
+            yield from Segment.apply_style(cell.render(console), style)
+        else:
+            yield Segment(cell.plain)
+        yield Segment(f"{after} ")
+
+
+def _segments(columns: Sequence[_Column], console: Console) -> Iterator[Segment]:
+    """Yield the heading of a table, which may have several lines, and its rows."""
+    height = max(len(column.heading) for column in columns)
+    headings = [[""] * (height - len(column.heading)) + column.heading for column in columns]
+    rows = [[Text(part, "bold", end="") for part in line] for line in zip(*headings, strict=True)]
+    for row in chain(rows, zip(*(column.cells for column in columns), strict=True)):
+        for column, cell in zip(columns, row, strict=True):
+            yield from column.padded(cell, console)
+        yield Segment.line()
+
+
+def _number(line: Record, key: str, style: str) -> Text:
+    """Return a cell of a column of numbers."""
+    return Text("-" if line.get(key) is None else format(line[key], style), end="")
+
+
+def _as_text(part: str | Text) -> Text:
+    return part if isinstance(part, Text) else Text(part, end="")
+
+
+def _narrow(columns: Sequence[_Column], width: int) -> None:
+    """Make texts narrower until the table fits a screen of this `width`; numbers stay whole."""
+    excess = sum(column.width + PADDING for column in columns) - width
+    for column in reversed(columns):
+        if excess > 0 and not column.is_number:
+            least = max(map(cell_len, column.heading))
+            cut = min(excess, max(0, column.width - least))
+            column.width -= cut
+            excess -= cut
+
+
+def columns_left_out(widths: Mapping[str, int], optional: Sequence[str], width: int) -> list[str]:
+    """Return which of the `optional` columns a screen of this `width` has no room for.
+
+    `widths` are those of all columns, with the space around them, by their headings.
+    """
+    left_out: list[str] = []
+    total = sum(widths.values())
+    for head in optional:
+        if total <= width:
+            break
+        if head in widths:
+            total -= widths[head]
+            left_out.append(head)
+    return left_out
+
+
+def note_left_out(left_out: Sequence[str], console: Console) -> None:
+    """Print which columns were left out, if any were."""
+    if left_out:
+        names = ", ".join(head.replace("\n", " ") for head in left_out)
+        note = f"left out at {console.width} columns: {names} (--json has all)"
+        console.print(Text(note, "dim"), soft_wrap=True)
 
 
 def classes_of(line: Record) -> Text:

@@ -3,6 +3,7 @@
     python -m grpo.inspect runs/NAME steps                 every step
     python -m grpo.inspect runs/NAME step 12               its groups: class, reward, advantages
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
+    python -m grpo.inspect runs/NAME why 12 3 0            its reward and advantage in words
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
     python -m grpo.inspect runs/NAME degenerate            the groups without variance, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
@@ -29,6 +30,7 @@ from grpo.tools.inspect_completions import (
     show_tokens,
 )
 from grpo.tools.inspect_steps import show_compare, show_degenerate, show_step, show_steps
+from grpo.tools.inspect_why import show_why
 from tasks.base import Parser, exit_status
 
 # Columns of the output if it is not a terminal.
@@ -76,6 +78,14 @@ def _add_step_commands(commands: "_Commands") -> None:
     )
     group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
 
+    commands.add(
+        "why",
+        show_why,
+        "why a completion has its reward and advantage",
+        "step",
+        "group",
+        "sample",
+    )
     tokens = commands.add(
         "tokens", show_tokens, "the tokens of a completion", "step", "group", "sample"
     )

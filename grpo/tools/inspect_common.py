@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from data.text import printable_json, quoted
+from grpo.records import Group
 from grpo.run.reader import RunData
 from tasks.base import UserError
 
@@ -40,6 +41,15 @@ def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
     return lines
 
 
+def check_sample(run: RunData, group: Group, sample: int) -> None:
+    """Raise UserError unless the group has a completion `sample`."""
+    if not 0 <= sample < len(group.completions):
+        raise UserError(
+            f"{run.path}: the group has no completion {sample}; it has 0 to "
+            f"{len(group.completions) - 1}"
+        )
+
+
 def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
     """With --json, print the lines as one JSON array. Return whether --json was given."""
     if arguments.json:
@@ -49,4 +59,5 @@ def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Con
 
 def show_next(run: RunData, command: str, console: Console, before: str = "") -> None:
     """Print the command that shows more, after the text `before`."""
-    console.print(f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}", style="dim")
+    line = f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}"
+    console.print(line, style="dim", soft_wrap=True)

@@ -17,7 +17,7 @@ from grpo.run.reader import RunData, rollout_record
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, counts, first_divergence, rendered
 from grpo.show.tables import advantage_of, class_of, done_to, said_of, show_table, tint
-from grpo.tools.inspect_common import Figures, as_json, show_next
+from grpo.tools.inspect_common import Figures, as_json, check_sample, show_next
 from grpo.tools.tabular import export
 from tasks.base import UserError
 
@@ -72,7 +72,8 @@ def show_group(run: RunData, arguments: argparse.Namespace, console: Console) ->
         _show_completions(run, group, samples, console, whole=arguments.whole)
 
     console.print()
-    show_next(run, f"tokens {arguments.step} {arguments.group} {order[-1]}", console)
+    kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
+    show_next(run, f"why {arguments.step} {arguments.group} {order[-1]}{kind}", console)
 
 
 def _show_completions(
@@ -105,11 +106,7 @@ def _show_completions(
 def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each token of a completion."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
-    if not 0 <= arguments.sample < len(group.completions):
-        raise UserError(
-            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to "
-            f"{len(group.completions) - 1}"
-        )
+    check_sample(run, group, arguments.sample)
     if arguments.policy and arguments.kind != "step":
         raise UserError(
             "--policy: only the policy of a training step can be computed again, not that of "
@@ -172,7 +169,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
         return status
 
     def same(line: dict[str, Any]) -> Text:
-        return Text("yes", "green") if line["same"] else Text("no", "bold red")
+        return Text("yes") if line["same"] else Text("no", "bold red")
 
     show_table(
         console,

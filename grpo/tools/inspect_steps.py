@@ -44,6 +44,23 @@ STEP_FIGURES = {
     "time (s)": ("step_time", ".1f"),
 }
 
+# The columns of `steps` that a narrow screen leaves out, in this order.
+OPTIONAL_IN_STEPS = (
+    "KL",
+    "T",
+    "distinct",
+    "grad norm",
+    "tokens",
+    "entropy",
+    "level",
+    "std",
+    "time (s)",
+    "exact",
+    "groups",
+    "score",
+    "classes",
+)
+
 # The columns of `step` and `degenerate`, from the summary of a group.
 GROUP_FIGURES = {
     "group": ("group", "d"),
@@ -55,6 +72,9 @@ GROUP_FIGURES = {
     "exact": ("exact", ".2f"),
     "distinct": ("distinct", "d"),
 }
+
+# The columns of `step` and `degenerate` that a narrow screen leaves out, in this order.
+OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
 
 # What `compare` averages over the last steps: the head of a row -> a key of metrics.jsonl.
 COMPARED = {
@@ -93,7 +113,7 @@ def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) ->
         for head, (key, style) in STEP_FIGURES.items()
         if any(line.get(key) is not None for line in lines)
     }
-    show_table(console, lines, figures, {"classes": classes_of})
+    show_table(console, lines, figures, {"classes": classes_of}, OPTIONAL_IN_STEPS)
     show_next(run, f"step {lines[-1]['step']}", console)
 
 
@@ -118,7 +138,7 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
         "advantages": lambda line: line["advantages"],
         "trap": trap_of,
     }
-    show_table(console, lines, GROUP_FIGURES, words)
+    show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
 
     widest = max(lines, key=lambda line: line["reward_std"])
     kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
@@ -143,6 +163,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
         lines,
         {"step": ("step", "d"), **GROUP_FIGURES},
         {"why": lambda line: WHY[line["class"]], "done": done_to, "trap": trap_of},
+        OPTIONAL_IN_GROUPS,
     )
     count = f"{len(lines)} of {len(run.group_index)} groups; "
     show_next(run, f"group {lines[-1]['step']} {lines[-1]['group']}", console, before=count)

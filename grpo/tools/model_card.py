@@ -95,8 +95,8 @@ def _verdict(run: RunData, step: int, reports: Sequence[Record], metric: str) ->
     if verdict is None:
         return []
     unit = reports[0].get("unit", "") if reports else ""
-    conclusion, spent = verdict.lines(metric, unit)
-    return [f"**{conclusion}**", f"{spent}."]
+    conclusion, *more = verdict.lines(metric, unit)
+    return [f"**{conclusion}**", *(f"{line}." for line in more)]
 
 
 def _before_and_after(reports: Sequence[Record], metric: str) -> str:

@@ -210,13 +210,16 @@ def frozen_garbage() -> Iterator[None]:
 def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     """Make the remaining steps, and store each."""
     assert trainer.config.steps is not None, "the configuration is resolved"
+    prepares = ", which prepares memory and kernels"  # only the first step of a process does
     while (
         trainer.done < trainer.config.steps
         and not trainer.ended
         and not run.ranks.max(interrupt.wanted or 0)
     ):
         try:
-            report = trainer.step()
+            with run.console.working(f"step {trainer.done + 1}{prepares}"):
+                report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
+        prepares = ""
         run.after_step(report)

@@ -1,59 +1,28 @@
-"""What the console prints, as text: the pure lines, then both screens, plain and terminal."""
+"""The console of a run: both screens, plain and terminal."""
 
 import io
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console as RichConsole
-
-from data.text import escape_control
-from grpo.records import Completion, Group, StepReport
-from grpo.show.console import Console, RunFormat
-from grpo.show.lines import (
-    clock_time,
-    evaluation_line,
-    held_out_line,
-    sparkline,
-    step_line,
-    summary_table,
+from screens import (
+    ESCAPE_CODE,
+    evaluation,
+    plain,
+    rendered,
+    report,
+    steps,
+    written,
 )
-from grpo.show.panel import RunView, panel
-from tasks.base import Problem, Score
 
-METRICS = {
-    "level": 25,
-    "reward": 0.4123,
-    "group_std": 0.083,
-    "value": 0.531,
-    "groups/kept": 6,
-    "groups/count": 8,
-    "groups/resampled": 2,
-    "groups/skipped": 1,
-    "temperature": 1.0,
-    "completions/mean_length": 92.34,
-    "tokens_per_second": 5321.4,
-    "step_time": 2.0,
-    "memory_gb": 3.21,
-    "time/rollout": 1.1,
-    "time/update": 0.8,
-    "loss": -0.0123,
-    "kl": 0.0012,
-    "entropy": 1.234,
-    "grad_norm": 0.512,
-    "clip_ratio/low_mean": 0.0123,
-    "clip_ratio/high_mean": 0.2,
-    "sampling/sampling_logp_difference/max": 3.4e-5,
-}
+from grpo.show.console import Console, RunFormat
+
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
     "--problems 200"
 )
 HOSTILE = "[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
 HARMLESS = r"[bold]one[/bold] \x1b[31mred\x1b[2J </script> \r\x07 \u202eback \ud800 :smile:"
-ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @pytest.fixture(autouse=True)
@@ -61,256 +30,6 @@ def eighty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-
-
-def report(step=12, metrics=METRICS, texts=(), rewards=(), events=()):
-    problem = Problem("interleave", 25, "prompt", "target", "key")
-    completions = [Completion((1,), (-0.1,), text, "stop") for text in texts]
-    group = Group(0, problem, (1,), 1.0, completions, scores=[Score(reward) for reward in rewards])
-    return StepReport(step, dict(metrics), [group], list(events))
-
-
-def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
-    return {
-        "step": 0,
-        "task": "interleave",
-        "level": level,
-        "split": "test",
-        "n": 200,
-        "temperature": temperature,
-        "mean": mean,
-        "ci_low": mean - 0.01,
-        "ci_high": mean + 0.01,
-        "exact": 0.01,
-        **changes,
-    }
-
-
-def written(use, total_steps=300, log_every=1, metric="score", **options):
-    """Return all that `use(console)` writes, escape codes included."""
-    file = io.StringIO()
-    with Console(RunFormat(total_steps, log_every, metric), file=file, **options) as console:
-        use(console)
-    return file.getvalue()
-
-
-def plain(use, total_steps=300, **options):
-    """Return the lines that `use(console)` prints into a pipe, without their time."""
-    return [
-        re.sub(r"^\d\d:\d\d:\d\d  ", "", line)
-        for line in written(use, total_steps, **options).splitlines()
-    ]
-
-
-def steps(*reports):
-    return lambda console: [console.step(report) for report in reports]
-
-
-def rendered(renderable, width=80):
-    """Return what a terminal of `width` columns shows of `renderable`, as text."""
-    screen = RichConsole(width=width, force_terminal=True, record=True, file=io.StringIO())
-    screen.print(renderable)
-    return screen.export_text()
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_visible_text_is_printable_and_printable_text_is_left_alone(text):
-    assert escape_control(text).isprintable()
-    assert escape_control(escape_control(text)) == escape_control(text)
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0, "0:00"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (572, "9:32"),
-        (3600, "1:00:00"),
-        (3599.7, "1:00:00"),
-        (93784, "26:03:04"),
-    ],
-)
-def test_clock_time(seconds, text):  # 93784 = 26 * 3600 + 3 * 60 + 4
-    assert clock_time(seconds) == text
-
-
-def test_sparkline_has_eight_heights_over_the_unit_interval():
-    # height = floor(8 r): 0.12 -> 0, 0.13 -> 1, 0.5 -> 4, 0.99 -> 7
-    assert sparkline([0, 0.12, 0.13, 0.5, 0.99, 1]) == "▁▁▂▅██"
-    assert sparkline([-3, 7, float("inf"), float("nan")]) == "▁██▁"
-
-
-def test_sparkline_over_another_range():
-    assert sparkline([-1, -0.5, 0], (-1.0, 0.0)) == sparkline([0, 50, 100], (0, 100)) == "▁▅█"
-    assert sparkline([3, 5, 7], None) == "▁▅█" and sparkline([3, 3], None) == "▁▁"
-    assert sparkline([], None) == ""
-
-
-def test_step_line_shows_every_figure():
-    assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
-        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  trained on  6 of 8 "
-        "groups  resampled  2  "
-        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA     9:32"
-    )
-
-
-def test_what_a_step_lacks_is_left_out():
-    assert step_line(report(metrics={}), 300) == "step  12/300"
-    assert (
-        step_line(report(metrics={"reward": 0.5, "value": None}), 300)
-        == "step  12/300  reward 0.500"
-    )
-    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), RunView(300)))) == [
-        "step",
-        "of",
-    ]
-
-
-def test_step_lines_stand_in_columns():
-    small = {
-        **METRICS,
-        "level": 6,
-        "groups/kept": 8,
-        "tokens_per_second": 87,
-        "completions/mean_length": 9.2,
-    }
-    first = step_line(report(1, small), 300, seconds_left=9)
-    later = step_line(report(300, {**METRICS, "step_time": 12.3}), 300, seconds_left=36000)
-    assert len(first) == len(later)
-    assert all(
-        first.index(word) == later.index(word) for word in ("reward", "trained", "tok/s", "ETA")
-    )
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        (
-            {"metric": "similarity"},
-            "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact "
-            "0.01)",
-        ),
-        ({"temperature": 0}, "greedy, exact"),
-        ({"unit": "digits"}, "held-out score at 25 digits:"),
-        ({"unit": ""}, "held-out score at level 25:"),
-        ({"split": "train"}, "training score at 25"),
-        ({"exact": 0.995}, "exact 0.995)"),
-        ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
-    ],
-)
-def test_evaluation_line_says_what_was_measured(changes, words):
-    assert words in evaluation_line(evaluation(**changes))
-
-
-def test_summary_table():
-    before = [evaluation(25, 0.25), evaluation(10, 0.5), evaluation(10, 0.8, temperature=0)]
-    after = [
-        evaluation(10, 0.9, exact=0.84),
-        evaluation(10, 0.95, temperature=0, exact=0.9),
-        evaluation(50, 0.4),
-    ]
-    assert summary_table(before, after, "similarity") == [
-        "held-out similarity, mean [95 % interval], n = 200",
-        "level  sampling  before                after                 exact",
-        "   10  greedy    0.800 [0.790, 0.810]  0.950 [0.940, 0.960]  0.010 → 0.900",
-        "   10  T 1       0.500 [0.490, 0.510]  0.900 [0.890, 0.910]  0.010 → 0.840",
-        "   25  T 1       0.250 [0.240, 0.260]  -                     0.010 →   -  ",
-        "   50  T 1       -                     0.400 [0.390, 0.410]    -   → 0.010",
-    ]
-
-
-def test_panel_shows_progress_figures_and_a_completion():
-    classes = {"groups/class/varied": 5, "groups/class/solved": 2, "groups/class/failed": 0}
-    text = rendered(
-        panel(
-            report(
-                step=75,
-                metrics=METRICS | classes,
-                texts=["[b]target[/b]", "target of all"],
-                rewards=[0.1, 0.9],
-            ),
-            RunView(
-                300,
-                seconds_left=572,
-                rewards=[0.0, 0.5, 1.0],
-                best=1.25,
-                evaluations=[evaluation(25, 0.25)],
-                metric="similarity",
-            ),
-        )
-    )
-    for part in (
-        "step 75 of 300",
-        "25%",
-        "ETA 9:32",
-        "reward 0.412 ± 0.083  mean 0.500  best 1.250  ▁▅█",
-        "held out  25: 0.250",
-        "clipped 1.2% below, 20.0% above  parity 3e-05",
-        "similarity 0.531",
-        "trained on  6 of 8 groups",
-        "5,321 tok/s",
-        "KL 0.0012",
-        "groups 5 varied, 2 solved",
-        "reward 0.900  target {+of+} {+all+}",
-    ):
-        assert part in text
-
-
-def test_held_out_line_has_the_first_and_the_last_of_each_level():
-    lines = [
-        evaluation(25, 0.25),
-        evaluation(10, 0.5),
-        evaluation(25, 0.3),
-        evaluation(25, 0.75),
-        evaluation(25, 0.9, temperature=0),
-        evaluation(25, 0.9, split="train"),
-    ]
-    assert held_out_line(lines) == "held out  10: 0.500  25: 0.250 → 0.750"
-    assert held_out_line([]) == ""
-
-
-def test_the_panel_of_a_run_knows_its_history():
-    def run(console):
-        console.evaluation(evaluation(25, 0.25))
-        for step, reward in enumerate(
-            [0.9] + [0.1] * 30, 1
-        ):  # the mean is of the last 30, the best of all
-            console.step(report(step, METRICS | {"reward": reward}))
-
-    shown = ESCAPE_CODE.sub("", written(run, force_terminal=True)).split("step 31 of")[-1]
-    assert "held out  25: 0.250" in shown and "mean 0.100  best 0.900" in shown
-
-
-def test_panel_shows_one_completion_after_the_other():
-    texts = [f"word{i}" for i in range(4)]
-    shown = [
-        re.search(
-            r"reward (\d\.\d+) +\[-target-\]\{\+(word\d)",
-            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), RunView(9))),
-        ).groups()
-        for step in range(1, 5)
-    ]
-    assert sorted(shown) == [(f"0.{i}00", f"word{i}") for i in range(4)]
-
-
-@pytest.mark.parametrize("width", [200, 80, 40, 12])
-def test_panel_never_leaves_the_screen(width):
-    text = rendered(
-        panel(
-            report(texts=["語" * 500], rewards=[0.5]),
-            RunView(300, seconds_left=1e6, rewards=[0.5] * 40),
-        ),
-        width,
-    )
-    assert all(cell_len(line) == min(width, 80) for line in text.splitlines())
-
-
-def test_panel_cuts_the_completion_to_three_lines():
-    short = rendered(panel(report(texts=["word"], rewards=[0.5]), RunView(300)))
-    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), RunView(300)))
-    assert len(long.splitlines()) == len(short.splitlines()) + 2
-    assert "{+word+} …" in long and "…" not in short
 
 
 def everything(console):
@@ -402,13 +121,6 @@ def test_log_every_thins_step_lines_but_not_events_nor_the_last_step():
         "step 6/7",
         "step 7/7",
     ]
-
-
-def test_sparkline_of_the_panel_spans_the_last_30_steps():
-    reports = [report(step, {"reward": float(step > 21)}) for step in range(1, 51)]
-    output = written(steps(*reports), force_terminal=True)
-    last = ESCAPE_CODE.sub("", output).rsplit("step 50 of 300", 1)[1]
-    assert "▁" + "█" * 29 + " " in last and "▁▁" not in last  # steps 21 to 50
 
 
 def test_the_score_goes_by_the_name_that_the_console_was_given():
@@ -504,3 +216,67 @@ def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
 def test_scoring_before_the_first_step_needs_no_panel():
     output = written(wait_for_scores, force_terminal=True)
     assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("grpo.show.activity.time.monotonic", lambda: self.now)
+
+
+def evaluate_slowly(clock):
+    """Return a use of a console: an evaluation of 64 problems, one a second."""
+
+    def use(console):
+        with console.working("evaluating at 10 words") as progress:
+            for done in range(64):
+                progress("sampling", done, 64)
+                clock.now += 1
+
+    return use
+
+
+def test_a_long_activity_is_a_line_now_and_then(monkeypatch):
+    assert plain(evaluate_slowly(Clock(monkeypatch))) == [
+        "evaluating at 10 words: sampling 10/64, 10 s",
+        "evaluating at 10 words: sampling 40/64, 40 s",
+    ]
+
+
+def test_a_terminal_shows_what_is_done_below_the_panel_until_it_ends(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def use(console):
+        console.step(report())
+        with console.working("step 13"), console.working("evaluating") as progress:
+            progress("scoring", 12, 32)
+            clock.now += 5
+            shown = rendered(console._live.renderable)
+            assert "step 12 of 300" in shown and "evaluating: scoring 12/32, 5 s" in shown
+        assert "evaluating" not in rendered(console._live.renderable)
+
+    written(use, force_terminal=True)
+
+
+def test_the_panel_has_the_last_held_out_score():
+    """The final evaluation comes after the last step."""
+
+    def use(console):
+        console.step(report())
+        console.evaluation(evaluation(mean=0.25))
+        console.evaluation(evaluation(mean=0.975))
+        assert "held out 0.975" in rendered(console._live.renderable)
+
+    written(use, force_terminal=True)
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_an_unexpected_verdict_is_red(is_expected):
+    def use(console):
+        files = {"run": "runs/x"}
+        console.summary([], [], files, [], ["NOT LEARNED: 0.2"], is_expected=is_expected)
+
+    colour = "" if is_expected else ";31"
+    assert f"\x1b[1{colour}mNOT LEARNED: 0.2" in written(use, force_terminal=True)

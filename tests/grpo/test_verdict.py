@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
 from grpo.variance import REMEDIES
-from grpo.verdict import MIN_STEPS, HeldOutScores, Progress, reach_verdict, values_by_problem
+from grpo.verdict import (
+    MIN_STEPS,
+    HeldOutScores,
+    Progress,
+    Verdict,
+    is_expected,
+    reach_verdict,
+    values_by_problem,
+)
 from tasks.base import Problem, Score
 
 
@@ -101,6 +110,35 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     written = json.loads(json.dumps(verdict.to_json()))
     assert written["verdict"] == "learned" and written["purpose"] == "verdict"
     assert (written["step"], written["level"], written["n"]) == (60, 25, 100)
+
+
+def test_a_verdict_is_read_back_also_without_the_keys_that_older_versions_lack():
+    new = ("solved_step", "mistake", "next_command")
+    verdict = replace(
+        verdict_on([0.2] * 64, [0.9] * 64),
+        solved_step=40,
+        mistake="a wrong word (2 of 3 wrong answers)",
+        next_command="python eval.py",
+    )
+    line = json.loads(json.dumps(verdict.to_json()))
+    assert Verdict.from_json(line) == verdict
+    older = {name: value for name, value in line.items() if name not in new}
+    assert Verdict.from_json(older) == verdict_on([0.2] * 64, [0.9] * 64)
+    assert Verdict.from_json({"verdict": "learned", "step": 3}) is None
+
+    said = verdict.lines("similarity", "words")
+    assert said[2:] == [
+        "solved from step 40 on, by each held-out evaluation",
+        "most common mistake: a wrong word (2 of 3 wrong answers)",
+    ]
+
+
+def test_a_run_is_expected_to_learn_and_a_control_experiment_is_not():
+    learned, not_learned = (verdict_on([0.2] * 64, [after] * 64) for after in (0.9, 0.2))
+    mark = {"control": "shuffled-rewards"}
+    assert is_expected(learned, {}) and is_expected(not_learned, mark)
+    assert not is_expected(not_learned, {}) and not is_expected(learned, mark)
+    assert not is_expected(replace(learned, stopped="an alarm"), {})
 
 
 def test_what_imitation_came_to_is_no_learning_by_reinforcement():

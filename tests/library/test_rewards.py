@@ -32,7 +32,7 @@ def test_rewards_in_processes_make_the_same_run(home, capsys):
 
 def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     monkeypatch.setattr("tasks.reward_calls.LOOK", 0.05)
-    monkeypatch.setattr("grpo.show.console.SCORING_FIRST", 0.1)
+    monkeypatch.setattr("grpo.show.console.FIRST", 0.1)
 
     def slow(completion):
         time.sleep(0.1)

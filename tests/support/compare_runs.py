@@ -1,4 +1,4 @@
-"""Compare everything that two runs wrote, except times."""
+"""Compare everything that two runs wrote, except times and the name of the run."""
 
 import json
 import re
@@ -29,12 +29,23 @@ def without_seconds(decisions):
     return decisions
 
 
+def without_name(run, evaluations):
+    """Return lines of eval.jsonl without the run's name in the command of the verdict."""
+    return [
+        {**line, "next_command": line["next_command"].replace(f"runs/{run.name}", "runs/NAME")}
+        if line.get("next_command")
+        else line
+        for line in evaluations
+    ]
+
+
 def written(run: Path):
     """Return what a run wrote, by name and without times.
 
     These are its logs, its rollouts, and the weights, moments and state of its last checkpoint.
     """
     files = {log: read_metrics(run / log) for log in LOGS}
+    files["eval.jsonl"] = without_name(run, files["eval.jsonl"])
     files["curriculum.jsonl"] = without_seconds(files["curriculum.jsonl"])
     files["metrics.jsonl"] = without_times(read_metrics(run / "metrics.jsonl"))
     files["samples.log"] = DATE.sub(r"\1", (run / "samples.log").read_text())

@@ -14,6 +14,9 @@ from tasks.dataset import write_problems
 def test_bad_command_lines(tmp_path, capsys):
     said = lambda *arguments: fails(capsys, *arguments)  # noqa: E731
     assert said("--wrods", "5") == "train.py: --wrods: no such flag; did you mean --words?"
+    assert said("--lr", "5") == (
+        "train.py: --lr: no such flag; did you mean --learning-rate or --lora-rank?"
+    )
     assert "--task juggling: no such task" in said("--task", "juggling")
     assert "--reward money: task interleave has no such reward" in said("--reward", "money")
     assert "invalid int value: 'ten'" in said("--words", "ten")

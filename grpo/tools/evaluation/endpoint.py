@@ -25,6 +25,7 @@ import httpx
 
 from data.files import open_own, read_bytes
 from data.text import shortened
+from grpo.evaluate import Progress
 from tasks.base import UserError, key_of
 
 KEY = "OPENAI_API_KEY"
@@ -86,10 +87,13 @@ class Endpoint:
             limits=httpx.Limits(max_connections=concurrency),
         )
 
-    def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+    def ask(
+        self, questions: Sequence[Question], progress: Progress = lambda part, done, total: None
+    ) -> list[Answer | None]:
         """Return the answer to each question, in order; None where all tries failed.
 
-        Raises UserError if the server refuses a request, or if the very first one fails.
+        `progress` is called after each answer. Raises UserError if the server refuses a request, or
+        if the very first one fails.
         """
         if not questions:
             return []
@@ -100,7 +104,11 @@ class Endpoint:
             raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
 
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return [first, *pool.map(self._answer, questions[1:])]
+            answers: list[Answer | None] = [first]
+            for answer in pool.map(self._answer, questions[1:]):
+                progress("asking", len(answers), len(questions))
+                answers.append(answer)
+        return answers
 
     def _answer(self, question: Question) -> Answer | None:
         """Return the stored or the server's answer to a question; None if all tries failed."""

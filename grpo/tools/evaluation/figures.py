@@ -17,10 +17,11 @@ from grpo.model.prompts import middle_left_out
 from grpo.records import Group
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
+from grpo.show.activity import StatusLine
 from grpo.tools.evaluation.models import Model
 from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
-from tasks.base import Problem, Task, UserError, worded
+from tasks.base import Problem, Task, UserError, watch_scoring, worded
 from tasks.supply import HeldOut
 
 # The row of all foreign kinds of text together.
@@ -60,6 +61,7 @@ class Evaluator:
     """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
 
     def __init__(self, request: Request, model: Model, dataset: list[Problem]):
+        self.status = StatusLine("eval.py")
         self.request = request
         self.model = model
         self.dataset = dataset
@@ -70,7 +72,7 @@ class Evaluator:
         It has figures and the entries of ON_SCREEN. Raises UserError if there is no problem.
         """
         found = self._problems(task, level)
-        groups = self.model.answer(task, found.problems)
+        groups = self._answer(task, found, f"level {level}")
         return self._result(task, level, found, groups)
 
     def foreign(self, tasks: Mapping[str, Task], level: int) -> list[dict[str, Any]]:
@@ -89,7 +91,7 @@ class Evaluator:
             if not found.problems:
                 continue
 
-            groups = self.model.answer(task, found.problems)
+            groups = self._answer(task, found, f"level {level}, foreign {kind}")
             every += groups
             result = self._result(task, level, found, groups)
             results.append({**result, **FOREIGN_SOURCE, "foreign": kind})
@@ -109,6 +111,12 @@ class Evaluator:
             *results,
             {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "worst": [], "groups": []},
         ]
+
+    def _answer(self, task: Task, found: HeldOut, where: str) -> list[Group]:
+        """Return the model's scored completions, and show how far it is."""
+        watch_scoring(task, self.status.scoring)
+        with self.status.working(f"{self.request.model}, {where}") as progress:
+            return self.model.answer(task, found.problems, progress)
 
     def _problems(self, task: Task, level: int) -> HeldOut:
         request = self.request

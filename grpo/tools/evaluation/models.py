@@ -7,6 +7,7 @@ from data.text import escape_control
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
+    Progress,
     Sampling,
     budgets,
     evaluate,
@@ -35,8 +36,8 @@ class Model(Protocol):
     def select(self, problems: Sequence[Problem]) -> HeldOut:
         """Return those of the `problems` that the model may be evaluated on."""
 
-    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
-        """Return a group of scored completions for each problem."""
+    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
+        """Return a group of scored completions for each problem; say how far it is."""
 
     def budget(self, task: Task, problems: Sequence[Problem]) -> int:
         """Return the most new tokens that a completion of one of the problems may take."""
@@ -71,11 +72,11 @@ class LocalModel:
         request = self.request
         return select(self.policy, problems, request.problems, self.seen, request.sampling)
 
-    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
+    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
         """Sample a group of completions for each problem, and score it."""
         request = self.request
         settings = EvaluationSettings(request.sampling, request.seed, request.samples)
-        return evaluate(self.policy, task, problems, settings)
+        return evaluate(self.policy, task, problems, settings, progress)
 
     def budget(self, task: Task, problems: Sequence[Problem]) -> int:
         """Return the largest budget of the problems."""
@@ -120,7 +121,7 @@ class RemoteModel:
         """Return the first distinct problems."""
         return held_out(problems, self.request.problems)
 
-    def answer(self, task: Task, problems: Sequence[Problem]) -> list[Group]:
+    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
         """Ask for the completions of each problem, and score them.
 
         A problem is left out if a request for it failed.
@@ -131,7 +132,7 @@ class RemoteModel:
             for problem in problems
             for sample in range(samples)
         ]
-        answers = self.endpoint.ask(questions)
+        answers = self.endpoint.ask(questions, progress)
 
         groups = []
         for number, problem in enumerate(problems):
@@ -148,6 +149,7 @@ class RemoteModel:
                     Group(number, problem, (), self.request.sampling.temperature, completions)
                 )
 
+        progress("scoring", 0, len(groups))
         scores = scores_of_groups(task, [(group.problem, group.texts) for group in groups])
         for group, of_group in zip(groups, scores, strict=True):
             group.scores = of_group

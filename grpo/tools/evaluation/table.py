@@ -4,17 +4,25 @@ import sys
 from statistics import fmean
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
+from grpo.show.tables import columns_left_out, note_left_out
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.figures import ALL_KINDS
 
 # Columns, if standard output is not a terminal.
 WIDTH = 100
+
+# Columns that a narrow screen leaves out, in this order.
+OPTIONAL = ("budget", "sampling", "truncated", "trained on")
+
+# Columns of space and lines around a cell.
+PADDING = 3
 
 
 def show(results: list[dict[str, Any]], metric: str) -> None:
@@ -31,9 +39,9 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
 
     own = [result for result in results if "foreign" not in result]
     foreign = [result for result in results if "foreign" in result]
-    console.print(_table(own, f"{title} {first['dataset'] or _split_name(first)}"))
+    _show_table(console, own, f"{title} {first['dataset'] or _split_name(first)}")
     if foreign:
-        console.print(_table(foreign, f"{title} foreign kinds of text"))
+        _show_table(console, foreign, f"{title} foreign kinds of text")
     if "pass_at" in first:
         console.print(_samples_table(results))
     if len(models) > 1:
@@ -49,19 +57,28 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
             _show_worst(console, _name(result), group)
 
 
-def _table(results: list[dict[str, Any]], title: str) -> Table:
-    """Return a table with a row for each result."""
+def _show_table(console: Console, results: list[dict[str, Any]], title: str) -> None:
+    """Print a table with a row for each result, without the columns that do not fit."""
     shows_model = len({result["model"] for result in results}) > 1
     rows = [
         ({"model": escape_control(result["model"])} if shows_model else {}) | _cells(result)
         for result in results
     ]
+    widths = {
+        name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) + PADDING
+        for name in rows[0]
+    }
+    left_out = columns_left_out(widths, OPTIONAL, console.width - 1)
+
     table = Table(title=title, title_justify="left")
-    for name in rows[0]:
+    shown = [name for name in rows[0] if name not in left_out]
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for row, result in zip(rows, results):
-        table.add_row(*row.values(), end_section=result.get("foreign") == ALL_KINDS)
-    return table
+        is_last = result.get("foreign") == ALL_KINDS
+        table.add_row(*(row[name] for name in shown), end_section=is_last)
+    console.print(table)
+    note_left_out(left_out, console)
 
 
 def _cells(result: dict[str, Any]) -> dict[str, str]:
@@ -104,7 +121,7 @@ def _differences(results: list[dict[str, Any]], metric: str) -> Table:
     first = results[0]["model"]
     table = Table(title=f"{metric}, difference to {escape_control(first)}", title_justify="left")
     for name in ("model", "level", "n", "difference", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=name != "model", overflow="fold")
 
     of_first = {_name(result): _values(result) for result in results if result["model"] == first}
     for result in results:

@@ -132,4 +132,42 @@ TABLE = {
             "pass",
         ),
     ],
+    ("grpo/run/conclusion.py", "grpo/test_next_commands.py"): [
+        (
+            "solved once is solved for good",
+            "solved_step",
+            "line['step'] > last_unsolved",
+            "is_solved(line)",
+        ),
+    ],
+    ("grpo/run/next_commands.py", "grpo/test_next_commands.py"): [
+        (
+            "what was learned at an easier level counts as learned",
+            "next_command",
+            "verdict.level != config.level",
+            "False",
+        ),
+        (
+            "a program of the user's is executed unasked",
+            "EndedRun.program",
+            "not is_of_project(config.task)",
+            "False",
+        ),
+    ],
+    ("grpo/mistakes.py", "grpo/test_mistakes.py"): [
+        (
+            "right answers count as mistakes",
+            "most_common_mistake",
+            "not is_right(score)",
+            "True",
+        ),
+    ],
+    ("grpo/tools/inspect_why.py", "grpo/test_inspect_why.py"): [
+        (
+            "truncated completions count as trained on",
+            "training_in_words",
+            "masks and completion.is_truncated",
+            "False",
+        ),
+    ],
 }

@@ -1,0 +1,154 @@
+"""The view `why` of `python -m grpo.inspect`: one completion's reward and advantage, in words.
+
+Each sentence has the numbers that it is made of, so that a reader can repeat the computation.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from data.text import escape_control
+from grpo.learn.advantages import EPS, divisors, floats
+from grpo.records import Group
+from grpo.run.reader import RunData
+from grpo.show.tables import WHY, advantage_of
+from grpo.tools.inspect_common import as_json, check_sample, show_next
+from tasks.base import explain
+
+# Losses whose tokens all have the same weight in a step, and those whose completions have.
+BY_TOKEN = ("dapo", "cispo")
+BY_COMPLETION = ("grpo", "gspo")
+
+# Of completions that no step sampled to train on.
+UNTRAINED = "none: it was not sampled to train on"
+
+
+def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Say in words why a completion earned its reward and advantage, and what it taught."""
+    groups = run.groups(arguments.step, arguments.kind)
+    group = run.group(arguments.step, arguments.group, arguments.kind)
+    check_sample(run, group, arguments.sample)
+    record = {
+        "step": arguments.step,
+        "group": arguments.group,
+        "sample": arguments.sample,
+        "reward": reward_in_words(run.config, group, arguments.sample),
+        "advantage": UNTRAINED,
+        "training": UNTRAINED,
+    }
+    if arguments.kind == "step":
+        record |= {
+            "advantage": advantage_in_words(run.config, groups, group, arguments.sample),
+            "training": training_in_words(run.config, groups, group, arguments.sample),
+        }
+    if as_json([record], arguments, console):
+        return
+
+    for name in ("reward", "advantage", "training"):
+        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(str(record[name])))
+        console.print(line, soft_wrap=True)
+    number = f"{arguments.step} {arguments.group}"
+    kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
+    show_next(run, f"tokens {number} {arguments.sample}{kind}", console)
+
+
+def reward_in_words(config: Mapping[str, Any], group: Group, sample: int) -> str:
+    """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
+    written".
+    """
+    control = config.get("control", "none")
+    score = group.scores[sample]
+    if control != "none":
+        return f"{score.reward:.3f}, set by the control experiment {control}; not earned"
+    return explain(
+        config.get("task", group.problem.task),
+        group.problem,
+        group.texts[sample],
+        score,
+        config.get("reward"),
+    )
+
+
+def advantage_in_words(
+    config: Mapping[str, Any], groups: Sequence[Group], group: Group, sample: int
+) -> str:
+    """Return how the reward became the advantage, e.g. "-0.523 = (0.190 - 0.471) / 0.537, ..."."""
+    rewards = group.rewards
+    mean = fmean(rewards)
+    if not group.advantages:
+        why = WHY.get(group.class_name, "its rewards vary")
+        return (
+            f"none: the group was {_done_to(group)} ({group.class_name}: {why}); the mean of its "
+            f"{len(rewards)} rewards is {mean:.3f}"
+        )
+
+    advantage = advantage_of(group, sample)
+    if isinstance(group.advantages[sample], list):
+        return f"{advantage}: each token has its own, by what its word added to the reward"
+
+    difference = f"({rewards[sample]:.3f} - {mean:.3f})"
+    of_group = f"the reward less the mean of the group's {len(rewards)} rewards"
+    scale = config.get("scale", "group")
+    if scale == "none":
+        return f"{advantage} = {difference}: {of_group}"
+
+    # "batch" is over all groups that the step trained on.
+    trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
+    (divisor, *_) = divisors(floats([each.rewards for each in trained]), scale=scale, eps=EPS)
+    count = sum(len(each.rewards) for each in trained)
+    whose = "their" if scale == "group" else f"the step's {count} trained rewards'"
+    return (
+        f"{advantage} = {difference} / {divisor:.4f}: {of_group}, over {whose} standard deviation "
+        f"+ {EPS:g}"
+    )
+
+
+def training_in_words(
+    config: Mapping[str, Any], groups: Sequence[Group], group: Group, sample: int
+) -> str:
+    """Return whether the step trained on a completion, and with which weight."""
+    completion = group.completions[sample]
+    masks = config.get("truncated") == "mask"
+    if not group.advantages:
+        return "no: the group taught nothing"
+    if masks and completion.is_truncated:
+        return "no: it was truncated, and the loss leaves such completions out (truncated: mask)"
+
+    trained = [
+        len(each.tokens)
+        for each in chain.from_iterable(one.completions for one in groups if one.advantages)
+        if not (masks and each.is_truncated)
+    ]
+    length, kind = len(completion.tokens), config.get("loss", "dapo")
+    line = f"yes, on its {length} tokens"
+    if kind in BY_TOKEN:
+        total = sum(trained)
+        line += f", each with weight 1 / {total:,}: the step trained on so many tokens"
+    elif kind in BY_COMPLETION:
+        line += f", each with weight 1 / ({len(trained)} completions × {length} tokens)"
+    elif kind == "dr_grpo":
+        line += f", each with weight 1 / ({len(trained)} completions × the token budget)"
+    else:
+        line += ", weighted by the run's own loss"
+    return line + _effect(group.advantages[sample])
+
+
+def _effect(advantage: float | list[float]) -> str:
+    """Return what an update does to a completion of this advantage; "" if tokens differ."""
+    if isinstance(advantage, list):
+        return ""
+    if advantage == 0:
+        return "; its advantage is 0, so it taught nothing"
+    verb = "raises" if advantage > 0 else "lowers"
+    sign = "positive" if advantage > 0 else "negative"
+    return f"; its advantage is {sign}, so the update {verb} its probability"
+
+
+def _done_to(group: Group) -> str:
+    """Return what was done with a group that was not trained on."""
+    return {"skip": "skipped", "resample": "sampled again"}.get(group.action, "not trained on")

@@ -1,0 +1,136 @@
+"""`grpo.inspect why`, whose sentences have the numbers of the update, and tables that fit."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from grpo.learn.advantages import advantages
+from grpo.learn.loss import token_weights
+from grpo.records import Completion, Group
+from grpo.run.rollouts import file_of, write_rollouts
+from grpo.show.tables import show_table
+from grpo.tools import inspect
+from tasks.base import Problem, Score
+
+REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
+
+
+def group(rewards, given, number=0, finish="stop"):
+    """Return a group whose completion i has i + 1 tokens."""
+    return Group(
+        number,
+        Problem("t", 4, "p", "a b c d", f"k{number}"),
+        (1,),
+        1.0,
+        [Completion((7,) * (i + 1), (-0.5,) * (i + 1), "a", finish) for i in range(len(rewards))],
+        scores=[Score(reward) for reward in rewards],
+        advantages=given,
+        class_name="varied" if given else "solved",
+        action="keep" if given else "skip",
+    )
+
+
+def write(folder, **settings):
+    """Write a run of one step: two groups that were trained on, and one that was skipped."""
+    (folder / "rollouts").mkdir(parents=True)
+    lines = {"task": "own.py:Own", "loss": "dapo", "scale": "group"} | settings
+    (folder / "config.yaml").write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
+    given = advantages(REWARDS, scale=lines["scale"])
+    groups = [group(rewards, each, i) for i, (rewards, each) in enumerate(zip(REWARDS, given))]
+    groups.append(group([1.0, 1.0], [], 2))
+    write_rollouts(file_of(folder, "step", 1), groups, step=1)
+    write_rollouts(file_of(folder, "eval", 1), groups[2:], step=1)
+    return folder
+
+
+def why(capsys, run, *place):
+    """Return the record of `why --json`."""
+    assert inspect.main([str(run), "why", *map(str, place), "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    return record
+
+
+@pytest.mark.parametrize(
+    "scale, words",
+    [
+        # (1 - 0.5) / (0.35355 + 0.0001), by hand
+        ("group", "+1.414 = (1.000 - 0.500) / 0.3537: the reward less the mean of the group's 4"),
+        ("none", "+0.500 = (1.000 - 0.500): the reward less the mean of the group's 4 rewards"),
+        # of all eight rewards: mean 0.375, standard deviation 0.3273
+        ("batch", "+1.527 = (1.000 - 0.500) / 0.3274: "),
+    ],
+)
+def test_an_advantage_in_words(tmp_path, capsys, scale, words):
+    run = write(tmp_path / "r", scale=scale)
+    assert why(capsys, run, 1, 0, 0)["advantage"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    "loss, words",
+    [
+        ("dapo", "each with weight 1 / 20: the step"),
+        ("grpo", "each with weight 1 / (8 completions × 2 tokens)"),
+    ],
+)
+def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss, words):
+    run = write(tmp_path / "r", loss=loss)
+    line = why(capsys, run, 1, 0, 1)["training"]
+    assert line.startswith("yes, on its 2 tokens, ") and words in line
+    assert line.endswith("its advantage is negative, so the update lowers its probability")
+
+    # The two groups have completions of 1 to 4 tokens.
+    weights = token_weights(loss, torch.tensor([1, 2, 3, 4] * 2), max_length=9)
+    expected = {"dapo": 1 / 20, "grpo": 1 / 16}[loss]
+    assert weights[1].item() == pytest.approx(expected)
+
+
+def test_what_was_not_trained_on(tmp_path, capsys):
+    run = write(tmp_path / "r")
+    skipped = why(capsys, run, 1, 2, 0)
+    assert skipped["advantage"].startswith("none: the group was skipped (solved: all right)")
+    assert skipped["training"] == "no: the group taught nothing"
+    assert "not sampled to train on" in why(capsys, run, 1, 0, 0, "--kind", "eval")["training"]
+
+
+def test_a_truncated_completion_that_the_loss_leaves_out(tmp_path, capsys):
+    run = write(tmp_path / "r", truncated="mask")
+    cut = group(REWARDS[0], [1.0, -0.5, 0.0, -0.5], finish="length")
+    write_rollouts(file_of(run, "step", 1), [cut], step=1)
+    assert why(capsys, run, 1, 0, 0)["training"].startswith("no: it was truncated")
+
+
+def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path, capsys):
+    run = write(tmp_path / "r", control="shuffled-rewards")
+    assert "not earned" in why(capsys, run, 1, 0, 0)["reward"]
+    earned = write(tmp_path / "earned")
+    assert why(capsys, earned, 1, 0, 0)["reward"] == "1.000, as the task scored it"
+
+
+def test_why_as_text_leads_on_to_the_tokens(tmp_path, capsys):
+    run = write(tmp_path / "r")
+    assert inspect.main([str(run), "why", "1", "0", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("reward     0.500, as the task scored it\nadvantage  +0.000 = ")
+    assert "its advantage is 0, so it taught nothing" in text
+    assert text.strip().endswith("tokens 1 0 2")
+    assert inspect.main([str(run), "why", "1", "0", "9"]) == 2
+    assert "no completion 9" in capsys.readouterr().err
+
+
+FIGURES = {f"figure {i}": (f"figure {i}", ".5f") for i in range(9)}
+
+
+@pytest.mark.parametrize("width, columns", [(200, 9), (80, 4), (20, 1)])
+def test_a_number_is_never_cut(width, columns):
+    """Columns that do not fit are left out, and named."""
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    line = {head: 0.12345 for head in FIGURES} | {"text": "word " * 20}
+    optional = [head for head in reversed(FIGURES) if head != "figure 0"]
+    show_table(console, [line], FIGURES, {"text": lambda line: line["text"]}, optional)
+    heading, row, *note = console.file.getvalue().splitlines()
+    assert row.count("0.12345") == columns
+    assert heading.count("figure") == row.count("0.12345")
+    assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)

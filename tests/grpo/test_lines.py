@@ -1,0 +1,145 @@
+"""What the console prints, as text: the pure lines."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from screens import METRICS, evaluation, rendered, report
+
+from data.text import escape_control
+from grpo.show.lines import (
+    clock_time,
+    evaluation_line,
+    held_out_line,
+    last_held_out,
+    sparkline,
+    step_line,
+    summary_table,
+)
+from grpo.show.panel import RunView, panel
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_visible_text_is_printable_and_printable_text_is_left_alone(text):
+    assert escape_control(text).isprintable()
+    assert escape_control(escape_control(text)) == escape_control(text)
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0:00"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (572, "9:32"),
+        (3600, "1:00:00"),
+        (3599.7, "1:00:00"),
+        (93784, "26:03:04"),
+    ],
+)
+def test_clock_time(seconds, text):  # 93784 = 26 * 3600 + 3 * 60 + 4
+    assert clock_time(seconds) == text
+
+
+def test_sparkline_has_eight_heights_over_the_unit_interval():
+    # height = floor(8 r): 0.12 -> 0, 0.13 -> 1, 0.5 -> 4, 0.99 -> 7
+    assert sparkline([0, 0.12, 0.13, 0.5, 0.99, 1]) == "▁▁▂▅██"
+    assert sparkline([-3, 7, float("inf"), float("nan")]) == "▁██▁"
+
+
+def test_sparkline_over_another_range():
+    assert sparkline([-1, -0.5, 0], (-1.0, 0.0)) == sparkline([0, 50, 100], (0, 100)) == "▁▅█"
+    assert sparkline([3, 5, 7], None) == "▁▅█" and sparkline([3, 3], None) == "▁▁"
+    assert sparkline([], None) == ""
+
+
+def test_step_line_shows_every_figure():
+    assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
+        "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  trained on  6 of 8 "
+        "groups  resampled  2  "
+        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA     9:32"
+    )
+
+
+def test_what_a_step_lacks_is_left_out():
+    assert step_line(report(metrics={}), 300) == "step  12/300"
+    assert (
+        step_line(report(metrics={"reward": 0.5, "value": None}), 300)
+        == "step  12/300  reward 0.500"
+    )
+    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), RunView(300)))) == [
+        "step",
+        "of",
+    ]
+
+
+def test_step_lines_stand_in_columns():
+    small = {
+        **METRICS,
+        "level": 6,
+        "groups/kept": 8,
+        "tokens_per_second": 87,
+        "completions/mean_length": 9.2,
+    }
+    first = step_line(report(1, small), 300, seconds_left=9)
+    later = step_line(report(300, {**METRICS, "step_time": 12.3}), 300, seconds_left=36000)
+    assert len(first) == len(later)
+    assert all(
+        first.index(word) == later.index(word) for word in ("reward", "trained", "tok/s", "ETA")
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {"metric": "similarity"},
+            "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact "
+            "0.01)",
+        ),
+        ({"temperature": 0}, "greedy, exact"),
+        ({"unit": "digits"}, "held-out score at 25 digits:"),
+        ({"unit": ""}, "held-out score at level 25:"),
+        ({"split": "train"}, "training score at 25"),
+        ({"exact": 0.995}, "exact 0.995)"),
+        ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
+    ],
+)
+def test_evaluation_line_says_what_was_measured(changes, words):
+    assert words in evaluation_line(evaluation(**changes))
+
+
+def test_summary_table():
+    before = [evaluation(25, 0.25), evaluation(10, 0.5), evaluation(10, 0.8, temperature=0)]
+    after = [
+        evaluation(10, 0.9, exact=0.84),
+        evaluation(10, 0.95, temperature=0, exact=0.9),
+        evaluation(50, 0.4),
+    ]
+    assert summary_table(before, after, "similarity") == [
+        "held-out similarity, mean [95 % interval], n = 200",
+        "level  sampling  before                after                 exact",
+        "   10  greedy    0.800 [0.790, 0.810]  0.950 [0.940, 0.960]  0.010 → 0.900",
+        "   10  T 1       0.500 [0.490, 0.510]  0.900 [0.890, 0.910]  0.010 → 0.840",
+        "   25  T 1       0.250 [0.240, 0.260]  -                     0.010 →   -  ",
+        "   50  T 1       -                     0.400 [0.390, 0.410]    -   → 0.010",
+    ]
+
+
+def test_held_out_line_has_the_first_and_the_last_of_each_level():
+    lines = [
+        evaluation(25, 0.25),
+        evaluation(10, 0.5),
+        evaluation(25, 0.3),
+        evaluation(25, 0.75),
+        evaluation(25, 0.9, temperature=0),
+        evaluation(25, 0.9, split="train"),
+    ]
+    assert held_out_line(lines) == "held out  10: 0.500  25: 0.250 → 0.750"
+    assert held_out_line([]) == ""
+
+
+def test_the_last_held_out_score():
+    lines = [evaluation(25, 0.25), evaluation(25, 0.75), evaluation(25, 0.9, split="train")]
+    assert last_held_out(lines) == 0.75 and last_held_out([]) is None

@@ -1,0 +1,136 @@
+"""The command that fits the verdict on a run: one test for each cause."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo.config import Config
+from grpo.run.conclusion import solved_step
+from grpo.run.next_commands import EndedRun, next_command, next_commands
+from grpo.verdict import Verdict
+from tasks.arithmetic import Arithmetic
+from tasks.interleave import Interleave
+
+FOLDER = Path("runs/two words")
+CONFIG = Config(task="interleave", level=25)
+ENDED = EndedRun(
+    FOLDER, CONFIG, Interleave(documents=[]), 60, budget=99, levels=(10, 25), easier=(5, 10)
+)
+AGAIN = "python train.py --config 'runs/two words/config.yaml'"
+RESUME = "python train.py --resume 'runs/two words' --steps 120"
+LOOK = "python -m grpo.inspect 'runs/two words' step 60"
+EVALUATE = "python eval.py --model 'runs/two words' --task interleave --levels 25"
+
+
+def verdict(kind, **changes):
+    """Return a verdict on 60 steps of level 25 whose groups varied."""
+    figures = dict(
+        level=25,
+        n=64,
+        before=0.2,
+        after=0.2,
+        difference=0.0,
+        low=-0.1,
+        high=0.1,
+        steps=60,
+        updated=60,
+        untaught=0.1,
+        truncated=0.0,
+    )
+    return Verdict(kind, **(figures | changes))
+
+
+@pytest.mark.parametrize(
+    "cause, command",
+    [
+        (verdict("learned"), EVALUATE),
+        (
+            verdict("learned", solved_step=40),
+            f"{AGAIN} --model 'runs/two words' --level 50",
+        ),
+        (verdict("learned", level=10, solved_step=20), RESUME),
+        (
+            verdict("already solved"),
+            f"{AGAIN} --model 'runs/two words' --level 50",
+        ),
+        (verdict("too short to tell"), RESUME),
+        (verdict("not learned", truncated=0.6, untaught=0.9), f"{AGAIN} --max-new-tokens 198"),
+        (verdict("not learned", untaught=0.8), f"{AGAIN} --level 10"),
+        (verdict("not learned", difference=0.02), RESUME),
+        (verdict("not learned", difference=0.02, stopped="an alarm"), LOOK),
+        (verdict("not learned", difference=-0.02), LOOK),
+        (verdict("not measured", difference=None), LOOK),
+    ],
+)
+def test_the_command_fits_the_cause(cause, command):
+    assert next_command(ENDED, cause) == command
+
+
+def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
+    run = replace(ENDED, levels=(25,))
+    assert (
+        next_command(run, verdict("not learned", untaught=0.8)) == f"{AGAIN} --curriculum 5,10,25"
+    )
+    lowest = replace(run, easier=())
+    assert next_command(lowest, verdict("not learned", untaught=0.8)).endswith(" degenerate")
+
+
+def test_a_ladder_gets_another_rung():
+    run = replace(ENDED, config=Config(task="interleave", level=25, curriculum="10,25"))
+    assert next_command(run, verdict("learned", solved_step=40)).endswith(
+        " --curriculum 10,25,50 --level 50"
+    )
+
+
+def test_a_control_experiment_is_followed_by_the_real_run():
+    run = replace(ENDED, config=Config(task="interleave", level=25, control="shuffled-rewards"))
+    assert next_command(run, verdict("not learned", untaught=0.8)) == f"{AGAIN} --control none"
+
+
+def test_where_no_harder_level_is_known_the_run_is_evaluated():
+    solved = verdict("learned", solved_step=40)
+    chain = Config(task="arithmetic", level=2)
+    ended = replace(ENDED, config=chain, task=Arithmetic())
+    assert next_command(ended, replace(solved, level=2)).endswith(" --level 3")
+    product = replace(ended, config=Config(task="arithmetic", level=22), task=Arithmetic("product"))
+    assert next_command(product, replace(solved, level=22)).startswith("python eval.py ")
+    rows = replace(ENDED, config=Config(task="interleave", level=25, dataset="a.jsonl"))
+    assert next_command(rows, solved) == EVALUATE
+
+
+def test_a_program_of_the_user_is_named_so_that_it_may_be_executed():
+    own = replace(ENDED, config=Config(task="my.py:Mine", level=25))
+    assert next_command(own, verdict("too short to tell")).startswith(
+        "python train.py --resume 'runs/two words' --task my.py:Mine --steps"
+    )
+
+    class FromPython(Arithmetic):
+        from_python = True
+
+    from_python = replace(ENDED, task=FromPython())
+    assert next_command(from_python, verdict("too short to tell")) == LOOK
+    assert next_commands(from_python) == [LOOK, "python -m grpo.report 'runs/two words'"]
+
+
+def evaluation(step, mean, level=25, purpose="report"):
+    low = mean - 0.01
+    return {"step": step, "level": level, "purpose": purpose, "mean": mean, "ci_low": low}
+
+
+@pytest.mark.parametrize(
+    "lines, step",
+    [
+        ([], None),
+        ([evaluation(0, 0.2), evaluation(60, 0.9)], None),
+        ([evaluation(0, 0.2), evaluation(60, 0.99)], 60),
+        ([evaluation(0, 0.99), evaluation(60, 0.99)], 0),
+        ([evaluation(20, 0.98, purpose="promotion"), evaluation(60, 0.99)], 20),
+        ([evaluation(20, 0.98), evaluation(40, 0.5), evaluation(60, 0.99)], 60),
+        ([evaluation(40, 0.98, purpose="promotion"), evaluation(40, 0.5)], None),
+        ([evaluation(20, 0.98), evaluation(40, 0.5, level=10)], 20),
+        ([evaluation(0, 0.98, purpose="warm start"), evaluation(60, 0.5)], None),
+    ],
+)
+def test_the_step_from_which_on_a_level_is_solved(lines, step):
+    assert solved_step(lines, 25) == step

@@ -1,0 +1,86 @@
+"""Reports, evaluations and consoles for the tests of what a run shows."""
+
+import io
+import re
+
+from rich.console import Console as RichConsole
+
+from grpo.records import Completion, Group, StepReport
+from grpo.show.console import Console, RunFormat
+from tasks.base import Problem, Score
+
+METRICS = {
+    "level": 25,
+    "reward": 0.4123,
+    "group_std": 0.083,
+    "value": 0.531,
+    "groups/kept": 6,
+    "groups/count": 8,
+    "groups/resampled": 2,
+    "groups/skipped": 1,
+    "temperature": 1.0,
+    "completions/mean_length": 92.34,
+    "tokens_per_second": 5321.4,
+    "step_time": 2.0,
+    "memory_gb": 3.21,
+    "time/rollout": 1.1,
+    "time/update": 0.8,
+    "loss": -0.0123,
+    "kl": 0.0012,
+    "entropy": 1.234,
+    "grad_norm": 0.512,
+    "clip_ratio/low_mean": 0.0123,
+    "clip_ratio/high_mean": 0.2,
+    "sampling/sampling_logp_difference/max": 3.4e-5,
+}
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def report(step=12, metrics=METRICS, texts=(), rewards=(), events=()):
+    problem = Problem("interleave", 25, "prompt", "target", "key")
+    completions = [Completion((1,), (-0.1,), text, "stop") for text in texts]
+    group = Group(0, problem, (1,), 1.0, completions, scores=[Score(reward) for reward in rewards])
+    return StepReport(step, dict(metrics), [group], list(events))
+
+
+def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
+    return {
+        "step": 0,
+        "task": "interleave",
+        "level": level,
+        "split": "test",
+        "n": 200,
+        "temperature": temperature,
+        "mean": mean,
+        "ci_low": mean - 0.01,
+        "ci_high": mean + 0.01,
+        "exact": 0.01,
+        **changes,
+    }
+
+
+def written(use, total_steps=300, log_every=1, metric="score", **options):
+    """Return all that `use(console)` writes, escape codes included."""
+    file = io.StringIO()
+    with Console(RunFormat(total_steps, log_every, metric), file=file, **options) as console:
+        use(console)
+    return file.getvalue()
+
+
+def plain(use, total_steps=300, **options):
+    """Return the lines that `use(console)` prints into a pipe, without their time."""
+    return [
+        re.sub(r"^\d\d:\d\d:\d\d  ", "", line)
+        for line in written(use, total_steps, **options).splitlines()
+    ]
+
+
+def steps(*reports):
+    return lambda console: [console.step(report) for report in reports]
+
+
+def rendered(renderable, width=80):
+    """Return what a terminal of `width` columns shows of `renderable`, as text."""
+    screen = RichConsole(width=width, force_terminal=True, record=True, file=io.StringIO())
+    screen.print(renderable)
+    return screen.export_text()
