@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from tasks.answers import Answer, extract
 from tasks.base import Problem, Score, UserError, key_of, split_of_key
+from tasks.explanations import explain_parts, has_numbers
 
 PROMPT = "What is {}? No working: answer with the bare integer only."
 
@@ -209,6 +210,29 @@ class Arithmetic:
         """
         return [_score(extract(text), int(problem.target)) for text in completions]
 
+    @staticmethod
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+        """Return how an answer earned its reward (see `tasks.base.explain`)."""
+        parts = score.parts
+        earned = f"{score.reward:.3f}"
+        if score.exact:
+            return f"{earned} = the answer {problem.target} is right"
+        if parts.get("reason"):
+            return f"{earned} = no answer was read: {parts['reason']}"
+        texts = (parts.get("answer"), parts.get("digits_right"))
+        if not (has_numbers(parts, "relative_error") and all(isinstance(t, str) for t in texts)):
+            return explain_parts(score)
+
+        right, places = _digits_in_place(score, problem.target)
+        error = parts["relative_error"]
+        near = (
+            f"0.2 × (1 − relative error {error:.3f})" if error < 1 else "0 (off by 100 % or more)"
+        )
+        return (
+            f"{earned} = 0.3 × {right} of {places} digits in place + {near}; "
+            f"the answer was {parts['answer']}, not {problem.target}"
+        )
+
 
 def _score(answer: Answer, target: int) -> Score:
     """Return the score of an answer; the head of this file defines the reward."""
@@ -241,6 +265,16 @@ def _score(answer: Answer, target: int) -> Score:
     }
     reward = 1.0 if is_right else 0.3 * share + 0.2 * max(0.0, 1 - relative_error)
     return Score(reward, parts, value=float(is_right), exact=is_right)
+
+
+def _digits_in_place(score: Score, target: str) -> tuple[int, int]:
+    """Return how many digits of a wrong answer are in place, and of how many places.
+
+    There are as many places as the longer number has digits; under a wrong sign none is right.
+    """
+    written, wanted = score.parts["answer"].lstrip("-"), target.lstrip("-")
+    right = score.parts["digits_right"].count("1") if score.parts.get("sign") else 0
+    return right, max(len(written), len(wanted))
 
 
 def _agreeing(written: str, wanted: str) -> list[bool]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tasks.base import Problem, Score, UserError, key_of, split_of_key
+from tasks.explanations import explain_answer
 from tasks.reasoning import BUDGET, FORM, asking, final_answer
 
 LEVELS = range(2, 9)
@@ -37,6 +38,7 @@ class Countdown:
     default_level = 3
     metric = "solved"
     level_unit = "numbers"
+    explain = staticmethod(explain_answer)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem with `level` numbers."""

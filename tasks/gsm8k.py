@@ -23,6 +23,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import read_jsonl
+from tasks.explanations import explain_answer
 from tasks.protocol import SPLITS, Problem, Score, key_of
 from tasks.reasoning import BUDGET, asking, bare, final_answer, scored
 
@@ -69,6 +70,7 @@ class Gsm8k:
     metric = "exact match"
     level_unit = ""
     argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
+    explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):
         """Read the problems from the folder `argument`.

@@ -20,6 +20,7 @@ from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
 from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, UserError, key_of
 from tasks.drafts import Guess
+from tasks.shaping import GAP_EXTEND, GAP_OPEN, affine_reward, explain
 from tasks.trap_names import TrapNames
 
 PROMPT = (
@@ -29,10 +30,6 @@ PROMPT = (
     "A: {a}\n"
     "B: {b}"
 )
-
-# Gap costs of the affine reward.
-GAP_OPEN = -2.0
-GAP_EXTEND = -0.25
 
 T = TypeVar("T")
 
@@ -67,6 +64,7 @@ class Interleave:
         "a": lambda data: " ".join(data["a"]),
         "b": lambda data: " ".join(data["b"]),
     }
+    explain = staticmethod(explain)
     options = {
         "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 "
         "files, with all folders below; a tenth of them is held out for validation, a tenth for "
@@ -340,7 +338,7 @@ class Interleave:
             "similarity": lambda: similarity,
             "balanced": lambda: similarity * balance,
             "clipped": lambda: max(0, alignment.score) / longest if longest else 1.0,
-            "affine": lambda: _affine_reward(affine_score, len(words), len(target)),
+            "affine": lambda: affine_reward(affine_score, len(words), len(target)),
             "prefix": lambda: prefix / longest if longest else 1.0,
         }[self.reward]()
 
@@ -379,20 +377,3 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
         (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
         min(len(words), len(target)),
     )
-
-
-def _affine_reward(score: float, n: int, m: int) -> float:
-    """Return the affine reward (S' + F) / (M + F) of an alignment with the score S'.
-
-    `n` and `m` are the lengths of completion and target, M is the larger. F is the cost of the
-    empty alignment, in which all words are in gaps, so S' >= -F.
-    """
-    longest = max(n, m)
-    if longest == 0:
-        return 1.0
-    empty = _gap_cost(n) + _gap_cost(m)
-    return (score + empty) / (longest + empty)
-
-
-def _gap_cost(length: int) -> float:
-    return -(GAP_OPEN + (length - 1) * GAP_EXTEND) if length else 0.0

@@ -17,6 +17,7 @@ from typing import Any
 
 from data.errors import UserError, needs
 from tasks.checks import calling
+from tasks.explanations import explain_answer
 from tasks.protocol import Problem, Score, key_of, split_of_key
 from tasks.reasoning import BUDGET, asking, final_answer
 
@@ -31,6 +32,7 @@ class ReasoningGym:
     default_level = 1
     level_unit = ""
     argument = ("NAME", "the name of a dataset of reasoning-gym")
+    explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):
         with needs("reasoning_gym", "reasoning", f"--task reasoning_gym:{argument}"):

@@ -11,8 +11,9 @@ from typing import Any
 
 from data.errors import UserError
 from tasks.checks import calling, check_options, check_task
+from tasks.explanations import explain_parts
 from tasks.own_files import load_from_file
-from tasks.protocol import Task
+from tasks.protocol import Problem, Score, Task
 from tasks.wording import check_placeholders
 
 REGISTRY = {
@@ -77,6 +78,23 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
 def is_of_project(spec: str) -> bool:
     """Return whether `spec` names a task of the project, with or without an argument."""
     return spec.partition(":")[0] in REGISTRY
+
+
+def explain(
+    spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
+) -> str:
+    """Return in words how a completion earned its reward, e.g. "0.190 = 4 right before the first
+    error / 21 written".
+
+    `spec` and `reward` are the names of the task and of its reward, as in a run's config.yaml. The
+    task is not made, because its texts may be gone. A task of the user's is a program that is not
+    loaded either: the stored parts of the score explain it. The result may quote the completion, so
+    escape it before it is shown.
+    """
+    explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
+    if explain_score is None:
+        return explain_parts(score)
+    return str(explain_score(problem, completion, score, reward))
 
 
 def _argument(spec: str, task_class: Any) -> dict[str, str]:

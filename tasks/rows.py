@@ -18,6 +18,7 @@ from data.errors import UserError
 from data.rows import Row, read_rows
 from tasks.checks import check_problem
 from tasks.duplicates import near_duplicates
+from tasks.explanations import explain_components
 from tasks.own_files import load_function
 from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
 from tasks.rewards import RewardFunctions, RewardSettings
@@ -44,6 +45,7 @@ class Rows:
     name = "data"
     rewards: tuple[str, ...] = ()
     default_level = 1
+    explain = staticmethod(explain_components)
     options = {
         "data": "your problems: a .jsonl or .parquet file, or a dataset of the hub, "
         "NAME[:CONFIG[:SPLIT]]",

@@ -1,0 +1,117 @@
+"""What is said of a score: the formula must come to the reward that it explains."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.arithmetic import Arithmetic
+from tasks.base import Problem, Score, explain
+from tasks.countdown import Countdown
+from tasks.interleave import Interleave, interleaved
+from tasks.reasoning import scored
+
+WORDS = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the"]), min_size=1, max_size=7)
+
+
+def come_to(formula: str) -> float:
+    """Return the value of the right side of an explanation, without its words."""
+    _, _, right = formula.partition(" = ")
+    right = re.sub(r"\((matched|off) .*|;.*", "", right).replace("−", "-").replace("×", "*")
+    right = re.sub(r"(\d+) of (\d+)", r"(\1 / \2)", right)
+    return eval(re.sub(r"(?!max\b)\b[a-zA-Z]\w*", "", right).replace("/  ", "/ "))
+
+
+@given(WORDS, WORDS, st.sampled_from(Interleave.rewards), st.data())
+def test_the_formula_of_each_reward_of_interleave_comes_to_the_reward(a, b, reward, data):
+    task = Interleave(reward, documents=[])
+    problem = task.problem(a, b)
+    written = data.draw(st.one_of(WORDS, st.permutations(interleaved(a, b))))
+    (score,) = task.score(problem, [" ".join(written)])
+
+    formula = explain("interleave", problem, " ".join(written), score, reward)
+    assert formula.startswith(f"{score.reward:.3f} = ")
+    if not score.exact:
+        assert come_to(formula) == pytest.approx(score.reward, abs=0.002), formula
+
+
+def test_interleave_by_hand():
+    problem = Interleave(documents=[]).problem(["a1", "a2"], ["b1", "b2"])
+
+    def said(text, reward="prefix"):
+        (score,) = Interleave(reward, documents=[]).score(problem, [text])
+        return explain("interleave", problem, text, score, reward)
+
+    assert said("a1 b1 a2 b2") == "1.000 = all 4 words right"
+    assert said("a1 b1 b2") == "0.500 = 2 right before the first error / 4 wanted"
+    assert said("a1 b1 x x x x") == "0.333 = 2 right before the first error / 6 written"
+    assert said("a1 a2", "balanced") == (
+        "0.000 = similarity 0.500 × balance 0.000 (matched 100% of A, 0% of B)"
+    )
+
+
+@pytest.mark.parametrize("text", ["51", "152", "25", "-52", "9999", "52", "none", "52 or 53", ""])
+def test_the_formula_of_arithmetic_comes_to_the_reward(text):
+    problem = Problem("arithmetic", 1, "What is 37 + 15?", "52", "k", {})
+    (score,) = Arithmetic().score(problem, [text])
+    formula = explain("arithmetic", problem, text, score)
+    assert formula.startswith(f"{score.reward:.3f} = ")
+    if score.parts["reason"] is None and not score.exact:
+        assert come_to(formula) == pytest.approx(score.reward, abs=0.002), formula
+
+
+def test_arithmetic_by_hand():
+    problem = Problem("arithmetic", 1, "What is 37 + 15?", "52", "k", {})
+
+    def said(text):
+        return explain("arithmetic", problem, text, *Arithmetic().score(problem, [text]))
+
+    assert said("52") == "1.000 = the answer 52 is right"
+    assert said("52 or 53") == "0.000 = no answer was read: several answers"
+    assert said("51") == (
+        "0.346 = 0.3 × 1 of 2 digits in place + 0.2 × (1 − relative error 0.019); the answer was "
+        "51, not 52"
+    )
+
+
+def test_answers():
+    problem = Problem("gsm8k", 1, "q", "Answer: 18", "k", {})
+    right, wrong, none = scored([True, False, False], ["18", "17", None])
+    assert explain("gsm8k:F", problem, "", right) == "1.000 = the answer 18 is right"
+    assert explain("gsm8k:F", problem, "", wrong) == (
+        "0.100 = there is an answer, 17, but it is wrong"
+    )
+    assert explain("reasoning_gym:gcd", problem, "", none) == "0.000 = no answer was found"
+
+    problem = Problem("countdown", 2, "q", "", "k", {"numbers": [3, 4], "target": 7})
+    (score,) = Countdown().score(problem, ["Answer: 3 + 5"])
+    assert explain("countdown", problem, "", score) == "0.000 = the answer 3 + 5 earns nothing"
+
+
+def test_components_of_a_users_reward():
+    problem = Problem("data", 1, "q", "", "k", {})
+    parts = {"reward/place": 2 / 3, "reward/all": 0.2}
+    assert explain("data", problem, "", Score(2 / 3 + 0.2, parts)) == (
+        "0.867 = 0.667 place + 0.200 all"
+    )
+    assert explain("data", problem, "", Score(0.5, parts)) == (
+        "0.500 = the weighted sum of 0.667 place + 0.200 all"
+    )
+    assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
+    # The file of a user's task is not loaded.
+    assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"
+
+
+@pytest.mark.parametrize("task", ["interleave", "arithmetic", "countdown", "data"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"words": "x", "matches": [], "substitutions": None, "gaps": {}, "balance": True},
+        {"answer": 5, "digits_right": 1, "relative_error": "x", "reward/a": "x"},
+    ],
+)
+def test_parts_that_no_version_stored_do_no_harm(task, parts):
+    problem = Problem(task, 1, "q", "a b", "k", {})
+    assert explain(task, problem, "a", Score(0.25, parts), "prefix").startswith("0.250")
