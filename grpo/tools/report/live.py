@@ -104,14 +104,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the page, with what is new, or with the completions of a step."""
         parts = urlsplit(self.path)
-        _, token, *rest = [*parts.path.split("/"), ""][:3]
+        token, _, name = parts.path.removeprefix("/").partition("/")
         if not self._is_allowed(token):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
             return
 
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         try:
-            self._answer("/".join(rest), query)
+            self._answer(name, query)
         except UserError as error:
             answer = json.dumps({"error": escape_control(str(error))})
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", answer)

@@ -13,8 +13,8 @@ Record = Mapping[str, Any]
 
 # Learning begins where the running mean of this many steps has risen, for good, by this share of
 # its whole rise. A smaller rise than LEAST_RISE is not told from noise.
-WINDOW = 5
-SHARE = 0.1
+WINDOW = 3
+SHARE = 0.2
 LEAST_RISE = 0.05
 
 # What the page says of each kind of verdict, and whether it is good news.

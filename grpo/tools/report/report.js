@@ -9,7 +9,7 @@ function themeChanged() {
   $("theme").replaceChildren(dark() ? "☀" : "☾", el("span", {}, dark() ? " light" : " dark"));
   drawCharts();
   document
-    .querySelectorAll("#runs svg line, #top tbody svg line")
+    .querySelectorAll("#runs svg line, #top thead svg line")
     .forEach((line, i) => line.setAttribute("stroke", colour(i % RUNS.length)));
 }
 

@@ -96,7 +96,7 @@ function table(label, heads, rows) {
         el(
           "tr",
           {},
-          heads.map((name) => el("th", { scope: "col" }, name)),
+          heads.map((name) => el(name === "" ? "td" : "th", { scope: name === "" ? null : "col" }, name)),
         ),
       ),
       el(

@@ -62,45 +62,48 @@ const figure = (name, ...value) =>
   el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value));
 
 /** Return the figures of a verdict. A step in them leads to its completions. */
-function outcomeOf(run, number) {
-  const linked = (text, step) =>
-    step == null
-      ? text
-      : el("button", { class: "link", onclick: () => goToStep(step, number) }, text);
-  return el(
+const outcomeOf = (run, number) =>
+  el(
     "dl",
     { class: "figures outcome" },
-    run.outcome.figures.map(([name, text, step]) => figure(name, linked(text, step))),
+    run.outcome.figures.map(([name, text, step]) => figure(name, linked(text, step, number))),
   );
-}
+
+/** Return a text, which leads to the completions of a step if there is one. */
+const linked = (text, step, run) =>
+  step == null ? text : el("button", { class: "link", onclick: () => goToStep(step, run) }, text);
 
 function nextCommand(command) {
   const copy = el("button", { onclick: () => navigator.clipboard?.writeText(command) }, "Copy");
   return el("p", { class: "next" }, el("span", {}, "Next: "), el("code", {}, command), copy);
 }
 
-/** Return the head of several runs: a row for each, and what they differ in. */
+/** Return the head of several runs: a column for each, and what they differ in. */
 function headOfRuns() {
-  const names = RUNS[0].headline.map(([name]) => name);
-  const rows = RUNS.map((one, number) => [
+  const facts = [...new Set(RUNS.flatMap((one) => one.outcome.figures.map(([name]) => name)))];
+  const heads = RUNS.map((one, number) =>
     el(
       "span",
       {},
       swatch(colour(number), "solid"),
-      " ",
       one.name,
       one.control && el("span", { class: "control small" }, `CONTROL ${one.control}`),
     ),
-    badge(one.outcome),
-    one.heldout.length ? one.heldout[0].scores.join(" → ") : "–",
-    ...one.outcome.figures.slice(0, 2).map(([, text]) => text),
-    ...one.headline.map(([, value]) => value),
-  ]);
-  const heads = ["run", "verdict", "held-out", "steps that updated", "tokens that taught nothing"];
+  );
+  const fact = (name, one, number) => {
+    const [, text, step] = one.outcome.figures.find(([known]) => known === name) ?? [];
+    return text == null ? "–" : linked(text, step, number);
+  };
+  const rows = [
+    ["verdict", ...RUNS.map((one) => badge(one.outcome))],
+    ["held-out", ...RUNS.map((one) => one.heldout[0]?.scores.join(" → ") ?? "–")],
+    ...facts.map((name) => [name, ...RUNS.map((one, number) => fact(name, one, number))]),
+    ...RUNS[0].headline.map(([name], i) => [name, ...RUNS.map((one) => one.headline[i][1])]),
+  ];
   return [
     el("p", { class: "kicker" }, `${RUNS.length} runs`),
     el("h1", {}, RUNS.map((one) => one.name).join(", ")),
-    table("runs", [...heads, ...names], rows),
+    table("runs", ["", ...heads], rows),
     el("h2", { class: "differ" }, "What differs between the runs"),
     differences(),
   ];

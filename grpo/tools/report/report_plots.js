@@ -9,53 +9,59 @@ function levelsOf(run) {
     .filter((one, i) => one.level != null && one.level !== level[i - 1]);
 }
 
-/** Return the marks of a chart: bands of levels with their names, and the step that is shown. */
+/** Return the marks of a chart: changes of level, bands of levels, and the step that is shown. */
 function marksOf(spec) {
   const run = RUNS[state.run];
-  const levels = spec.mark ? levelsOf(run) : [];
   const vertical = { yref: "paper", y0: 0, y1: 1 };
+  const lineAt = (x, color, dash) => ({
+    type: "line",
+    x0: x,
+    x1: x,
+    ...vertical,
+    line: { color, width: 1, dash },
+  });
   const shapes = [];
   const annotations = [];
-  if (levels.length > 1)
-    levels.forEach(({ level, step }, i) => {
-      const x0 = placeOf(run, step);
-      const x1 = placeOf(run, levels[i + 1]?.step ?? run.metrics.step.at(-1));
-      const fillcolor = i % 2 ? faint(css("--c6"), 0.1) : "rgba(0,0,0,0)";
-      shapes.push({ type: "rect", x0, x1, ...vertical, fillcolor, line: { width: 0 }, layer: "below" });
-      if (i)
-        shapes.push({
-          type: "line",
-          x0,
-          x1: x0,
-          ...vertical,
-          line: { color: css("--soft"), width: 1, dash: "dash" },
-        });
-      if (!spec.timeline)
-        annotations.push({
-          x: x0,
-          y: 1,
-          yref: "paper",
-          xanchor: "left",
-          yanchor: "bottom",
-          text: `level ${level}`,
-          showarrow: false,
-          font: { size: 11, color: css("--soft") },
-        });
-    });
+  const perRun = spec.lines ? RUNS : [run]; // the other charts show the selected run only
+  for (const one of spec.mark ? perRun : []) {
+    const levels = levelsOf(one);
+    const color = MANY ? colour(RUNS.indexOf(one)) : css("--soft");
+    shapes.push(...levels.slice(1).map(({ step }) => lineAt(placeOf(one, step), color, "dash")));
+    if (one !== run || levels.length < 2) continue;
+    if (!MANY) shapes.push(...bandsOf(one, levels, vertical));
+    if (!spec.timeline) annotations.push(...levels.map((level) => nameOf(one, level)));
+  }
 
   const here = run.kept[state.step];
-  if (spec.mark && here != null) {
-    const x = placeOf(run, here);
-    shapes.push({
-      type: "line",
-      x0: x,
-      x1: x,
-      ...vertical,
-      line: { color: css("--ink"), width: 1, dash: "dot" },
-    });
-  }
+  if (spec.mark && here != null) shapes.push(lineAt(placeOf(run, here), css("--ink"), "dot"));
   return { shapes, annotations };
 }
+
+/** Return a faint ground behind every other level. */
+const bandsOf = (run, levels, vertical) =>
+  levels
+    .map(({ step }, i) => ({
+      type: "rect",
+      x0: placeOf(run, step),
+      x1: placeOf(run, levels[i + 1]?.step ?? run.metrics.step.at(-1)),
+      ...vertical,
+      fillcolor: faint(css("--c6"), 0.1),
+      line: { width: 0 },
+      layer: "below",
+    }))
+    .filter((_, i) => i % 2);
+
+/** Return the name of a level, above the place where it begins. */
+const nameOf = (run, { level, step }) => ({
+  x: placeOf(run, step),
+  y: 1,
+  yref: "paper",
+  xanchor: "left",
+  yanchor: "bottom",
+  text: `level ${level}`,
+  showarrow: false,
+  font: { size: 11, color: css("--soft") },
+});
 
 /** Return the layout of a chart for the chart library. */
 function layoutOf(spec, traces) {
