@@ -12,7 +12,7 @@ from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_
 from grpo.run.logs import MetricsLog
 from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
-from grpo.tools.report import description
+from grpo.tools.report import description, program
 from grpo.tools.report import page as report
 from grpo.tools.report.outcome import learning_began
 from grpo.tools.report.samples import Shown
@@ -24,7 +24,7 @@ def made(tmp_path):
 
 
 def said(capsys, *argv, status=0):
-    assert report.main([str(part) for part in argv]) == status
+    assert program.main([str(part) for part in argv]) == status
     return capsys.readouterr()
 
 
@@ -224,7 +224,7 @@ def test_mistakes_are_said_in_one_line(made, tmp_path, capsys):
 
 def test_torch_is_not_imported(made):
     code = (
-        f"import sys, grpo.tools.report.page as r; assert r.main([{str(made)!r}]) == 0; assert "
+        f"import sys, grpo.tools.report.program as r; assert r.main([{str(made)!r}]) == 0; assert "
         f"not {{'torch', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -10,7 +10,7 @@ from report_runs import EVIL, group, make_run, metrics_of
 
 from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
-from grpo.tools.report import page as report
+from grpo.tools.report import program as report
 
 pytestmark = pytest.mark.browser
 
