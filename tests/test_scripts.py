@@ -10,6 +10,7 @@ import pytest
 
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program
+from grpo.tools.report import program as report_program
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
