@@ -31,6 +31,7 @@ def opened(browser, url):
     anyone but the file itself.
     """
     open_page(browser, url)
+    browser.execute_script("drawAll()")
     yield browser
     assert_quiet(browser, url)
 
@@ -207,6 +208,7 @@ def test_phone(opened):
     try:
         opened.refresh()
         wait(opened, lambda: opened.execute_script("return document.documentElement.dataset.ready"))
+        opened.execute_script("drawAll()")
         assert opened.execute_script("return document.documentElement.scrollWidth") == 390
         assert (
             opened.execute_script(

@@ -37,6 +37,7 @@ def url(tmp_path_factory):
 @pytest.fixture
 def opened(browser, url):
     open_page(browser, url)
+    browser.execute_script("drawAll()")
     browser.execute_script("window.alert = () => { window.alerted = true; }")
     yield browser
     assert_quiet(browser, url)
@@ -45,7 +46,7 @@ def opened(browser, url):
 def traces(browser, title):
     """Return what a chart draws, as [{name, x, y, ...}]."""
     return browser.execute_script(
-        "const spec = CHARTS.find((one) => one.title === arguments[0]);"
+        "drawAll(); const spec = CHARTS.find((one) => one.title === arguments[0]);"
         "return spec.plot.data.map(({name, x, y, fill}) => ({name, x, y, fill}))",
         title,
     )
@@ -71,13 +72,13 @@ def test_a_step_without_an_update_is_a_gap(opened):
 
 
 def test_the_band_stays_within_the_range_of_the_reward(opened):
-    opened.execute_script("RUNS[0].range = [0, 1]; drawCharts()")
+    opened.execute_script("RUNS[0].range = [0, 1]; drawCharts(); drawAll()")
     edges = [trace["y"] for trace in traces(opened, "Reward") if trace["name"] == ""]
     assert max(max(edge) for edge in edges) == 1 and min(min(edge) for edge in edges) == 0
 
 
 def test_a_change_of_level_is_marked(opened):
-    layout = opened.execute_script("return CHARTS[0].plot.layout")
+    layout = opened.execute_script("drawAll(); return CHARTS[0].plot.layout")
     assert [note["text"] for note in layout["annotations"]] == ["level 4", "level 5"]
     dashed = [line["x0"] for line in layout["shapes"] if line.get("line", {}).get("dash") == "dash"]
     assert dashed == [10]
@@ -92,12 +93,40 @@ def test_axes_smoothing_and_log_scale(opened):
     raw, smooth = traces(opened, "Loss")
     assert smooth["y"] == raw["y"] and smooth["y"][8] is None
     choose(opened, "log", True)
-    assert opened.execute_script("return CHARTS[0].plot.layout.yaxis.type") == "log"
+    assert opened.execute_script("drawAll(); return CHARTS[0].plot.layout.yaxis.type") == "log"
+
+
+def test_charts_are_linked(opened):
+    opened.execute_script("showCross(3, CHARTS[0])")
+    crosses = opened.execute_script(
+        "return CHARTS.filter((one) => one.cross).map((one) => one.cross.hidden)"
+    )
+    assert crosses[0] is True and not any(crosses[1:])
+    opened.execute_script(
+        "Plotly.relayout(CHARTS[0].plot, {'xaxis.range[0]': 2, 'xaxis.range[1]': 5})"
+    )
+    wait(opened, lambda: opened.execute_script("return state.range?.join()") == "2,5")
+    opened.execute_script("drawAll()")
+    ranges = opened.execute_script(
+        "return CHARTS.filter((one) => one.plot).map((one) => one.plot.layout.xaxis.range.join())"
+    )
+    assert set(ranges) == {"2,5"}
+    opened.execute_script("document.getElementById('unzoom').click()")
+    assert opened.execute_script("return state.range") is None
+
+
+def test_charts_are_drawn_when_they_come_near(browser, url):
+    open_page(browser, url)
+    drawn = "return CHARTS.filter((one) => one.plot).map((one) => !one.isStale)"
+    wait(browser, lambda: browser.execute_script(drawn)[0])
+    assert not all(browser.execute_script(drawn))
+    browser.execute_script("document.getElementById('system').scrollIntoView()")
+    wait(browser, lambda: browser.execute_script("return !CHARTS.at(-1).isStale"))
 
 
 def test_the_axis_has_no_ticks_between_steps(opened):
-    opened.execute_script("state.range = [0.5, 3.5]; drawCharts()")
-    axis = opened.execute_script("return CHARTS[0].plot.layout.xaxis")
+    opened.execute_script("state.range = [0.5, 3.5]; drawCharts(); drawAll()")
+    axis = opened.execute_script("drawAll(); return CHARTS[0].plot.layout.xaxis")
     assert axis["dtick"] == 1 and axis["unifiedhovertitle"]["text"].startswith("step ")
 
 

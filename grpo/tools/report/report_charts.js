@@ -42,23 +42,22 @@ function tracesOf(spec, run = RUNS[state.run]) {
 /** Return whether a value has no neighbour, so that a line alone would not show it. */
 const isLonely = (y, i) => y[i] != null && y[i - 1] == null && y[i + 1] == null;
 
-/** Return a trace of the chart library: the values `y` of the run `one`. A gap stays a gap. */
-const traceOf = (spec, one, y, name, stroke, dash, more = {}) => ({
-  x: xsOf(one),
-  y,
-  customdata: one.metrics.step,
-  name: plain(name),
-  mode: "lines+markers",
-  marker: {
-    size: y.map((_, i) => (y.length < 4 || isLonely(y, i) ? 6 : 0)),
-    color: stroke,
-    line: { width: 0 },
-    opacity: 1,
-  },
-  connectgaps: false,
-  line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
-  ...more,
-});
+/** Return a trace of the chart library: the values `y` of the run `one`. A gap stays a gap, and a
+    value between two gaps is a point. */
+function traceOf(spec, one, y, name, stroke, dash, more = {}) {
+  const isPoint = y.map((_, i) => y.length < 4 || isLonely(y, i));
+  return {
+    x: xsOf(one),
+    y,
+    customdata: one.metrics.step,
+    name: plain(name),
+    mode: isPoint.includes(true) ? "lines+markers" : "lines",
+    marker: { size: isPoint.map((is) => (is ? 6 : 0)), color: stroke, line: { width: 0 }, opacity: 1 },
+    connectgaps: false,
+    line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
+    ...more,
+  };
+}
 
 /** Return the exponential moving average of values; a gap stays a gap. */
 function smooth(y) {
@@ -193,6 +192,7 @@ function evaluationsOf(spec) {
             x: points.map((point) => placeOf(one, point.step)),
             customdata: points.map((point) => point.step),
             connectgaps: true,
+            mode: "lines+markers",
             marker: { symbol, size: 8, color: stroke },
             error_y: intervalsOf(points, stroke),
           }),

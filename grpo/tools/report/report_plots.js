@@ -160,7 +160,13 @@ function makeCharts() {
 
 /** Return the box of a chart: its title, its legend, the plot, and the table of its data. */
 function figureOf(spec) {
-  spec.plot = el("div", { class: "plot", role: "img" });
+  const height = spec.timeline ? "90px" : "220px";
+  spec.plot = el("div", {
+    class: "plot",
+    role: "img",
+    "aria-label": `${spec.title}, ${spec.note}`,
+    style: { "min-height": height },
+  });
   spec.legend = el("div", { class: "legend" });
   spec.whose = el("span", { class: "whose" });
   const saved = () =>
@@ -193,6 +199,7 @@ function figureOf(spec) {
 }
 
 function drawChart(spec) {
+  spec.isStale = false;
   const [traces, legend] = tracesOf(spec);
   Plotly.react(spec.plot, traces, layoutOf(spec, traces), {
     displayModeBar: false,
@@ -245,7 +252,30 @@ function showCross(x, own) {
   }
 }
 
-const drawCharts = (specs = CHARTS) => specs.filter((spec) => spec.plot).forEach(drawChart);
+// Charts are drawn when they come near the window: a long run has dozens.
+const NEAR = "600px";
+const watcher = new IntersectionObserver(
+  (entries) => entries.filter((one) => one.isIntersecting).forEach(({ target }) => drawStale(target)),
+  { rootMargin: NEAR },
+);
+
+const drawStale = (plot) => {
+  const spec = CHARTS.find((one) => one.plot === plot);
+  if (spec.isStale) drawChart(spec);
+};
+
+/** Draw all charts anew: those near the window now, the others when they come near. */
+function drawCharts() {
+  for (const spec of CHARTS.filter((one) => one.plot)) {
+    spec.isStale = true;
+    watcher.unobserve(spec.plot); // so that the watcher looks at it again
+    watcher.observe(spec.plot);
+  }
+}
+
+/** Draw what is not yet drawn, for paper. */
+const drawAll = () => CHARTS.filter((spec) => spec.isStale).forEach(drawChart);
+addEventListener("beforeprint", drawAll);
 
 /** Mark the step that is shown in the charts. */
 function drawMark() {
