@@ -26,7 +26,8 @@ function inSight() {
 const KEYS = {
   ArrowLeft: () => go({ step: state.step - 1, group: 0, row: 0 }),
   ArrowRight: () => go({ step: state.step + 1, group: 0, row: 0 }),
-  ArrowUp: () => inSight() && (go({ group: nearestGroup(Math.max(0, state.group - 1), -1), row: 0 }), true),
+  ArrowUp: () =>
+    inSight() && (go({ group: nearestGroup(Math.max(0, state.group - 1), -1), row: 0 }), true),
   ArrowDown: () => inSight() && (go({ group: state.group + 1, row: 0 }), true),
   j: () => go({ row: state.row + 1 }, true),
   k: () => go({ row: state.row - 1 }, true),

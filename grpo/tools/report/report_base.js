@@ -96,7 +96,9 @@ function table(label, heads, rows) {
         el(
           "tr",
           {},
-          heads.map((name) => el(name === "" ? "td" : "th", { scope: name === "" ? null : "col" }, name)),
+          heads.map((name) =>
+            el(name === "" ? "td" : "th", { scope: name === "" ? null : "col" }, name),
+          ),
         ),
       ),
       el(

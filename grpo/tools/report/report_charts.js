@@ -52,7 +52,12 @@ function traceOf(spec, one, y, name, stroke, dash, more = {}) {
     customdata: one.metrics.step,
     name: plain(name),
     mode: isPoint.includes(true) ? "lines+markers" : "lines",
-    marker: { size: isPoint.map((is) => (is ? 6 : 0)), color: stroke, line: { width: 0 }, opacity: 1 },
+    marker: {
+      size: isPoint.map((is) => (is ? 6 : 0)),
+      color: stroke,
+      line: { width: 0 },
+      opacity: 1,
+    },
     connectgaps: false,
     line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
     ...more,

@@ -25,7 +25,8 @@ function matches(group) {
   const { outcome, trap } = state.filter;
   return (
     (!outcome || group.class === outcome) &&
-    (!trap || (trap === "any" ? group.trap : group.texts.some((text) => text.parts.trap === trap))) &&
+    (!trap ||
+      (trap === "any" ? group.trap : group.texts.some((text) => text.parts.trap === trap))) &&
     group.rows.reward.some((_, sample) => passes(group, sample))
   );
 }
@@ -114,7 +115,10 @@ function writeLink() {
 function readLink() {
   const place = new URLSearchParams(location.hash.slice(1));
   if (!place.has("step")) return false;
-  const run = Math.max(0, RUNS.findIndex((one) => one.name === place.get("run")));
+  const run = Math.max(
+    0,
+    RUNS.findIndex((one) => one.name === place.get("run")),
+  );
   const step = RUNS[run].kept.indexOf(Number(place.get("step")));
   if (step < 0) return false;
 

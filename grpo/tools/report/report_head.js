@@ -5,8 +5,7 @@ function showHead() {
   $("top").replaceChildren(...(MANY ? headOfRuns() : headOfRun(RUNS[0])));
 }
 
-const badge = (outcome) =>
-  el("span", { class: "badge", "data-tone": outcome.tone }, outcome.title);
+const badge = (outcome) => el("span", { class: "badge", "data-tone": outcome.tone }, outcome.title);
 
 const controlBanner = (run) =>
   run.control &&
@@ -47,7 +46,9 @@ function headOfRun(run) {
       ? el(
           "div",
           { class: "also" },
-          others.map((held) => el("p", {}, `${held.what} (${held.how}): ${held.scores.join(" → ")}`)),
+          others.map((held) =>
+            el("p", {}, `${held.what} (${held.how}): ${held.scores.join(" → ")}`),
+          ),
         )
       : null,
     el(
@@ -174,7 +175,11 @@ function showTables() {
   const isChanged = ([name]) => run.changed.includes(name);
   $("tables").replaceChildren(
     listed(`Settings${of} that are not at their default`, run.config.filter(isChanged), true),
-    listed(`Other settings${of}`, run.config.filter((row) => !isChanged(row)), false),
+    listed(
+      `Other settings${of}`,
+      run.config.filter((row) => !isChanged(row)),
+      false,
+    ),
     listed(`Facts${of}`, run.facts, matchMedia("(min-width: 700px)").matches),
   );
 }

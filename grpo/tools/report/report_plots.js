@@ -255,7 +255,8 @@ function showCross(x, own) {
 // Charts are drawn when they come near the window: a long run has dozens.
 const NEAR = "600px";
 const watcher = new IntersectionObserver(
-  (entries) => entries.filter((one) => one.isIntersecting).forEach(({ target }) => drawStale(target)),
+  (entries) =>
+    entries.filter((one) => one.isIntersecting).forEach(({ target }) => drawStale(target)),
   { rootMargin: NEAR },
 );
 

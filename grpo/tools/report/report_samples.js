@@ -230,7 +230,11 @@ function elsewhere(group) {
       el(
         "button",
         { class: "find", onclick: () => go({ ...place, row: 0 }) },
-        el("b", {}, `${MANY ? `${RUNS[place.run].name} · ` : ""}step ${RUNS[place.run].kept[place.step]}`),
+        el(
+          "b",
+          {},
+          `${MANY ? `${RUNS[place.run].name} · ` : ""}step ${RUNS[place.run].kept[place.step]}`,
+        ),
         ` · group ${one.group}: ${one.class}, reward ${fixed(one.reward, 3)}`,
       );
     const none = "It was not sampled again in the steps that are kept here.";

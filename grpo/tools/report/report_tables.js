@@ -52,7 +52,10 @@ function csvField(value) {
 function metricsAsCsv() {
   const names = [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))];
   const lines = RUNS.flatMap((run) =>
-    (run.metrics.step ?? []).map((_, i) => [run.name, ...names.map((name) => run.metrics[name]?.[i])]),
+    (run.metrics.step ?? []).map((_, i) => [
+      run.name,
+      ...names.map((name) => run.metrics[name]?.[i]),
+    ]),
   );
   return [["run", ...names], ...lines].map((row) => row.map(csvField).join(",")).join("\n") + "\n";
 }

@@ -162,7 +162,13 @@ function legendOfTint(group, most) {
     el("span", { class: "tinted", style: { background: tintOf(name, share) } }, text);
   const texts = {
     plain: ["There is no target to compare with: the words are shown as they were written."],
-    digits: ["Of the wanted number: ", el("span", { class: "digit" }, "right"), " ", el("span", { class: "digit wrong" }, "wrong"), " digits."],
+    digits: [
+      "Of the wanted number: ",
+      el("span", { class: "digit" }, "right"),
+      " ",
+      el("span", { class: "digit wrong" }, "wrong"),
+      " digits.",
+    ],
     reasoning: ["The ", el("bdi", { class: "answer" }, "answer"), " that was read is marked."],
   };
   const said = {
