@@ -94,6 +94,7 @@ def test_pieces_by_the_tokenizer_of_a_checkpoint(tmp_path):
         "“",
         "<end>",
     ]
+    assert samples.pieces_of(tmp_path)([2**40, 0]) == [None, " owl"]
 
 
 def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():

@@ -1036,6 +1036,25 @@ TABLE = {
             "f'{task.name}/{seed}/{level}/{index}'",
         ),
     ],
+    ("tasks/shaping.py", "tasks/test_explanations.py"): [
+        ("the shorter text divides", "explain", "written > wanted", "written < wanted"),
+    ],
+    ("grpo/tools/report/live.py", "grpo/test_report_live.py"): [
+        ("any host is served", "Handler._is_allowed", "name in HOSTS", "True"),
+        (
+            "any token is served",
+            "Handler._is_allowed",
+            "is_known and name in HOSTS",
+            "name in HOSTS",
+        ),
+    ],
+    ("grpo/tools/report/samples.py", "grpo/test_report_samples.py"): [
+        ("a reward is rounded twice", "rounded", "round(value, 3)", "float(f'{value:.4g}')"),
+        ("no target is a target", "view_of", "split_words(group.problem.target)", "True"),
+    ],
+    ("grpo/tools/report/outcome.py", "grpo/test_report.py"): [
+        ("learning begins although it is lost again", "learning_began", "low[-1]", "low[0]"),
+    ],
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
     ],

@@ -1,8 +1,8 @@
 """The verdict on a run as the page shows it, above everything else."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from statistics import fmean
 from typing import Any
 
 from data.text import escape_control
@@ -52,9 +52,8 @@ def _comparison(line: Record) -> str:
         return ""
     text = f"{line['difference']:+.3f} on held-out problems"
     if line.get("low") is not None and line.get("high") is not None:
-        text += (
-            f" (95 % interval {line['low']:+.3f} to {line['high']:+.3f}, n = {line['n']}, paired)"
-        )
+        interval = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
+        text += f" ({interval}, n = {line.get('n')}, paired)"
     if line.get("imitated") is not None:
         text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
     return text
@@ -97,9 +96,10 @@ def learning_began(metrics: Sequence[Record]) -> int | None:
     if len(scores) < max(len(lines), 2 * WINDOW):
         return None
 
-    running = [fmean(scores[at : at + WINDOW]) for at in range(len(scores) - WINDOW + 1)]
+    running = [sum(scores[at : at + WINDOW]) / WINDOW for at in range(len(scores) - WINDOW + 1)]
     rise = max(running) - running[0]
-    if rise < LEAST_RISE:
+    if not LEAST_RISE <= rise < math.inf:
         return None
     low = [at for at, mean in enumerate(running) if mean < running[0] + SHARE * rise]
-    return int(lines[low[-1] + WINDOW]["step"]) if low[-1] + WINDOW < len(lines) else None
+    begins = low[-1] + WINDOW
+    return int(lines[begins]["step"]) if begins < len(lines) else None

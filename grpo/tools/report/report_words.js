@@ -133,7 +133,8 @@ function digitsOf(group, { parts }) {
       : el("span", { class: "digit wrong" }, digit);
   const shown = [...digits].map(mark);
   const said = [...right].filter((one) => one === "1").length;
-  const note = ` ${said} of ${digits.length} digits in place${parts.sign === "False" ? ", wrong sign" : ""}`;
+  const wrongSign = parts.sign === false ? ", wrong sign" : "";
+  const note = ` ${said} of ${digits.length} digits in place${wrongSign}`;
   return el("p", { class: "digits" }, "wanted ", sign, ...shown, el("small", {}, note));
 }
 

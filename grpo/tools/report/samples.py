@@ -243,7 +243,8 @@ def pieces_of(run: Path) -> Pieces | None:
 
     def pieces(tokens: Sequence[int]) -> list[str | None]:
         stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(tokenizer, token) for token in tokens]
+        # The tokenizer takes 32 bits; a larger number, from a foreign file, has no text.
+        return [stream.step(tokenizer, token) if token < 1 << 32 else None for token in tokens]
 
     return pieces
 
