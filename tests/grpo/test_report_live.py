@@ -141,6 +141,8 @@ def test_mistakes_are_said_in_one_line(run, tmp_path, capsys):
     assert report.main(["--live", str(tmp_path / "none")]) == 2
     assert report.main([str(run), "--port", "70000"]) == 2
     assert "give a number from 0 to 65535" in capsys.readouterr().err
+    assert report.main(["--live", str(run), "-o", "page.html"]) == 2
+    assert "writes no file" in capsys.readouterr().err
 
 
 @pytest.mark.browser

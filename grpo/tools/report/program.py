@@ -80,6 +80,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of --live (default: %(default)d; 0: any free one)",
     )
     arguments = parser.parse_args(argv)
+    if arguments.live and arguments.output:
+        raise UserError("--live: writes no file; leave out --output")
     if not 0 <= arguments.port < 1 << 16:
         raise UserError(f"--port {arguments.port}: give a number from 0 to 65535, such as {PORT}")
     if not 0 < arguments.megabytes < math.inf:
