@@ -1,11 +1,11 @@
-"""`python -m grpo.report`: see `grpo.tools.report.page`."""
+"""`python -m grpo.report`: see `grpo.tools.report.program`."""
 
 import sys
 
 from data.streams import interrupts_end
 
 with interrupts_end():
-    from grpo.tools.report.page import main
+    from grpo.tools.report.program import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,9 @@ from data.text import shortened
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reasoning import FORM
 
+# Numbers beyond this are not taken for parts of a score; an integer may be too large for a float.
+MOST = 1e300
+
 
 def explain_parts(score: Score) -> str:
     """Return how the components of a reward add up, or only the reward if none are stored.
@@ -58,8 +61,8 @@ def explain_answer(problem: Problem, completion: str, score: Score, reward: str 
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a stored part is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    """Return whether a stored part is a finite number, and no integer beyond a float's range."""
+    return isinstance(value, int | float) and -MOST < value < MOST
 
 
 def has_numbers(parts: Mapping[str, Any], *names: str) -> bool:

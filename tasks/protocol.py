@@ -99,7 +99,7 @@ class Task(Protocol):
     - `answer(problem, completion)`: see `answer_of`;
     - `mistakes`: see `mistakes_of`;
     - `explain(problem, completion, score, reward)`: a static method that says in words how the
-      completion earned its reward (see `tasks.registry.explain`);
+      completion earned its reward; only tasks of the project are asked (see `tasks.base.explain`);
     - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
     - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
       `watch(show)`: see `watch_scoring`;

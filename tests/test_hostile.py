@@ -17,7 +17,7 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.report import page
+from grpo.tools.report import program as report_program
 from tasks import audit
 
 LINES = [*train_flags(), *eval_flags()]
@@ -50,7 +50,7 @@ def programs(run, whole):
         "replay": (inspect.main, [name, "replay", "2", *BY_PLACE]),
         "degenerate": (inspect.main, [name, "degenerate"]),
         "compare": (inspect.main, [name, "compare", str(whole)]),
-        "report": (page.main, [name, "-o", str(home / "report.html")]),
+        "report": (report_program.main, [name, "-o", str(home / "report.html")]),
         "audit": (audit.main, [name, *BY_PLACE]),
         "export": (export.main, [name, str(home / "exported")]),
     }

@@ -16,7 +16,7 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.report import page
+from grpo.tools.report import program as report_program
 from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]
@@ -132,7 +132,7 @@ def test_a_hostile_name_reaches_no_terminal(run, capsys):
         (inspect.main, ["step", "2"]),
         (inspect.main, ["step", "2", "--json"]),
         (inspect.main, ["degenerate"]),
-        (page.main, ["-o", "report.html"]),
+        (report_program.main, ["-o", "report.html"]),
         (audit.main, BY_PLACE),
         (export.main, ["exported"]),
         (train.main, ["--steps", "3", *BY_PLACE]),

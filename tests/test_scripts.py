@@ -10,7 +10,7 @@ import pytest
 
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program
-from grpo.tools.report import page
+from grpo.tools.report import program as report_program
 
 HOUSE = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -51,7 +51,7 @@ def test_the_flags_of_written_commands_exist(path, known):
 
 
 @pytest.mark.parametrize(
-    ("name", "program", "least"), [("grpo.inspect", inspect, 8), ("grpo.report", page, 2)]
+    ("name", "program", "least"), [("grpo.inspect", inspect, 8), ("grpo.report", report_program, 2)]
 )
 def test_the_commands_of_readers_in_the_readme_are_read(name, program, least):
     text = "\n".join(path.read_text() for path in DOCUMENTS)

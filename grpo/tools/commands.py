@@ -54,5 +54,5 @@ def inspect() -> None:
 def report() -> None:
     """Run `python -m grpo.report`."""
     with interrupts_end():
-        from grpo.tools.report.page import main
+        from grpo.tools.report.program import main
     sys.exit(main())

@@ -29,7 +29,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
 from grpo.tools import inspect, train
-from grpo.tools.report import page as report
+from grpo.tools.report import program as report
 from tasks.base import Problem, Score, UserError, load_task, problem_at, split_of_key
 from tasks.dataset import write_problems
 from tasks.interleave import Interleave

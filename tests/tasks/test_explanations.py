@@ -110,6 +110,8 @@ def test_components_of_a_users_reward():
         {},
         {"words": "x", "matches": [], "substitutions": None, "gaps": {}, "balance": True},
         {"answer": 5, "digits_right": 1, "relative_error": "x", "reward/a": "x"},
+        {"answer": "5", "digits_right": "1", "relative_error": 1e308, "reward/a": 10**400},
+        {"words": 10**400, "matches": 1, "substitutions": 1, "gaps": 1, "balance": 10**400},
     ],
 )
 def test_parts_that_no_version_stored_do_no_harm(task, parts):

@@ -2,14 +2,19 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from itertools import accumulate
 from typing import Any
 
 from data.text import escape_control
+from grpo.config import Config
 from grpo.run.reader import RunData
 from grpo.show.lines import clock_time, counted, interval
+from grpo.tools.report.outcome import outcome
 from grpo.tools.report.samples import short
 from grpo.variance import COLLAPSED
+from tasks.base import is_of_project
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MOST_POINTS = 2000
@@ -31,26 +36,30 @@ EVALUATION = (
 Record = Mapping[str, Any]
 
 
-def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
+def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
     """Return what the page shows of a run, except for its completions.
 
-    That is metrics, evaluations, decisions, warnings, checkpoints and settings. The page has the
-    completions of the steps in `kept`.
+    That is the verdict, metrics, evaluations, decisions, warnings, checkpoints and settings. The
+    page has the completions of the steps in `kept`.
     """
     config = {name: value for name, value in run.config.items() if name != "facts"}
     facts = run.config.get("facts") or {}
     control = config.get("control") or "none"
-    lines = run.metrics[:: max(1, math.ceil(len(run.metrics) / MOST_POINTS))]
+    every = max(1, math.ceil(len(run.metrics) / MOST_POINTS))
+    lines = run.metrics[::every]
     checkpoints = (run.path / "checkpoints").glob("step-*")
 
     return {
         "name": escape_control(run.path.resolve().name),
         "path": escape_control(str(run.path)),
         "control": None if control == "none" else escape_control(str(control)),
+        "outcome": outcome(run),
         "headline": headline(run),
         "heldout": heldout(run),
         # The curves, and how many of the steps they show.
         "metrics": curves(lines),
+        "minutes": minutes(run.metrics)[::every],
+        "range": reward_range(config),
         "drawn": len(lines),
         "made": len(run.metrics),
         # What happened, by step.
@@ -60,10 +69,48 @@ def described(run: RunData, kept: Mapping[int, str]) -> dict[str, Any]:
         "checkpoints": sorted(int(path.name.removeprefix("step-")) for path in checkpoints),
         # The settings, and which steps have completions.
         "config": listed(config),
+        "changed": changed_settings(config),
         "facts": listed(facts),
         "stored": len(run.steps()),
         "kept": sorted(kept),
     }
+
+
+def minutes(lines: Sequence[Record]) -> list[float]:
+    """Return how many minutes the run had trained after each step."""
+    return [
+        short(seconds / 60)
+        for seconds in accumulate(line.get("step_time") or 0.0 for line in lines)
+    ]
+
+
+def reward_range(config: Record) -> list[float] | None:
+    """Return the lowest and the highest reward of the run's task; None if they are unknown.
+
+    A task in a file of the user's may have any range, and the file is not loaded.
+    """
+    options = config.get("task_options")
+    given = options.get("reward-range") if isinstance(options, Mapping) else None
+    if isinstance(given, str):
+        ends = given.split(",")
+        try:
+            return [float(ends[0]), float(ends[-1])]
+        except ValueError:
+            return None
+    return [0.0, 1.0] if is_of_project(str(config.get("task"))) else None
+
+
+def changed_settings(config: Record) -> list[str]:
+    """Return the names of the settings that are not at their default."""
+    defaults = {
+        field.name: field.default if field.default is not MISSING else {}
+        for field in fields(Config)
+    }
+    return [
+        escape_control(str(name))
+        for name, value in config.items()
+        if name in defaults and value != defaults[name]
+    ]
 
 
 def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
@@ -127,7 +174,9 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
         last = lines[-1]
         ends = [lines[0], last] if len(lines) > 1 else [last]
 
-        what = f"{last.get('metric') or 'score'} at {level} {last.get('unit') or ''}"
+        unit = last.get("unit")
+        at = f"{level} {unit}" if unit else f"level {level}"
+        what = f"{last.get('metric') or 'score'} at {at}"
         sampling = f"temperature {temperature:g}" if temperature else "greedy"
         found.append(
             {

@@ -1,69 +1,50 @@
-"""Show runs on one page: charts, and the groups and completions of single steps.
+"""The page of `grpo.report`: its parts, and the completions that fit into it."""
 
-    python -m grpo.report runs/NAME                           writes runs/NAME/report.html
-    python -m grpo.report runs/NAME runs/OTHER -o both.html   several runs in the same charts
-
-The page is a single HTML file that needs no network. The charts show all steps. The completions
-would be too large, so the page has those of as many steps as fit into --megabytes: the first, the
-last, steps with a decision or a warning, and evenly spaced steps between them. The exit status is 2
-if there is no such run, or if a file is damaged.
-"""
-
-import argparse
 import hashlib
 import html
 import json
-import math
 import re
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from data.files import write_whole
-from data.text import printable
 from grpo.records import Group
-from grpo.run.reader import RunData, load_run
+from grpo.run.reader import RunData
 from grpo.show.tables import WHY
 from grpo.tools.report.description import described, warnings_of
-from grpo.tools.report.samples import Pieces, packed, pieces_of
-from tasks.base import Parser, UserError, exit_status
+from grpo.tools.report.samples import Shown, packed, pieces_of
 
 # The folder of report.html and its parts.
 FOLDER = Path(__file__).parent
 SCRIPTS = (
+    "report_base.js",
+    "report_head.js",
     "report_metrics.js",
     "report_charts.js",
+    "report_plots.js",
+    "report_tables.js",
     "report_samples.js",
+    "report_filter.js",
     "report_words.js",
     "report_search.js",
+    "report_live.js",
     "report.js",
 )
+STYLES = ("report.css", "report_charts.css", "report_samples.css", "report_narrow.css")
+
+# The Content-Security-Policy of the page: no script but its own, and no network.
+POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
 
 # The size of the completions of all runs, unless another is asked for.
-MEGABYTES = 4.0
+MEGABYTES = 3.0
 
 # Shares of the bytes for completions: the most that one step may take, and the most that all steps
 # with decisions and warnings may take.
 STEP_SHARE = 1 / 8
 NOTABLE_SHARE = 1 / 2
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program with these arguments; return the exit status."""
-    return exit_status("grpo.report", lambda: report(argv))
-
-
-def report(argv: Sequence[str] | None) -> int:
-    """Write the page, and print its path; return the exit status."""
-    arguments = parse(argv)
-    runs = [load_run(path) for path in arguments.runs]
-    output = write_report(runs, arguments.output, arguments.megabytes)
-    size = f"{output.stat().st_size / 1e6:.1f} MB"
-    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    line = f"{output}: {size}, {count}; open it in a browser"
-    print(printable(line))
-    return 0
 
 
 def write_report(
@@ -79,57 +60,38 @@ def write_report(
     return output
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags."""
-    parser = Parser(
-        prog="python -m grpo.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page to write (default: report.html in the first run)",
-    )
-    parser.add_argument(
-        "--megabytes",
-        type=float,
-        default=MEGABYTES,
-        metavar="N",
-        help="size of the completions of all runs (default: %(default)g); the charts take 5 more",
-    )
-    arguments = parser.parse_args(argv)
-    if not 0 < arguments.megabytes < math.inf:
-        raise UserError("--megabytes: give a number above 0, such as 4")
-    return arguments
-
-
 def page(runs: Sequence[RunData], budget: int) -> str:
     """Return the page as HTML, with at most `budget` bytes of completions for each run."""
-    from plotly.offline import get_plotlyjs  # here, because it takes a while to import
-
     samples = [kept_samples(run, budget) for run in runs]
     descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
-    names = ", ".join(description["name"] for description in descriptions)
+    return assembled(descriptions, [joined(kept) for kept in samples], is_live=False)
 
-    data = json.dumps({"runs": descriptions, "classes": WHY}, separators=(",", ":"))
-    blocks = [data_block("data", data)]
-    blocks += [data_block(f"samples-{number}", joined(kept)) for number, kept in enumerate(samples)]
+
+def assembled(
+    descriptions: Sequence[Mapping[str, Any]], samples: Sequence[str], *, is_live: bool
+) -> str:
+    """Return the page of runs, from their descriptions and their completions as JSON.
+
+    A live page may ask its own server, and nobody else, for what is new.
+    """
+    from plotly.offline import get_plotlyjs  # here, because it takes a while to import
+
+    names = ", ".join(description["name"] for description in descriptions)
+    values = {"runs": descriptions, "classes": WHY, "live": is_live}
+    blocks = [data_block("data", json.dumps(values, separators=(",", ":")))]
+    blocks += [data_block(f"samples-{number}", text) for number, text in enumerate(samples)]
 
     scripts = {
         "plotly": get_plotlyjs(),
         "script": "".join((FOLDER / name).read_text() for name in SCRIPTS),
     }
+    hashes = " ".join(script_hash(script) for script in scripts.values())
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
-        "style": (FOLDER / "report.css").read_text(),
+        "style": "".join((FOLDER / name).read_text() for name in STYLES),
         "data": "\n".join(blocks),
-        "hashes": " ".join(script_hash(script) for script in scripts.values()),
+        "policy": POLICY.format(hashes=hashes) + ("; connect-src 'self'" if is_live else ""),
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
@@ -166,7 +128,7 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
     steps = run.steps()
-    pieces = pieces_of(run.path)
+    shown = shown_of(run)
 
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
     marked |= {line["step"] for line in warnings_of(run.metrics)}
@@ -180,7 +142,7 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
             step = wanted[place]
             if step in kept:
                 continue
-            text = packed_step(run.groups(step), pieces, STEP_SHARE * budget)
+            text = packed_step(run.groups(step), shown, STEP_SHARE * budget)
             if used + len(text) > most:
                 break
             kept[step] = text
@@ -188,12 +150,17 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     return dict(sorted(kept.items()))
 
 
-def packed_step(groups: Sequence[Group], pieces: Pieces | None, budget: float) -> str:
+def shown_of(run: RunData) -> Shown:
+    """Return what is known of a run when its completions are shown."""
+    return Shown(str(run.config.get("task")), run.config.get("reward"), pieces_of(run.path))
+
+
+def packed_step(groups: Sequence[Group], shown: Shown, budget: float) -> str:
     """Return the groups of a step as JSON; evenly spaced ones, if `budget` bytes are too few."""
     chosen = {}
     used = 40  # the bytes around the groups
     for number in evenly_spaced(len(groups)):
-        values = packed(groups[number], number, pieces)
+        values = packed(groups[number], number, shown)
         text = harmless_json(json.dumps(values, separators=(",", ":")))
         if used + len(text) + 1 > budget:
             break

@@ -1,5 +1,5 @@
 "use strict";
-// How the charts of the page are drawn; report_metrics.js lists them.
+// What the charts of the page draw: the traces of the chart library.
 
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const DASH_PIXELS = {
@@ -10,27 +10,80 @@ const DASH_PIXELS = {
   longdash: "10 3",
   longdashdot: "10 3 2 3",
 };
+const MOST_PREFIXED = 6; // lines of a chart of metrics whose names begin alike
+
+// What the x-axis can be: its title, and the values of a run.
+const AXES = {
+  step: ["step", (run) => run.metrics.step],
+  tokens: ["sampled tokens", (run) => run.metrics.num_tokens],
+  time: ["minutes of training", (run) => run.minutes],
+};
+
+const xsOf = (run) => AXES[state.axis][1](run) ?? [];
+
+/** Return where a step lies on the x-axis; before the first step it is 0. */
+function placeOf(run, step) {
+  if (state.axis === "step") return step;
+  const at = (run.metrics.step ?? []).findLastIndex((one) => one <= step);
+  return at < 0 ? 0 : xsOf(run)[at];
+}
+
 /** Return the traces of a chart and the entries of its legend.
 
     There are no traces if the run has no such metrics. */
 function tracesOf(spec, run = RUNS[state.run]) {
   if (spec.lines) return linesOf(spec);
   if (spec.stack) return stackOf(spec, run);
-  if (spec.traps) return trapsOf(spec, run);
+  if (spec.prefix) return prefixedOf(spec, run);
   if (spec.evals) return evaluationsOf(spec);
   return [spec.timeline ? timelineOf(run) : [], []];
 }
 
-/** Return a trace of the chart library: the values `y` of the run `one`, by step. */
-const traceOf = (spec, one, y, name, stroke, dash, more = {}) => ({
-  x: one.metrics.step,
-  y,
-  name: plain(name),
-  mode: y.length < 4 ? "lines+markers" : "lines",
-  connectgaps: true,
-  line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
-  ...more,
-});
+/** Return whether a value has no neighbour, so that a line alone would not show it. */
+const isLonely = (y, i) => y[i] != null && y[i - 1] == null && y[i + 1] == null;
+
+/** Return a trace of the chart library: the values `y` of the run `one`. A gap stays a gap, and a
+    value between two gaps is a point. */
+function traceOf(spec, one, y, name, stroke, dash, more = {}) {
+  const isPoint = y.map((_, i) => y.length < 4 || isLonely(y, i));
+  return {
+    x: xsOf(one),
+    y,
+    customdata: one.metrics.step,
+    name: plain(name),
+    mode: isPoint.includes(true) ? "lines+markers" : "lines",
+    marker: {
+      size: isPoint.map((is) => (is ? 6 : 0)),
+      color: stroke,
+      line: { width: 0 },
+      opacity: 1,
+    },
+    connectgaps: false,
+    line: { color: stroke, dash, width: 2, shape: spec.shape || "linear" },
+    ...more,
+  };
+}
+
+/** Return the exponential moving average of values; a gap stays a gap. */
+function smooth(y) {
+  let mean = null;
+  return y.map((value) => {
+    if (value == null) return null;
+    mean = mean == null ? value : state.smoothing * mean + (1 - state.smoothing) * value;
+    return mean;
+  });
+}
+
+/** Return the trace of a metric, and beneath it a faint one of the values before smoothing. */
+function curve(spec, one, y, name, stroke, dash) {
+  if (!state.smoothing || spec.shape) return [traceOf(spec, one, y, name, stroke, dash)];
+  const raw = traceOf(spec, one, y, "", faint(stroke, 0.3), "solid", {
+    mode: "lines",
+    line: { color: faint(stroke, 0.3), width: 1 },
+    hoverinfo: "skip",
+  });
+  return [raw, traceOf(spec, one, smooth(y), name, stroke, dash)];
+}
 
 /** Lines of metrics. Runs differ by colour and metrics by dash; metrics of one run by both. */
 function linesOf(spec) {
@@ -46,9 +99,9 @@ function linesOf(spec) {
       if (!y) return;
 
       const width = spec.band && one.metrics[spec.band];
-      if (width) traces.push(...bandOf(spec, one, y, width, stroke));
+      if (width && !state.smoothing) traces.push(...bandOf(spec, one, y, width, stroke));
       const ofRun = names.length > 1 ? `${one.name} ${label}` : one.name;
-      traces.push(traceOf(spec, one, y, MANY ? ofRun : label, stroke, dash));
+      traces.push(...curve(spec, one, y, MANY ? ofRun : label, stroke, dash));
       if (names.length > 1 && (!MANY || !legend.some(([known]) => known === label)))
         legend.push([label, MANY ? css("--ink") : stroke, dash]);
     }),
@@ -56,11 +109,17 @@ function linesOf(spec) {
   return [traces, legend];
 }
 
-/** Return the two borders of a band around the values `y`, of which the second one is filled. */
+/** Return the two borders of a band around the values `y`, of which the second one is filled.
+
+    It ends where the reward's range ends. */
 function bandOf(spec, one, y, width, stroke) {
+  const [low, high] = one.range ?? [-Infinity, Infinity];
   return [1, -1].map((sign) => {
-    const border = y.map((value, i) => value + sign * width[i]);
+    const border = y.map((value, i) =>
+      value == null ? null : Math.min(high, Math.max(low, value + sign * (width[i] ?? 0))),
+    );
     return traceOf(spec, one, border, "", stroke, "solid", {
+      mode: "lines",
       line: { width: 0 },
       fill: sign < 0 ? "tonexty" : "none",
       fillcolor: faint(stroke, 0.16),
@@ -81,6 +140,7 @@ function stackOf(spec, run) {
     const values = y.map((value) => value || 0);
     const area = {
       stackgroup: "all",
+      mode: "lines",
       line: { color: css("--card"), width: 1 },
       fillcolor: faint(colour(number), 0.8),
     };
@@ -90,20 +150,20 @@ function stackOf(spec, run) {
   return [traces, legend];
 }
 
-/** The six most frequent traps. */
-function trapsOf(spec, run) {
+/** The metrics whose names begin alike: those with the highest peaks. */
+function prefixedOf(spec, run) {
   const traces = [];
   const legend = [];
   const peak = (name) => Math.max(...run.metrics[name].map((value) => value || 0));
   const names = Object.keys(run.metrics)
-    .filter((name) => name.startsWith("traps/"))
+    .filter((name) => name.startsWith(spec.prefix))
     .sort((a, b) => peak(b) - peak(a))
-    .slice(0, 6);
+    .slice(0, MOST_PREFIXED);
   names.forEach((name, place) => {
-    const trap = name.slice("traps/".length);
-    const values = run.metrics[name].map((value) => value || 0);
-    traces.push(traceOf(spec, run, values, trap, colour(place), DASHES[place]));
-    legend.push([trap, colour(place), DASHES[place]]);
+    const label = name.slice(spec.prefix.length);
+    const values = run.metrics[name].map((value) => value ?? spec.missing ?? null);
+    traces.push(...curve(spec, run, values, label, colour(place), DASHES[place]));
+    legend.push([label, colour(place), DASHES[place]]);
   });
   return [traces, legend];
 }
@@ -112,9 +172,9 @@ function trapsOf(spec, run) {
 function evaluationsOf(spec) {
   const traces = [];
   const legend = [];
-  const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))].sort(
-    (a, b) => a - b,
-  );
+  const levels = [...new Set(RUNS.flatMap((one) => one.evals.map((point) => point.level)))]
+    .filter((level) => level != null)
+    .sort((a, b) => a - b);
   RUNS.forEach((one, number) =>
     levels.forEach((level, place) => {
       const stroke = colour(MANY ? number : place);
@@ -124,7 +184,7 @@ function evaluationsOf(spec) {
         ["promotion", "diamond-open"],
       ]) {
         const points = one.evals.filter(
-          (point) => point.purpose === purpose && point.level === level,
+          (point) => point.purpose === purpose && point.level === level && point.mean != null,
         );
         if (!points.length) continue;
 
@@ -134,14 +194,16 @@ function evaluationsOf(spec) {
         const means = points.map((point) => point.mean);
         traces.push(
           traceOf(spec, one, means, name, stroke, isReport ? dash : "dot", {
-            x: points.map((point) => point.step),
+            x: points.map((point) => placeOf(one, point.step)),
+            customdata: points.map((point) => point.step),
+            connectgaps: true,
             mode: "lines+markers",
             marker: { symbol, size: 8, color: stroke },
             error_y: intervalsOf(points, stroke),
           }),
         );
         if (!MANY || !legend.some(([known]) => known === `level ${label}`))
-          legend.push([`level ${label}`, MANY ? css("--ink") : stroke, dash]);
+          legend.push([`level ${label}`, MANY ? css("--ink") : stroke, isReport ? dash : "dot"]);
       }
     }),
   );
@@ -159,10 +221,10 @@ const intervalsOf = (points, stroke) => ({
   width: 4,
 });
 
-/** Return a row of marks for each kind of event that the run has. */
-function timelineOf(run) {
-  const reports = run.evals.filter((point) => point.purpose === "report");
-  const rows = [
+/** Return the events of a run by kind: [kind, symbol, colour, [[step, text], ...]]. */
+function eventsOf(run) {
+  const reports = run.evals.filter((point) => point.purpose === "report" && point.mean != null);
+  return [
     [
       "checkpoints",
       "square",
@@ -173,7 +235,7 @@ function timelineOf(run) {
       "evaluations",
       "circle",
       0,
-      reports.map((point) => [point.step, `level ${point.level}: ${point.mean.toFixed(3)}`]),
+      reports.map((point) => [point.step, `level ${point.level}: ${fixed(point.mean, 3)}`]),
     ],
     [
       "decisions",
@@ -185,151 +247,20 @@ function timelineOf(run) {
       ]),
     ],
     ["warnings", "x", 1, run.warnings.map((one) => [one.step, one.why])],
-  ];
-  return rows
-    .filter(([, , , events]) => events.length)
-    .map(([what, symbol, number, events]) => ({
-      x: events.map(([step]) => step),
-      y: events.map(() => what),
-      name: what,
-      text: events.map(([, text]) => plain(text)),
-      hoverinfo: "x+text",
-      mode: "markers",
-      cliponaxis: false,
-      marker: { symbol, size: 11, color: colour(number) },
-    }));
+  ].filter(([, , , events]) => events.length);
 }
 
-/** Return the layout of a chart for the chart library. */
-function layoutOf(spec, traces) {
-  const ink = css("--soft");
-  const touch = matchMedia("(pointer: coarse)").matches;
-  const axis = {
-    color: ink,
-    gridcolor: css("--line"),
-    zerolinecolor: css("--line"),
-    linecolor: css("--line"),
-    tickfont: { size: 11 },
-    automargin: true,
-    fixedrange: touch,
-  };
-  const run = RUNS[state.run];
-  const here = run.kept[state.step];
-  const last = run.metrics.step?.at(-1) ?? 1;
-  return {
-    height: spec.timeline ? 60 + 28 * traces.length : 220,
-    margin: { l: 44, r: 14, t: 8, b: 34 },
-    showlegend: false,
-    hovermode: spec.timeline ? "closest" : "x unified",
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    dragmode: touch ? false : "zoom",
-    font: { family: css("--sans"), color: ink, size: 12 },
-    hoverlabel: {
-      bgcolor: css("--card"),
-      bordercolor: css("--line"),
-      font: { color: css("--ink"), family: css("--sans"), size: 12 },
-    },
-    xaxis: {
-      ...axis,
-      title: { text: "step", font: { size: 11 }, standoff: 4 },
-      showgrid: false,
-      zeroline: false,
-      range: spec.timeline ? [-0.02 * last, 1.02 * last] : undefined,
-    },
-    yaxis: {
-      ...axis,
-      fixedrange: true,
-      type: spec.timeline ? "category" : "linear",
-      rangemode: "tozero",
-      exponentformat: spec.small ? "power" : "SI",
-      nticks: 6,
-    },
-    shapes:
-      spec.mark && here != null
-        ? [
-            {
-              type: "line",
-              x0: here,
-              x1: here,
-              yref: "paper",
-              y0: 0,
-              y1: 1,
-              line: { color: ink, width: 1, dash: "dot" },
-            },
-          ]
-        : [],
-  };
+/** Return a row of marks for each kind of event that the run has. */
+function timelineOf(run) {
+  return eventsOf(run).map(([what, symbol, number, events]) => ({
+    x: events.map(([step]) => placeOf(run, step)),
+    y: events.map(() => what),
+    customdata: events.map(([step]) => step),
+    name: what,
+    text: events.map(([step, text]) => plain(`step ${step}: ${text}`)),
+    hoverinfo: "text",
+    mode: "markers",
+    cliponaxis: false,
+    marker: { symbol, size: 11, color: colour(number) },
+  }));
 }
-
-function makeCharts() {
-  const grid = el("div", { class: "charts" });
-  for (const spec of CHARTS) {
-    if (!RUNS.some((run) => tracesOf(spec, run)[0].length)) continue;
-    spec.plot = el("div", { class: "plot" });
-    spec.legend = el("div", { class: "legend" });
-    const single = MANY && (spec.stack || spec.traps || spec.timeline);
-    spec.whose = el("span", { class: "whose" }, single ? RUNS[0].name : "");
-    grid.append(
-      el(
-        "figure",
-        { class: spec.full ? "full" : spec.wide ? "wide" : "" },
-        el("figcaption", {}, el("h3", {}, spec.title, spec.whose), el("p", {}, spec.note)),
-        spec.legend,
-        spec.plot,
-      ),
-    );
-  }
-  $("curves").append(grid);
-  const events = RUNS.flatMap((run) => [
-    ...run.decisions.map((one) => [
-      one.step,
-      `${one.kind}, level ${one.from} → ${one.to}: ${one.why}`,
-      run,
-    ]),
-    ...run.warnings.map((one) => [one.step, `warning: ${one.why}`, run]),
-  ]);
-  if (events.length)
-    $("curves").append(
-      el(
-        "details",
-        {},
-        el("summary", {}, `All decisions and warnings (${events.length})`),
-        el(
-          "ul",
-          {},
-          events
-            .sort((a, b) => a[0] - b[0])
-            .map(([step, text, run]) =>
-              el("li", {}, el("b", {}, `step ${step}`), ` ${MANY ? `${run.name}, ` : ""}${text}`),
-            ),
-        ),
-      ),
-    );
-
-  const thinned = RUNS.filter((run) => run.drawn < run.made).map((run) => {
-    const [drawn, made] = [run.drawn, run.made].map((count) => count.toLocaleString("en"));
-    return `${run.name}: ${drawn} of ${made} steps are shown.`;
-  });
-  $("drawn").textContent = [
-    "Drag over a chart to zoom in, double-click to zoom out.",
-    "Click a point to see the completions of that step.",
-    ...thinned,
-  ].join(" ");
-}
-
-function drawChart(spec) {
-  const [traces, legend] = tracesOf(spec);
-  Plotly.react(spec.plot, traces, layoutOf(spec, traces), {
-    displayModeBar: false,
-    responsive: true,
-  });
-  spec.legend.replaceChildren(
-    ...legend.map(([label, stroke, dash]) => el("span", {}, swatch(stroke, dash), label)),
-  );
-  if (spec.whose.textContent) spec.whose.textContent = RUNS[state.run].name;
-  if (!spec.listens) spec.plot.on("plotly_click", (event) => goToStep(event.points[0].x));
-  spec.listens = true;
-}
-
-const drawCharts = (specs = CHARTS) => specs.filter((spec) => spec.plot).forEach(drawChart);

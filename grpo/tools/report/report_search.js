@@ -28,7 +28,7 @@ function search(query) {
   const isLong = state.query.length > 1;
   if (isLong)
     RUNS[state.run].kept.forEach((step, place) =>
-      samplesOf(state.run)[step].groups.forEach((group, number) =>
+      samplesOf(state.run)[step]?.groups.forEach((group, number) =>
         searchGroup(group, { step: place, group: number }, `step ${step} · group ${group.group}`),
       ),
     );
@@ -39,9 +39,9 @@ function search(query) {
 
 /** Add the matches in a group to `finds`; `at` is where the group is, `said` says it in words. */
 function searchGroup(group, at, said) {
-  const order = orderOf(group);
+  const order = byReward(group);
   if (group.prompt.toLowerCase().includes(state.query))
-    finds.push({ ...at, row: 0, said: `${said} · prompt`, text: group.prompt });
+    finds.push({ ...at, row: 0, said: `${said} · prompt`, text: group.prompt, inPrompt: true });
 
   group.texts.forEach((text, i) => {
     if (!text.words.toLowerCase().includes(state.query)) return;
@@ -76,8 +76,11 @@ function listOfFinds() {
 function goToFind(number) {
   if (!finds.length) return;
   found = number % finds.length;
-  const { step, group, row } = finds[found];
-  go({ step, group, row }, true);
+  const { step, group, row, inPrompt } = finds[found];
+  if (inPrompt) state.promptOpen = true;
+  state.filter = { ...NO_FILTER };
+  go({ step, group, row }, !inPrompt);
+  if (inPrompt) $("prompt").scrollIntoView({ block: "center" });
   document
     .querySelectorAll(".find")
     .forEach((button, i) => button.classList.toggle("here", i === found));

@@ -1,6 +1,7 @@
 "use strict";
 // The words of a completion or a target: their alignment, and their colours.
 
+const TINTS = { alignment: "Alignment", logprob: "Log-prob", advantage: "Advantage" };
 const CONTEXT = 6; // words shown at each end of a long run of right words
 const MOST_TARGET = 60; // words of a target that is shown in full
 const MOST_WORDS = 600; // words shown at once
@@ -11,10 +12,11 @@ const wordsOnly = (text) =>
     .filter(Boolean)
     .map((_, i) => ({ kind: "=", i, j: i }));
 
-/** Return the columns of an alignment from its run lengths, e.g. "3=1x".
+/** Return the columns of a text: of its alignment, from run lengths such as "3=1x", or its words.
 
     A column has its kind, its place in the target (i) and its place in the text (j). */
-function columnsOf(ops) {
+function columnsOf(group, { words, ops }) {
+  if (group.view !== "alignment") return wordsOnly(words);
   const columns = [];
   let i = 0;
   let j = 0;
@@ -32,6 +34,8 @@ function fillWords(box, group, sample, columns) {
   const view = {
     target: group.target.split(" "),
     words: (stored ? stored.words : group.target).split(" "),
+    breaks: new Set(stored?.breaks),
+    answer: stored?.answer ?? [0, 0],
     stored,
     credits: group.rows.credits?.[sample],
     advantage: sample == null ? null : group.rows.advantage[sample],
@@ -47,7 +51,8 @@ function fillWords(box, group, sample, columns) {
   for (let at = 0; at < now.length;) {
     let end = at;
     while (end < now.length && now[end].kind === "=" && !view.hits.has(now[end].j)) end++;
-    if (end - at > (sample == null ? MOST_TARGET : 3 * CONTEXT)) {
+    const isAligned = sample != null && group.view === "alignment";
+    if (end - at > (isAligned ? 3 * CONTEXT : MOST_TARGET) && (isAligned || sample == null)) {
       const hidden = now.slice(at + CONTEXT, end - CONTEXT);
       box.append(...now.slice(at, at + CONTEXT).map((column) => word(view, column)));
       const fold = el(
@@ -109,7 +114,41 @@ function word(view, { kind, i, j }) {
     last.title = `advantage ${signed(worth, 3)}`;
     last.style.background = tintOf(worth < 0 ? "--c1" : "--c0", Math.abs(worth) / view.most);
   }
-  return el("span", {}, node, " ");
+  if (j >= view.answer[0] && j < view.answer[1] && last) {
+    last.classList.add("answer");
+    last.title ||= "the answer that was read";
+  }
+  return el("span", {}, view.breaks.has(j) ? el("br") : "", node, " ");
+}
+
+/** Return the digits of the right number, each marked as right or wrong in the answer. */
+function digitsOf(group, { parts }) {
+  const right = parts.digits_right;
+  const digits = group.target.replace(/^-/, "");
+  if (typeof right !== "string" || right.length !== digits.length) return null;
+  const sign = group.target.startsWith("-") ? "−" : "";
+  const mark = (digit, i) =>
+    right[i] === "1"
+      ? el("span", { class: "digit" }, digit)
+      : el("span", { class: "digit wrong" }, digit);
+  const shown = [...digits].map(mark);
+  const said = [...right].filter((one) => one === "1").length;
+  const wrongSign = parts.sign === false ? ", wrong sign" : "";
+  const note = ` ${said} of ${digits.length} digits in place${wrongSign}`;
+  return el("p", { class: "digits" }, "wanted ", sign, ...shown, el("small", {}, note));
+}
+
+/** Return a text whose parts that match `query` are marked. */
+function marked(text, query) {
+  if (query.length < 2) return [text];
+  const pieces = [];
+  const lower = text.toLowerCase();
+  let from = 0;
+  for (let at = lower.indexOf(query); at >= 0; at = lower.indexOf(query, from)) {
+    pieces.push(text.slice(from, at), el("mark", {}, text.slice(at, at + query.length)));
+    from = at + query.length;
+  }
+  return [...pieces, text.slice(from)];
 }
 
 // Logarithms of the probabilities 0.9, 0.5, 0.1 and 0.01.
@@ -122,8 +161,19 @@ const tintOf = (name, share) =>
 function legendOfTint(group, most) {
   const tinted = (text, name, share) =>
     el("span", { class: "tinted", style: { background: tintOf(name, share) } }, text);
+  const texts = {
+    plain: ["There is no target to compare with: the words are shown as they were written."],
+    digits: [
+      "Of the wanted number: ",
+      el("span", { class: "digit" }, "right"),
+      " ",
+      el("span", { class: "digit wrong" }, "wrong"),
+      " digits.",
+    ],
+    reasoning: ["The ", el("bdi", { class: "answer" }, "answer"), " that was read is marked."],
+  };
   const said = {
-    alignment: [
+    alignment: texts[group.view] ?? [
       "right ",
       el("del", {}, "missing"),
       " ",
@@ -150,4 +200,24 @@ function legendOfTint(group, most) {
       : ["There are no advantages: the group was not trained on."],
   }[state.tint];
   return el("p", { class: "key", "data-tint": state.tint }, said);
+}
+
+/** Show what the colours of words can mean, and which of it they do. */
+function showTints() {
+  const label = (name) =>
+    name === "alignment" && groupNow() && groupNow().view !== "alignment" ? "Text" : TINTS[name];
+  $("tints").replaceChildren(
+    ...Object.keys(TINTS).map((name) =>
+      el(
+        "button",
+        { "aria-pressed": name === state.tint, onclick: () => chooseTint(name) },
+        label(name),
+      ),
+    ),
+  );
+}
+
+function chooseTint(tint) {
+  state.tint = tint;
+  showGroup();
 }

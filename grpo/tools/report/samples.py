@@ -8,16 +8,18 @@ share is stored once.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from align.words import split_words, word_ends
-from data.text import escape_control
+from data.text import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, first_divergence
+from tasks.base import explain
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
@@ -26,55 +28,127 @@ MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert":
 Pieces = Callable[[Sequence[int]], list[str | None]]
 
 
-def packed(group: Group, number: int, pieces: Pieces | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Shown:
+    """What is known of a run when its completions are shown, e.g. Shown("interleave", "prefix").
+
+    `task` and `reward` are those of config.yaml. Without `pieces` there are no log-probabilities of
+    words and no chat template, because the run has no checkpoint with a tokenizer.
+    """
+
+    task: str = ""
+    reward: str | None = None
+    pieces: Pieces | None = None
+
+
+def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
     """Return group `number` of a step as JSON values.
 
-    It has the group's summary, "prompt", "target" (words) and:
+    It has the group's summary, "key" (of the problem), "view" (see `view_of`), "prompt", "around"
+    (what the chat template puts before and after it), "target" (words) and:
 
-    - "texts": the distinct texts, each with "words", "ops" (see `run_lengths`), "divergence" (the
-      first mistake), "parts" of the score and, with `pieces`, "logprobs": one for each word, in
-      hundredths of a nat;
+    - "texts": the distinct texts, each with "words", "formula" (how it earned its reward), "parts"
+      of the score and, with pieces, "logprobs": one for each word, in hundredths of a nat. For the
+      view "alignment" it has "ops" (see `run_lengths`) and "divergence" (the first mistake), for
+      the others "breaks" (the words that begin a line) and "answer" (its words);
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
     """
-    # The tokens are part of the key, because a text can be tokenised in two ways.
+    # Tokens and reward are part of the key, because a text can be tokenised in two ways, and a
+    # judge can score it in two ways.
     texts: dict[tuple, dict[str, Any]] = {}
     numbers: dict[tuple, list[int] | None] = {}  # the word that each token belongs to
     rows: dict[str, list] = defaultdict(list)
+    view = view_of(group)
 
     for sample, completion in enumerate(group.completions):
-        key = completion.text, completion.tokens
+        key = completion.text, completion.tokens, group.scores[sample].reward
         if key not in texts:
+            pieces = shown.pieces
             numbers[key] = _word_numbers(completion, pieces) if pieces else None
-            texts[key] = _packed_text(group, sample, numbers[key])
+            texts[key] = {
+                **_packed_text(group, sample, view, numbers[key]),
+                "formula": _formula(group, sample, shown),
+            }
         row = _packed_row(group, sample, list(texts).index(key), numbers[key])
         for name, value in row.items():
             rows[name].append(value)
 
-    summary = {name: short(value) for name, value in summaries([group])[0].items()}
+    summary = {name: rounded(value) for name, value in summaries([group])[0].items()}
     return {
         **summary,
         "group": number,
-        "prompt": "\n".join(map(escape_control, group.problem.prompt.split("\n"))),
+        "key": escape_control(group.problem.key),
+        "view": view,
+        "prompt": printable(group.problem.prompt),
+        "around": _around(group, shown.pieces),
         "target": escape_words(group.problem.target),
         "texts": list(texts.values()),
         "rows": rows,
     }
 
 
-def _packed_text(group: Group, sample: int, numbers: list[int] | None) -> dict[str, Any]:
+def view_of(group: Group) -> str:
+    """Return how the completions of a group are shown, by what their scores have stored.
+
+    "digits": an integer with the digits that are right; "reasoning": a text with its answer marked;
+    "alignment": word by word against the target; "plain": there is no target to compare with.
+    """
+    names = {name for score in group.scores for name in score.parts}
+    if "digits_right" in names:
+        return "digits"
+    if "answer" in names:
+        return "reasoning"
+    return "alignment" if split_words(group.problem.target) else "plain"
+
+
+def _formula(group: Group, sample: int, shown: Shown) -> str:
+    """Return how a completion earned its reward."""
+    score, text = group.scores[sample], group.texts[sample]
+    return escape_control(explain(shown.task, group.problem, text, score, shown.reward))
+
+
+def _around(group: Group, pieces: Pieces | None) -> list[str] | None:
+    """Return what the model saw before and after the user's prompt.
+
+    None if the tokens do not hold the prompt as it is, or if there is no tokenizer.
+    """
+    seen = "".join(piece or "" for piece in pieces(group.prompt)) if pieces else ""
+    before, found, after = seen.rpartition(group.problem.prompt)
+    return [printable(before), printable(after)] if found else None
+
+
+def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:
     """Return what `packed` stores of the text of a completion."""
     completion, answer = group.completions[sample], group.texts[sample]
-    text: dict[str, Any] = {
-        "words": escape_words(answer),
-        "ops": run_lengths(group.problem.target, answer),
-        "divergence": first_divergence(group.problem.target, answer),
-        "parts": _parts(group.scores[sample].parts),
-    }
+    parts = group.scores[sample].parts
+    text: dict[str, Any] = {"words": escape_words(answer), "parts": _parts(parts)}
+    if view == "alignment":
+        text["ops"] = run_lengths(group.problem.target, answer)
+        text["divergence"] = first_divergence(group.problem.target, answer)
+    else:
+        lines = [len(split_words(line)) for line in answer.strip().split("\n")]
+        text["breaks"] = list(accumulate(lines))[:-1]
+        text["answer"] = words_of_answer(split_words(answer), parts.get("answer"))
+
     if numbers:
         by_words = by_word(completion.logprobs, numbers, completion.text)
         text["logprobs"] = [round(100 * sum(values)) for values in by_words]
     return text
+
+
+def words_of_answer(words: Sequence[str], answer: Any) -> list[int] | None:
+    """Return where the last words that contain the `answer` begin and end; None if none do.
+
+    >>> words_of_answer(["so", "Answer:", "**4", "+", "3**."], "4 + 3")
+    [2, 5]
+    """
+    wanted = split_words(answer) if isinstance(answer, str) else []
+    for start in range(len(words) - len(wanted), -1, -1):
+        end = start + len(wanted)
+        if wanted and " ".join(wanted) in " ".join(words[start:end]):
+            return [start, end]
+    return None
 
 
 def _packed_row(group: Group, sample: int, text: int, numbers: list[int] | None) -> dict[str, Any]:
@@ -83,16 +157,16 @@ def _packed_row(group: Group, sample: int, text: int, numbers: list[int] | None)
     advantage = group.advantages[sample] if group.advantages else None
     row = {
         "text": text,
-        "reward": short(score.reward),
-        "value": short(score.value),
+        "reward": rounded(score.reward),
+        "value": rounded(score.value),
         "exact": int(score.exact),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
-        "advantage": short(fmean(advantage) if isinstance(advantage, list) else advantage),
+        "advantage": rounded(fmean(advantage) if isinstance(advantage, list) else advantage),
     }
     if isinstance(advantage, list) and numbers:
         by_words = by_word(advantage, numbers, completion.text)
-        row["credits"] = [short(fmean(values or [0.0])) for values in by_words]
+        row["credits"] = [rounded(fmean(values or [0.0])) for values in by_words]
     return row
 
 
@@ -169,14 +243,24 @@ def pieces_of(run: Path) -> Pieces | None:
 
     def pieces(tokens: Sequence[int]) -> list[str | None]:
         stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(tokenizer, token) for token in tokens]
+        # The tokenizer takes 32 bits; a larger number, from a foreign file, has no text.
+        return [stream.step(tokenizer, token) if token < 1 << 32 else None for token in tokens]
 
     return pieces
 
 
 def short(value: Any) -> Any:
-    """Return a float rounded to four significant digits, and anything else unchanged."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    """Return a float rounded to six significant digits, and anything else unchanged."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def rounded(value: Any) -> Any:
+    """Return a float rounded to three decimals, as the page shows it; anything else unchanged.
+
+    It is rounded only once, here. The page would round 0.1905, the first digits of 4 / 21, to
+    0.191, while every other program shows 0.190.
+    """
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:

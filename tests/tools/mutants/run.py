@@ -170,4 +170,20 @@ TABLE = {
             "False",
         ),
     ],
+    ("grpo/tools/report/live.py", "grpo/test_report_live.py"): [
+        ("any host is served", "Handler._is_allowed", "name in HOSTS", "True"),
+        (
+            "any token is served",
+            "Handler._is_allowed",
+            "is_known and name in HOSTS",
+            "name in HOSTS",
+        ),
+    ],
+    ("grpo/tools/report/samples.py", "grpo/test_report_samples.py"): [
+        ("a reward is rounded twice", "rounded", "round(value, 3)", "float(f'{value:.4g}')"),
+        ("no target is a target", "view_of", "split_words(group.problem.target)", "True"),
+    ],
+    ("grpo/tools/report/outcome.py", "grpo/test_report.py"): [
+        ("learning begins although it is lost again", "learning_began", "low[-1]", "low[0]"),
+    ],
 }

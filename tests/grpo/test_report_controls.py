@@ -1,0 +1,259 @@
+"""The controls of the page, its addresses, and what it is for those who cannot see or point."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from driven import assert_quiet, open_page, press, texts, wait
+from report_runs import EVIL, group, make_run, metrics_of
+
+from grpo.run.logs import MetricsLog
+from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import program as report
+
+pytestmark = pytest.mark.browser
+
+# axe-core is a package of npm: `npm pack axe-core`, and the path of its axe.min.js.
+AXE = os.environ.get("GRPO_AXE")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """The page of two runs: one with updates, levels and a hostile metric, and one without."""
+    folder = make_run(tmp_path_factory.mktemp("controls") / "one")
+    for step in range(7, 13):
+        more = {"loss": 0.5, "grad_norm": 0.1} if step != 9 else {}
+        metrics = metrics_of(step, **more, **{EVIL: step, "group_std": 2.0})
+        MetricsLog(folder).append({**metrics, "level": 4 + (step > 9)})
+    solved = group(("42", 1.0), ("<b>41</b>", 0.0625), target="", class_name="tied", key="k9")
+    write_rollouts(folder / "rollouts" / "step-000004.jsonl.zst", [solved, solved], step=4)
+    other = make_run(folder.parent / "two")
+    page = folder.parent / "report.html"
+    assert report.main([str(folder), str(other), "-o", str(page)]) == 0
+    return page.as_uri()
+
+
+@pytest.fixture
+def opened(browser, url):
+    open_page(browser, url)
+    browser.execute_script("drawAll()")
+    browser.execute_script("window.alert = () => { window.alerted = true; }")
+    yield browser
+    assert_quiet(browser, url)
+
+
+def traces(browser, title):
+    """Return what a chart draws, as [{name, x, y, ...}]."""
+    return browser.execute_script(
+        "drawAll(); const spec = CHARTS.find((one) => one.title === arguments[0]);"
+        "return spec.plot.data.map(({name, x, y, fill}) => ({name, x, y, fill}))",
+        title,
+    )
+
+
+def choose(browser, name, value):
+    """Set a field of the page, as its reader does."""
+    browser.execute_script(
+        "const field = document.getElementById(arguments[0]);"
+        "field[field.type === 'checkbox' ? 'checked' : 'value'] = arguments[1];"
+        "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind))",
+        name,
+        value,
+    )
+
+
+def test_a_step_without_an_update_is_a_gap(opened):
+    (loss,) = traces(opened, "Loss")
+    assert loss["y"] == [None] * 6 + [0.5, 0.5, None, 0.5, 0.5, 0.5]
+    assert opened.execute_script(
+        "return CHARTS.find((one) => one.title === 'Loss').plot.data[0].connectgaps === false"
+    )
+
+
+def test_the_band_stays_within_the_range_of_the_reward(opened):
+    opened.execute_script("RUNS[0].range = [0, 1]; drawCharts(); drawAll()")
+    edges = [trace["y"] for trace in traces(opened, "Reward") if trace["name"] == ""]
+    assert max(max(edge) for edge in edges) == 1 and min(min(edge) for edge in edges) == 0
+
+
+def test_a_change_of_level_is_marked(opened):
+    layout = opened.execute_script("drawAll(); return CHARTS[0].plot.layout")
+    assert [note["text"] for note in layout["annotations"]] == ["level 4", "level 5"]
+    dashed = [line["x0"] for line in layout["shapes"] if line.get("line", {}).get("dash") == "dash"]
+    assert dashed == [10]
+
+
+def test_axes_smoothing_and_log_scale(opened):
+    choose(opened, "axis", "tokens")
+    assert traces(opened, "Loss")[0]["x"][:2] == [100, 200]
+    choose(opened, "axis", "time")
+    assert traces(opened, "Loss")[0]["x"][:2] == [0.025, 0.05]
+    choose(opened, "smoothing", 0.5)
+    raw, smooth = traces(opened, "Loss")
+    assert smooth["y"] == raw["y"] and smooth["y"][8] is None
+    choose(opened, "log", True)
+    assert opened.execute_script("drawAll(); return CHARTS[0].plot.layout.yaxis.type") == "log"
+
+
+def test_charts_are_linked(opened):
+    opened.execute_script("showCross(3, CHARTS[0])")
+    crosses = opened.execute_script(
+        "return CHARTS.filter((one) => one.cross).map((one) => one.cross.hidden)"
+    )
+    assert crosses[0] is True and not any(crosses[1:])
+    opened.execute_script(
+        "Plotly.relayout(CHARTS[0].plot, {'xaxis.range[0]': 2, 'xaxis.range[1]': 5})"
+    )
+    wait(opened, lambda: opened.execute_script("return state.range?.join()") == "2,5")
+    opened.execute_script("drawAll()")
+    ranges = opened.execute_script(
+        "return CHARTS.filter((one) => one.plot).map((one) => one.plot.layout.xaxis.range.join())"
+    )
+    assert set(ranges) == {"2,5"}
+    opened.execute_script("document.getElementById('unzoom').click()")
+    assert opened.execute_script("return state.range") is None
+
+
+def test_charts_are_drawn_when_they_come_near(browser, url):
+    open_page(browser, url)
+    drawn = "return CHARTS.filter((one) => one.plot).map((one) => !one.isStale)"
+    wait(browser, lambda: browser.execute_script(drawn)[0])
+    assert not all(browser.execute_script(drawn))
+    browser.execute_script("document.getElementById('system').scrollIntoView()")
+    wait(browser, lambda: browser.execute_script("return !CHARTS.at(-1).isStale"))
+
+
+def test_the_axis_has_no_ticks_between_steps(opened):
+    opened.execute_script("state.range = [0.5, 3.5]; drawCharts(); drawAll()")
+    axis = opened.execute_script("drawAll(); return CHARTS[0].plot.layout.xaxis")
+    assert axis["dtick"] == 1 and axis["unifiedhovertitle"]["text"].startswith("step ")
+
+
+def test_an_address_leads_to_a_completion(opened, url):
+    address = f"{url}#run=two&step=3&group=0&completion=1"
+    open_page(opened, address)
+    assert texts(opened, "#runs [aria-pressed=true]") == ["two"]
+    assert texts(opened, "#step b") == ["Step 3"]
+    assert "Completion 1" in texts(opened, ".row.here")[0]
+    press(opened, "k")
+    assert opened.execute_script("return location.href").endswith("step=3&group=0&completion=0")
+    opened.execute_script("location.hash = '#run=one&step=2&group=1&completion=0'")
+    wait(opened, lambda: texts(opened, "#step b") == ["Step 2"])
+    assert texts(opened, "#group h3")[0].startswith("Group 1")
+    opened.execute_script("location.hash = '#run=none&step=99'")  # is nowhere: nothing happens
+    assert texts(opened, "#step b") == ["Step 2"]
+
+
+def test_a_filter_shows_only_what_it_names(opened):
+    assert len(texts(opened, ".card")) == 2
+    choose(opened, "outcome", "solved")
+    assert len(texts(opened, ".card")) == 1 and "Group 1" in texts(opened, "#group h3")[0]
+    choose(opened, "outcome", "")
+    choose(opened, "low", "0.5")
+    choose(opened, "high", "0.8")
+    assert texts(opened, "#passed") == ["1 of 2 groups"]
+    assert [row[:5] for row in texts(opened, ".row")] == ["0.750"]
+    choose(opened, "truncated", True)
+    assert texts(opened, ".card") == [] and texts(opened, ".row") == []
+
+
+def test_a_completion_without_a_target_is_not_called_wrong(opened):
+    open_page(opened, opened.current_url.partition("#")[0] + "#run=one&step=4&group=0&completion=0")
+    assert texts(opened, ".row ins, .row del") == []
+    assert "1.000, as the task scored it" in texts(opened, ".row .formula")[0]
+    assert texts(opened, ".row .pay b") == ["1.000", "0.062"]  # 0.0625, as Python rounds it
+
+
+def test_the_same_problem_in_other_places(opened):
+    opened.execute_script("document.getElementById('elsewhere').open = true")
+    wait(opened, lambda: texts(opened, ".places .find"))
+    assert any("two · step 1 · group 0" in text for text in texts(opened, ".places .find"))
+
+
+def test_a_match_in_a_prompt_opens_it(opened):
+    choose(opened, "search", "do <B>it")
+    press(opened, "/", "\ue007")
+    assert opened.execute_script("return document.getElementById('prompt').open")
+    assert texts(opened, "#prompt mark") == ["Do <b>it"]
+
+
+def test_charts_have_words_and_tables(opened):
+    label = opened.execute_script(
+        "return CHARTS.find((one) => one.title === 'Loss').plot.getAttribute('aria-label')"
+    )
+    assert "Loss" in label and "from 0.5 to 0.5, lowest 0.5" in label
+    opened.execute_script(
+        "document.querySelectorAll('figure details').forEach((d) => d.open = true)"
+    )
+    wait(opened, lambda: len(texts(opened, "figure table")) == len(texts(opened, "figure")))
+    assert "40.40.4" in texts(opened, "figure tbody tr")[3]
+    assert EVIL in texts(opened, "figure h3")
+
+
+def test_the_data_are_exported(opened):
+    csv = opened.execute_script("return metricsAsCsv()")
+    assert csv.startswith("run,step,reward,") and csv.count("\n") == 1 + 12 + 6
+    told = json.loads(opened.execute_script("return runsAsJson()"))
+    assert [run["name"] for run in told] == ["one", "two"]
+    fields = ["=1+1", 'a"b', -0.5, None]
+    assert opened.execute_script("return arguments[0].map(csvField)", fields) == [
+        "'=1+1",
+        '"a""b"',
+        "-0.5",
+        "",
+    ]
+
+
+def test_numbers_are_rounded_as_python_rounds(opened):
+    values = [0.0625, 0.1875, 4 / 21, 1.0005, -0.0625, 2.5, 1e-9, 0.5]
+    for digits in (0, 1, 2, 3):
+        shown = opened.execute_script(
+            "return arguments[0].map((value) => fixed(value, arguments[1]))", values, digits
+        )
+        assert shown == [f"{value:.{digits}f}" for value in values]
+
+
+def test_targets_are_large_enough_to_touch(opened):
+    small = opened.execute_script(
+        "return [...document.querySelectorAll('button, summary, select, input')]"
+        ".map((node) => [node.outerHTML.slice(0, 60), node.getBoundingClientRect()])"
+        ".filter(([, box]) => box.width && (box.height < 24 || box.width < 24))"
+        ".map(([html]) => html)"
+    )
+    assert small == []
+
+
+def test_paper_shows_whole_charts(opened):
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 720, "height": 1000, "deviceScaleFactor": 1, "mobile": False},
+    )
+    try:
+        cut = opened.execute_script(
+            "return [...document.querySelectorAll('.plot')].filter((plot) => "
+            "plot.querySelector('.main-svg').getBoundingClientRect().right > "
+            "plot.parentElement.getBoundingClientRect().right + 1).length"
+        )
+        assert cut == 0
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.skipif(not AXE, reason="GRPO_AXE does not name axe.min.js: npm pack axe-core")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(opened, theme):
+    opened.execute_script(
+        "document.documentElement.dataset.theme = arguments[0]; themeChanged();"
+        "document.querySelectorAll('details').forEach((details) => { details.open = true; })",
+        theme,
+    )
+    wait(opened, lambda: texts(opened, "figure table"))
+    opened.execute_script(Path(AXE).read_text())
+    found = opened.execute_async_script(
+        "const done = arguments[0];"
+        "axe.run().then(({ violations, passes }) => done([violations, passes.length]))"
+    )
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found[0]] == [] and found[1] > 20

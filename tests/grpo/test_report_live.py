@@ -1,0 +1,180 @@
+"""The page of a run in progress: who may ask the server, and that the page follows the run."""
+
+import http.client
+import json
+import shutil
+import threading
+
+import pytest
+from driven import assert_quiet, open_page, texts, wait
+from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of
+
+from grpo.run.logs import MetricsLog
+from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import program as report
+from grpo.tools.report.live import LiveServer
+from tasks.base import UserError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "made")
+
+
+@pytest.fixture
+def server(run):
+    with LiveServer([run], 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server, path="", method="GET", host=None, token=None):
+    """Return the status, the headers and the body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    headers = {"Host": host} if host is not None else {}
+    address = f"/{server.token if token is None else token}/{path}"
+    connection.request(method, address, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), body
+
+
+def test_the_page_is_served_with_its_policy(server):
+    status, headers, page = ask(server)
+    assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
+    assert headers["Referrer-Policy"] == "no-referrer" and headers["Cache-Control"] == "no-store"
+    assert "script-src 'sha256-" in page and "; connect-src 'self'\"" in page
+    assert "unsafe-eval" not in page and data_of(page)["samples-0"] == {}
+    assert data_of(page)["data"]["live"] is True
+
+
+def test_what_is_new_is_told_once(server, run):
+    _, _, first = ask(server, "data")
+    version = json.loads(first)["version"]
+    assert json.loads(first)["runs"][0]["kept"] == list(range(1, STEPS + 1))
+    assert json.loads(ask(server, f"data?since={version}")[2]) == {"version": version}
+
+    MetricsLog(run).append(metrics_of(STEPS + 1))
+    answer = json.loads(ask(server, f"data?since={version}")[2])
+    assert answer["version"] != version and answer["runs"][0]["made"] == STEPS + 1
+
+
+def test_the_completions_of_a_step(server):
+    step = json.loads(ask(server, "samples?run=0&step=2")[2])
+    assert step["count"] == 2 and step["groups"][0]["texts"][1]["words"] == "a x c"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "evil:8642", "::1"])
+def test_another_host_is_refused(server, host):
+    assert ask(server, host=host)[0] == 403
+    assert ask(server, "data", host=host)[0] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "localhost"])
+def test_the_near_end_of_a_tunnel_is_this_machine(server, host):
+    assert ask(server, "data", host=host)[0] == 200
+
+
+@pytest.mark.parametrize("token", ["", "x", "..", "%2e%2e"])
+def test_without_the_token_nothing_is_told(server, token):
+    for path in ("", "data", "samples?run=0&step=1"):
+        status, _, body = ask(server, path, token=token)
+        assert status == 403 and body == "forbidden\n"
+
+
+def test_tokens_are_random(run):
+    tokens = set()
+    for _ in range(3):
+        with LiveServer([run], 0) as server:
+            tokens.add(server.token)
+    assert len(tokens) == 3 and min(map(len, tokens)) >= 32
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_only_get_is_answered(server, method):
+    assert ask(server, method=method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("other", 404),
+        ("data/more", 404),
+        ("../../etc/passwd", 404),
+        ("samples", 404),
+        ("samples?run=1&step=1", 404),
+        ("samples?run=-1&step=1", 404),
+        ("samples?run=0&step=99", 503),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(server, path, status):
+    found, _, body = ask(server, path)
+    assert found == status and body.count("\n") <= 1
+
+
+def test_a_damaged_run_is_an_error_and_not_an_end(server, run):
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text("no JSON\n")
+    status, _, body = ask(server, "data")
+    assert status == 503 and "is not JSON" in json.loads(body)["error"]
+    (run / "metrics.jsonl").write_text(whole)
+    assert ask(server, "data")[0] == 200
+
+
+def test_nothing_is_written(server, run):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    for path in ("", "data", "samples?run=0&step=1"):
+        ask(server, path)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_mistakes_are_said_in_one_line(run, tmp_path, capsys):
+    with LiveServer([run], 0) as server:
+        assert report.main(["--live", str(run), "--port", str(server.server_port)]) == 2
+        with pytest.raises(UserError, match="cannot be used"):
+            LiveServer([run], server.server_port)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert report.main(["--live", str(tmp_path / "none")]) == 2
+    assert report.main([str(run), "--port", "70000"]) == 2
+    assert "give a number from 0 to 65535" in capsys.readouterr().err
+    assert report.main(["--live", str(run), "-o", "page.html"]) == 2
+    assert "writes no file" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+def test_the_page_follows_the_run(browser, server, run):
+    open_page(browser, server.url)
+    browser.execute_script("window.alert = () => { window.alerted = true; }")
+    assert texts(browser, "#step b") == [f"Step {STEPS}"]
+    wait(browser, lambda: "live" in texts(browser, "#live")[0])
+
+    step = STEPS + 1
+    write_rollouts(
+        run / "rollouts" / f"step-{step:06d}.jsonl.zst", [group((f"new {EVIL}", 0.5))], step=step
+    )
+    MetricsLog(run).append(metrics_of(step, **{EVIL: 1.0, "stopped": EVIL}))
+    wait(browser, lambda: texts(browser, "#step b") == [f"Step {step}"])
+    assert "<script>alert(1)</script>" in texts(browser, ".row .words")[0]
+    assert EVIL in texts(browser, "figure h3")
+    assert browser.execute_script("return document.querySelectorAll('main script').length") == 0
+
+    # A reader who looks at an earlier step stays there.
+    browser.execute_script("document.getElementById('back').click()")
+    wait(browser, lambda: texts(browser, "#step b") == [f"Step {STEPS}"])
+    MetricsLog(run).append(metrics_of(step + 1))
+    wait(browser, lambda: f"step {step + 1}" in texts(browser, "#live")[0])
+    assert texts(browser, "#step b") == [f"Step {STEPS}"]
+    assert_quiet(browser, server.url)
+
+
+@pytest.mark.browser
+def test_the_page_says_that_it_is_no_longer_live(browser, server, run):
+    open_page(browser, server.url)
+    shutil.move(run, run.parent / "moved")
+    wait(browser, lambda: "not live" in texts(browser, "#live")[0])
+    assert "not a run" in texts(browser, "#live")[0]
+    browser.get_log("browser")  # the refused request is on the console

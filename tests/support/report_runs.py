@@ -1,0 +1,121 @@
+"""Small runs for the tests of the report, and what their pages hold."""
+
+import json
+import re
+
+from grpo.records import Completion, Group
+from grpo.run.logs import MetricsLog
+from grpo.run.reader import load_run
+from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import page as report
+from tasks.base import Problem, Score
+
+EVIL = "<script>alert(1)</script>"
+STEPS = 6
+
+
+def group(*rows, target="a b c d", advantages=(), key="k", **facts):
+    """Return a group whose completions are (text, reward)."""
+    scores = [Score(reward, {"matches": len(text.split()), "trap": None}) for text, reward in rows]
+    completions = [Completion((7, 8, 3), (-0.5, -0.25, -2.5), text, "stop") for text, _ in rows]
+    return Group(
+        0,
+        Problem("t", 4, "Do <b>it</b>\n\x1b[31mnow", target, key),
+        (1, 2),
+        1.0,
+        completions,
+        scores=scores,
+        advantages=list(advantages),
+        **facts,
+    )
+
+
+def metrics_of(step, **more):
+    return {
+        "step": step,
+        "reward": step / 10,
+        "group_std": 0.1,
+        "level": 4,
+        "temperature": 1.0,
+        "num_tokens": 100 * step,
+        "step_time": 1.5,
+        "groups/count": 2,
+        "groups/class/varied": 2,
+        "groups/class/failed": 0,
+        "time/rollout": 1.0,
+        "time/update": 0.5,
+        "levels": {},
+        **more,
+    }
+
+
+def make_run(folder, *, steps=STEPS, control="none", groups=None):
+    """Write a run by the project's own writers: two groups a step, a decision at step 3,
+    evaluations before and after.
+    """
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        f"task: t\nlevel: 4\nreward: prefix\nmodel: builtin\ncontrol: {control}\nname: '{EVIL}'\n"
+        "facts: {torch: 2.13.0, device: cpu, threads: 2}\n"
+    )
+    for step in range(1, steps + 1):
+        MetricsLog(folder).append(metrics_of(step))
+        varied = group(
+            (f"a b c d{step}", 0.75), ("a x c", 0.25), (EVIL, 0.0), advantages=[1.0, -0.25, -0.75]
+        )
+        drawn = groups or [
+            varied,
+            group(
+                ("a b c d", 1.0),
+                ("a b c d", 1.0),
+                class_name="solved",
+                action="skip",
+                trap="copies A",
+            ),
+        ]
+        write_rollouts(folder / "rollouts" / f"step-{step:06d}.jsonl.zst", drawn, step=step)
+    for step, mean in ((0, 0.1), (steps, 0.9)):
+        MetricsLog(folder, "eval.jsonl").append(
+            {
+                "step": step,
+                "purpose": "report",
+                "level": 4,
+                "unit": "words",
+                "temperature": 1.0,
+                "metric": "similarity",
+                "mean": mean,
+                "ci_low": mean - 0.05,
+                "ci_high": mean + 0.05,
+                "exact": mean,
+                "n": 20,
+            }
+        )
+    MetricsLog(folder, "curriculum.jsonl").append(
+        {
+            "step": 3,
+            "from": 3,
+            "to": 4,
+            "kind": "promotion",
+            "why": f"mean 0.9 {EVIL}",
+            "figures": {},
+        }
+    )
+    return folder
+
+
+def page_of(folder, *others, **arguments):
+    return report.page(
+        [load_run(path) for path in (folder, *others)], **{"budget": 10**6, **arguments}
+    )
+
+
+def data_of(page):
+    """Return the JSON blocks of a page by id, read as a browser does: an element ends at the first
+    "</script".
+    """
+    return {
+        name: json.loads(text)
+        for name, text in re.findall(
+            r'<script type="application/json" id="([\w-]+)">(.*?)</script', page, re.DOTALL
+        )
+    }
