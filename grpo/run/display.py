@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grpo.evaluate import Progress
-from grpo.records import StepReport
+from grpo.records import Ending, StepReport
 
 
 class Display(Protocol):
@@ -39,17 +39,8 @@ class Display(Protocol):
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Show a line of eval.jsonl."""
 
-    def summary(
-        self,
-        before: Sequence[Mapping[str, Any]],
-        after: Sequence[Mapping[str, Any]],
-        files: Mapping[str, str],
-        next_commands: Sequence[str],
-        verdict: Sequence[str] = (),
-        *,
-        is_expected: bool = True,
-    ) -> None:
-        """Show how the run ended, and whether the verdict is the expected one."""
+    def summary(self, ending: Ending) -> None:
+        """Show how the run ended."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from data.text import quoted
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.older_runs import trainer_state_of
-from grpo.records import StepReport
+from grpo.records import Ending, StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run import preparation, promotion
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
@@ -338,17 +338,20 @@ class Run:
         commands = dict.fromkeys([verdict.next_command, *next_commands(ended)])
         self.console.say(supply_line(self.folder, self.trainer, self.context.level))
         reports = [line for line in self.reports if line["level"] == config.level]
+        verdict_lines = verdict.lines(
+            getattr(task, "metric", "score"),
+            getattr(task, "level_unit", ""),
+            config.mark.get("control", ""),
+        )
         self.console.summary(
-            reports[:1],
-            reports[-1:],
-            files_of(self.folder),
-            list(commands),
-            verdict.lines(
-                getattr(task, "metric", "score"),
-                getattr(task, "level_unit", ""),
-                config.mark.get("control", ""),
-            ),
-            is_expected=is_expected(verdict, config.mark),
+            Ending(
+                files=files_of(self.folder),
+                next_commands=list(commands),
+                before=reports[:1],
+                after=reports[-1:],
+                verdict=verdict_lines,
+                is_expected=is_expected(verdict, config.mark),
+            )
         )
 
     @property

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from data.text import escape_control
-from grpo.records import StepReport
+from grpo.records import Ending, StepReport
 from grpo.show.activity import EVERY, FIRST, Activity, Progress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
@@ -228,30 +228,23 @@ class Console:
         self._redraw()
         self.say(evaluation_line({"metric": self.metric, **line}))
 
-    def summary(
-        self,
-        before: Sequence[Evaluation],
-        after: Sequence[Evaluation],
-        files: Mapping[str, str],
-        next_commands: Sequence[str],
-        verdict: Sequence[str] = (),
-        *,
-        is_expected: bool = True,
-    ) -> None:
+    def summary(self, ending: Ending) -> None:
         """End the live panel; print verdict, evaluations, files and the commands to try next.
 
-        A verdict that is not `is_expected` is in colour.
+        A verdict that is not expected is in colour.
         """
         self._live.stop()
-        tables = [list(verdict)] if verdict else []
-        tables += [summary_table(before, after, self.metric)] if before or after else []
+        tables = [list(ending.verdict)] if ending.verdict else []
+        if ending.before or ending.after:
+            tables.append(summary_table(ending.before, ending.after, self.metric))
 
-        width = max(map(len, files))
-        tables.append(["files", *(f"  {name:<{width}}  {path}" for name, path in files.items())])
-        tables.append(["next", *(f"  {command}" for command in next_commands)])
+        width = max(map(len, ending.files))
+        files = [f"  {name:<{width}}  {path}" for name, path in ending.files.items()]
+        tables.append(["files", *files])
+        tables.append(["next", *(f"  {command}" for command in ending.next_commands)])
 
         for number, (title, *lines) in enumerate(tables):
-            is_alarming = verdict and number == 0 and not is_expected
+            is_alarming = ending.verdict and number == 0 and not ending.is_expected
             self._write("")
             self._write(title, "bold red" if is_alarming else "bold")
             for line in lines:

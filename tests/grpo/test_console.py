@@ -15,6 +15,7 @@ from screens import (
     written,
 )
 
+from grpo.records import Ending
 from grpo.show.console import Console, RunFormat
 
 COMMAND = (
@@ -41,9 +42,8 @@ def everything(console):
     console.evaluation(evaluation())
     console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
     console.warn("a long warning " * 10 + HOSTILE)
-    console.summary(
-        [evaluation()], [evaluation(mean=0.97)], {"metrics": "runs/x/metrics.jsonl"}, [COMMAND]
-    )
+    files = {"metrics": "runs/x/metrics.jsonl"}
+    console.summary(Ending(files, [COMMAND], [evaluation()], [evaluation(mean=0.97)]))
 
 
 def test_plain_lines_are_whole_and_hold_no_control_character():
@@ -78,7 +78,7 @@ def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
 def test_summary_ends_the_panel_and_names_files_and_commands():
     lines = plain(
         lambda console: console.summary(
-            [], [], {"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"]
+            Ending({"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"])
         )
     )
     assert lines == [
@@ -128,7 +128,7 @@ def test_the_score_goes_by_the_name_that_the_console_was_given():
         lambda console: (
             console.step(report()),
             console.evaluation(evaluation()),
-            console.summary([evaluation()], [], {"run": "runs/x"}, []),
+            console.summary(Ending({"run": "runs/x"}, before=[evaluation()])),
         ),
         metric="similarity",
     )
@@ -276,7 +276,8 @@ def test_the_panel_has_the_last_held_out_score():
 def test_an_unexpected_verdict_is_red(is_expected):
     def use(console):
         files = {"run": "runs/x"}
-        console.summary([], [], files, [], ["NOT LEARNED: 0.2"], is_expected=is_expected)
+        verdict = ["NOT LEARNED: 0.2"]
+        console.summary(Ending(files, verdict=verdict, is_expected=is_expected))
 
     colour = "" if is_expected else ";31"
     assert f"\x1b[1{colour}mNOT LEARNED: 0.2" in written(use, force_terminal=True)
