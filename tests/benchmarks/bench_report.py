@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_report.py --steps 5000
 
-The run is that of `bench_inspect`: groups of random texts, 256 completions a step, whose rollouts
+The run is made up: groups of random texts, 256 completions a step, whose rollouts
 are repeated after MADE steps, and 90 metrics a step. The time to write is that of the process.
 With chromium, chromedriver and selenium installed, the page is opened as well, until it has drawn
 itself.

@@ -54,7 +54,7 @@ def is_time(name):
 
 def example(name):
     """Run a file of examples/ and return what it printed."""
-    path = Path(__file__).resolve().parent.parent / "examples" / name
+    path = Path(__file__).resolve().parents[2] / "examples" / name
     environment = {**os.environ, "PYTHONPATH": str(path.parents[1])}
     done = subprocess.run(
         [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=600
