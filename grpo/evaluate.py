@@ -19,7 +19,7 @@ from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream,
 from tasks.supply import HeldOut, family_size, held_out, patience
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
-Progress = Callable[[str, int, int], None]
+ShowProgress = Callable[[str, int, int], None]
 
 # A warning is shown if a larger share of the completions is truncated.
 TOO_MANY_TRUNCATED = 0.5
@@ -102,7 +102,7 @@ def evaluate(
     task: Task,
     problems: Sequence[Problem],
     settings: EvaluationSettings = EvaluationSettings(),
-    progress: Progress = lambda part, done, total: None,
+    progress: ShowProgress = lambda part, done, total: None,
 ) -> list[Group]:
     """Return one group of scored completions for each problem.
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grpo.evaluate import Progress
+from grpo.evaluate import ShowProgress
 from grpo.records import Ending, StepReport
 
 
@@ -18,7 +18,7 @@ class Display(Protocol):
     def warn(self, line: str) -> None:
         """Show a warning."""
 
-    def working(self, what: str) -> AbstractContextManager[Progress]:
+    def working(self, what: str) -> AbstractContextManager[ShowProgress]:
         """Show that `what` is being done as long as the block lasts.
 
         The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from data.text import escape_control
-from grpo.evaluate import Progress
+from grpo.evaluate import ShowProgress
 
 # Without a terminal: the seconds that an activity takes before a line says how far it is, and the
 # seconds between two such lines.
@@ -70,8 +70,8 @@ class StatusLine:
         self._activity = Activity("")
 
     @contextmanager
-    def working(self, what: str) -> Iterator[Progress]:
-        """Show that `what` is being done as long as this block lasts; see `Progress`."""
+    def working(self, what: str) -> Iterator[ShowProgress]:
+        """Show that `what` is being done as long as this block lasts; see `ShowProgress`."""
         self._activity = Activity(what)
         if not self.is_terminal:
             yield self._note

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from data.text import escape_control
 from grpo.records import Ending, StepReport
-from grpo.show.activity import EVERY, FIRST, Activity, Progress
+from grpo.show.activity import EVERY, FIRST, Activity, ShowProgress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
@@ -102,7 +102,7 @@ class Console:
         self.say(f"warning: {line}", "yellow")
 
     @contextmanager
-    def working(self, what: str) -> Iterator[Progress]:
+    def working(self, what: str) -> Iterator[ShowProgress]:
         """Show that `what` is being done as long as this block lasts.
 
         The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.

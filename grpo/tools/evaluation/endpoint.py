@@ -25,7 +25,7 @@ import httpx
 
 from data.files import open_own, read_bytes
 from data.text import shortened
-from grpo.evaluate import Progress
+from grpo.evaluate import ShowProgress
 from tasks.base import UserError, key_of
 
 KEY = "OPENAI_API_KEY"
@@ -88,7 +88,7 @@ class Endpoint:
         )
 
     def ask(
-        self, questions: Sequence[Question], progress: Progress = lambda part, done, total: None
+        self, questions: Sequence[Question], progress: ShowProgress = lambda part, done, total: None
     ) -> list[Answer | None]:
         """Return the answer to each question, in order; None where all tries failed.
 

@@ -7,8 +7,8 @@ from data.text import escape_control
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
-    Progress,
     Sampling,
+    ShowProgress,
     budgets,
     evaluate,
     find_problems,
@@ -36,7 +36,9 @@ class Model(Protocol):
     def select(self, problems: Sequence[Problem]) -> HeldOut:
         """Return those of the `problems` that the model may be evaluated on."""
 
-    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
         """Return a group of scored completions for each problem; say how far it is."""
 
     def budget(self, task: Task, problems: Sequence[Problem]) -> int:
@@ -72,7 +74,9 @@ class LocalModel:
         request = self.request
         return select(self.policy, problems, request.problems, self.seen, request.sampling)
 
-    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
         """Sample a group of completions for each problem, and score it."""
         request = self.request
         settings = EvaluationSettings(request.sampling, request.seed, request.samples)
@@ -121,7 +125,9 @@ class RemoteModel:
         """Return the first distinct problems."""
         return held_out(problems, self.request.problems)
 
-    def answer(self, task: Task, problems: Sequence[Problem], progress: Progress) -> list[Group]:
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
         """Ask for the completions of each problem, and score them.
 
         A problem is left out if a request for it failed.
