@@ -1,6 +1,5 @@
 """Training on problems of middling difficulty alone: measured once, and stored with the run."""
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,9 +12,6 @@ from tasks.base import UserError
 
 # The file in a run's directory that has a line for each problem.
 FILE = "difficulty.jsonl"
-
-# Seconds between two lines that say how far the measurement is.
-SHOW_EVERY = 30.0
 
 OTHERS: tuple[Outcome, ...] = ("too hard", "too easy", "too long")
 
@@ -51,15 +47,10 @@ def _measure(run: RunContext, limits: Sequence[float]) -> list[Difficulty]:
         f"difficulty: {len(trainer.stream.supply.problems):,} problems, {config.group_size} "
         "completions each"
     )
-    last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        if done < total and time.monotonic() >= last + SHOW_EVERY:
-            last = time.monotonic()
-            run.console.say(f"difficulty: {done:,} of {total:,} problems")
-
-    found = measure_difficulty(run.subject, limits, show)
+    with run.console.working("measuring difficulty") as progress:
+        found = measure_difficulty(
+            run.subject, limits, lambda done, total: progress("sampling", done, total)
+        )
     run.files.measured([asdict(each) for each in found])
     return found
 

@@ -28,7 +28,7 @@ GROUPS = 16
 
 
 def extend(folder: Path, steps: int) -> None:
-    """Repeat the rollouts of a run up to `steps`, and write its metrics anew."""
+    """Repeat the rollouts of a run up to `steps`, and write metrics for all of them."""
     for step in range(MADE + 1, steps + 1):
         source = file_of(folder, "step", (step - 1) % MADE + 1)
         shutil.copyfile(source, file_of(folder, "step", step))

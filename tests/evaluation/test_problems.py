@@ -1,4 +1,4 @@
-"""Which problems an evaluation has, and what is said when they run out."""
+"""Which problems an evaluation uses, and its messages when there are too few."""
 
 from pathlib import Path
 

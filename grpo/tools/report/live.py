@@ -55,7 +55,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path], port: int):
         self.folders = list(folders)
         for folder in folders:
-            load_run(folder)  # raises UserError if it is no run
+            load_run(folder)  # raises UserError if it is not a run
         self.token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._version = ""
@@ -77,7 +77,7 @@ class LiveServer(ThreadingHTTPServer):
         return assembled(descriptions, ["{}"] * len(descriptions), is_live=True)
 
     def described(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the version of the runs' files, and what they say; read anew if they changed."""
+        """Return the version and the content of the runs' files, read again if they changed."""
         with self._lock:
             version = "-".join(_version(folder) for folder in self.folders)
             if version != self._version:
