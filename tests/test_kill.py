@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from small_runs import BY_PLACE, whole_run
+from small_runs import BY_PLACE, FEW, whole_run
 
 from grpo.evaluate import summarise
 from grpo.run.lock import locked
@@ -17,28 +17,8 @@ from grpo.tools import train
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "4",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "3",
-    "--eval-every",
-    "3",
-    "--save-every",
-    "9",
-    "--config",
-    "{save_threshold: 9}",
-    "--config",
-    "{best_margin: 9}",
-    "--device",
-    "cpu",
-]
+SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
+SMALL += ["--config", "{save_threshold: 9}", "--config", "{best_margin: 9}"]
 KILL = Path(__file__).parent / "tools" / "kill.py"
 
 

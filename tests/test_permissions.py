@@ -10,30 +10,13 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from small_runs import BY_PLACE, whole_run
+from small_runs import BY_PLACE, FEW, whole_run
 
 from grpo.tools import train
 from grpo.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "4",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "3",
-    "--eval-every",
-    "3",
-    "--save-every",
-    "1",
-    "--device",
-    "cpu",
-]
+SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "1"]
 OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: why root may write everywhere
 
 

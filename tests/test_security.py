@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from small_runs import FEW
 from tiny_models import make_tiny_model
 
 from grpo.model.load import load_policy
@@ -21,24 +22,7 @@ from tasks import audit
 from tasks.base import UserError
 
 TOP = Path(__file__).resolve().parent.parent
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "2",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "2",
-    "--save-every",
-    "1",
-    "--words",
-    "2",
-    "--device",
-    "cpu",
-]
+SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2"]
 BOMB = "open('executed', 'w').close()\n"
 
 

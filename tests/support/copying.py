@@ -1,26 +1,13 @@
 """A task of copying, and trainers and runs on it."""
 
+from small_runs import FEW
+
 from grpo.config import Config
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from tasks.base import Problem, Score, key_of
 
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "2",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "2",
-    "--device",
-    "cpu",
-    "--level",
-    "2",
-]
+SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--level", "2"]
 
 
 class Copy:

@@ -8,6 +8,9 @@ from grpo.tools import train
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
+# Few and small groups, and nothing before the first step.
+FEW = ["--prompts", "2", "--group-size", "4", "--preflight", "off", "--device", "cpu"]
+
 # `train.py --resume` needs these flags again.
 BY_PLACE = ["--task", f"{EXAMPLES / 'by_place.py'}:ByPlace"]
 

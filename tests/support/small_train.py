@@ -2,37 +2,17 @@
 
 from pathlib import Path
 
+from small_runs import FEW
+
 from grpo.tools import train
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
 TOP = Path(__file__).resolve().parents[2]
 
-
-SMALL = [
-    "--words",
-    "6",
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--steps",
-    "4",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "4",
-    "--save-every",
-    "2",
-    "--eval-every",
-    "3",
-    "--config",
-    "{save_threshold: 9}",
-    "--config",
-    "{best_margin: 9}",
-    "--device",
-    "cpu",
-]
+SMALL = [*FEW, "--words", "6", "--steps", "4", "--eval-problems", "4", "--save-every", "2"]
+SMALL += ["--eval-every", "3", "--config", "{save_threshold: 9}"]
+SMALL += ["--config", "{best_margin: 9}"]
 
 
 class Killed(BaseException):
