@@ -233,9 +233,9 @@ class CudaLayers:
             memory.prompt_lengths, state.written, state.slot, state.live,
             *partial,
             self.fast.scale, memory.capacity.prompt_room, memory.capacity.row_room,
-            plan.tiles, len(buffers.query_MHD) // T, T, plan.prompt_splits, plan.splits,
+            plan.tiles, len(buffers.query_MHD) // T, T,
+            plan.prompt_split, plan.row_split, plan.prompt_splits, plan.splits,
             H=H, K=K, D=D,
-            PROMPT_SPLIT=plan.prompt_split, ROW_SPLIT=plan.row_split,
             PROMPT_QUERIES=plan.prompt_queries, ROW_QUERIES=plan.row_queries, BLOCK_KEYS=64,
             num_warps=4, num_stages=2,
             **self.kernels.LAUNCH, **registers,
@@ -244,9 +244,8 @@ class CudaLayers:
         M = len(buffers.attended)
         self.kernels.combine_splits[(-(-M * H // 4),)](
             buffers.attended, state.start, state.written, state.live, *partial,
-            M, T, plan.prompt_splits, plan.splits,
+            M, T, plan.prompt_split, plan.row_split, plan.prompt_splits, plan.splits,
             H=H, D=D,
-            PROMPT_SPLIT=plan.prompt_split, ROW_SPLIT=plan.row_split,
             PAIRS=4, TOGETHER=4, num_warps=1,
             **self.kernels.LAUNCH,
         )  # fmt: skip

@@ -92,17 +92,20 @@ def attend(
     tile_prompt, tile_first, tile_tokens,
     length_P, written_R, slot_R, live_R,
     maxima, sums, outputs,
-    scale, prompt_room, row_room, tiles, R, T, prompt_splits, splits,
+    scale, prompt_room, row_room, tiles, R, T,
+    prompt_split, row_split, prompt_splits, splits,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PROMPT_SPLIT: tl.constexpr, ROW_SPLIT: tl.constexpr,
     PROMPT_QUERIES: tl.constexpr, ROW_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute the partial results of all splits.
 
-    The first programs read splits of PROMPT_SPLIT keys of the prompts, the others splits of
-    ROW_SPLIT keys of the rows. A program has PROMPT_QUERIES or ROW_QUERIES queries, Q of each
-    token; some of them may be padding. A tile is a run of neighbouring tokens that share a prompt.
-    Of a token's `splits` partial results the first `prompt_splits` belong to its prompt.
+    The first programs read splits of `prompt_split` keys of the prompts, the others splits of
+    `row_split` keys of the rows. These sizes vary from batch to batch, so they are no constants:
+    the kernel would be compiled again for each. A program has PROMPT_QUERIES or ROW_QUERIES
+    queries, Q of each token; some of them may be padding. A tile is a run of neighbouring tokens
+    that share a prompt. Of a token's `splits` partial results the first `prompt_splits` belong to
+    its prompt.
+
     The prompt caches are (P, K, prompt_room, D), the row caches (slots, K, row_room, D).
     """
     program = tl.program_id(0)
@@ -115,14 +118,14 @@ def attend(
         p = tl.load(tile_prompt + tile).to(tl.int64)
         tokens = tl.load(tile_tokens + tile)
         length = tl.load(length_P + p)
-        begin = split * PROMPT_SPLIT
+        begin = split * prompt_split
 
         wait()
         if tokens > 0 and begin < length:
             _attend_split(
                 query_MHD, prompt_keys, prompt_values, maxima, sums, outputs,
                 tl.load(tile_first + tile), tokens, k, (p * K + k) * prompt_room * D,
-                begin, tl.minimum(begin + PROMPT_SPLIT, length), length, split, splits, scale,
+                begin, tl.minimum(begin + prompt_split, length), length, split, splits, scale,
                 False, H, K, D, PROMPT_QUERIES, BLOCK_KEYS,
             )  # fmt: skip
     else:
@@ -130,8 +133,8 @@ def attend(
             program - prompt_programs,
             query_MHD, row_keys, row_values, maxima, sums, outputs,
             written_R, slot_R, live_R,
-            scale, row_room, R, T, prompt_splits, splits,
-            H, K, D, ROW_SPLIT, ROW_QUERIES, BLOCK_KEYS,
+            scale, row_room, R, T, row_split, prompt_splits, splits,
+            H, K, D, ROW_QUERIES, BLOCK_KEYS,
         )  # fmt: skip
 
 
@@ -140,9 +143,9 @@ def _attend_row(
     program,
     query_MHD, row_keys, row_values, maxima, sums, outputs,
     written_R, slot_R, live_R,
-    scale, row_room, R, T, prompt_splits, splits,
+    scale, row_room, R, T, row_split, prompt_splits, splits,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Attend from some tokens of a row to one split of the row's own tokens."""
     # The program's row, key head, part of the row's tokens, and split of its keys.
@@ -159,8 +162,8 @@ def _attend_row(
     after = tl.minimum(first + tokens_at_once, T)
     cached = tl.load(written_R + r) - 1
 
-    begin = split * SPLIT
-    end = tl.minimum(tl.minimum(cached + after, row_room), begin + SPLIT)
+    begin = split * row_split
+    end = tl.minimum(tl.minimum(cached + after, row_room), begin + row_split)
     is_live = tl.load(live_R + r) != 0
     slot = tl.load(slot_R + r)
 
@@ -177,9 +180,8 @@ def _attend_row(
 @for_any_batch
 def combine_splits(
     out_MHD, length_R, written_R, live_R, maxima, sums, outputs,
-    M, T, prompt_splits, splits,
+    M, T, prompt_split, row_split, prompt_splits, splits,
     H: tl.constexpr, D: tl.constexpr,
-    PROMPT_SPLIT: tl.constexpr, ROW_SPLIT: tl.constexpr,
     PAIRS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Combine the partial results of each query into one softmax (arXiv:2402.05099, section 3.1).
@@ -195,8 +197,8 @@ def combine_splits(
 
     # How many splits the query has: those of its prompt, then those of its row.
     is_live = (pair < M * H) & (tl.load(live_R + r) != 0)
-    in_prompt = (tl.load(length_R + r) + PROMPT_SPLIT - 1) // PROMPT_SPLIT
-    in_row = (tl.load(written_R + r) + m % T + ROW_SPLIT - 1) // ROW_SPLIT
+    in_prompt = (tl.load(length_R + r) + prompt_split - 1) // prompt_split
+    in_row = (tl.load(written_R + r) + m % T + row_split - 1) // row_split
     number = tl.where(is_live, in_prompt + tl.minimum(in_row, splits - prompt_splits), 0)
 
     wait()

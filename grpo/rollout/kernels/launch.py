@@ -9,9 +9,11 @@ try:
 except ImportError:  # Triton was built without them
     gdc_launch_dependents = gdc_wait = None
 
-# Decorates kernels that are compiled once for all sizes of the batch, and once for the size 1.
+# Decorates kernels that are compiled once for all sizes of the batch, and once for one row and for
+# one token of each row.
 for_any_batch = triton.jit(
-    do_not_specialize_on_alignment=("T", "M", "R", "tiles", "prompt_splits", "splits")
+    do_not_specialize=("tiles", "prompt_splits", "splits"),
+    do_not_specialize_on_alignment=("T", "M", "R"),
 )
 
 IS_HOPPER = (
