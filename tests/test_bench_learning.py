@@ -28,8 +28,9 @@ JOB = Job(
     rate=1e-2,
     seed=3,
     model=str(BUILTIN),
-    words=2,
-    reward="prefix",
+    task="interleave",
+    level=2,
+    reward=None,
     prompts=2,
     group_size=4,
     lora_rank=4,
@@ -132,8 +133,8 @@ def test_a_killed_run_is_made_again_a_whole_one_is_not_and_other_settings_are_re
         assert learning_records.read_record(path, JOB) is None
 
     path.write_text(whole)
-    with pytest.raises(UserError, match="made with words 2, not 10"):
-        learning_records.read_record(path, replace(JOB, words=10))
+    with pytest.raises(UserError, match="made with level 2, not 10"):
+        learning_records.read_record(path, replace(JOB, level=10))
 
 
 def test_trl_gets_smaller_micro_batches_where_memory_runs_out(tmp_path, monkeypatch):
@@ -193,7 +194,7 @@ class Recorded(Course):
 
 def course_of(job):
     policy = load_policy(job.model, options=job.config.loading)
-    return Recorded(job, job.task(), policy, io.StringIO(), 0.0)
+    return Recorded(job, job.make_task(), policy, io.StringIO(), 0.0)
 
 
 @pytest.fixture(scope="module")

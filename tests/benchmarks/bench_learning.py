@@ -91,8 +91,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         required=True,
         help="the policy to start from: a directory in Hugging Face layout, or builtin",
     )
-    add("--words", type=int, default=10)
-    add("--reward", default="prefix")
+    add("--task", default="interleave")
+    add("--level", type=int, default=10, help="e.g. words of each text")
+    add("--reward", help="one of the task's rewards (default: the task's own)")
+    add("--max-new-tokens", type=int, help="completion budget (default: the longest answer's)")
     add("--minutes", type=float, default=8.0, help="minutes of training in each run")
     add("--steps", type=int, default=5000, help="most steps of each run")
     add("--enough", type=float, default=0.995, help="two such scores in a row end a run")
@@ -149,7 +151,8 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
         rate=rate,
         seed=seed,
         model=arguments.model,
-        words=arguments.words,
+        task=arguments.task,
+        level=arguments.level,
         reward=arguments.reward,
         prompts=arguments.prompts,
         group_size=arguments.group_size,
@@ -163,6 +166,7 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
         enough=arguments.enough,
         micro=arguments.trl_micro if is_trl else 0,
         vllm=arguments.trl_vllm and is_trl,
+        budget=arguments.max_new_tokens,
         at_once=arguments.jobs,
     )
 
@@ -298,7 +302,7 @@ def description(start: Record, record: Record) -> str:
     """Return what was compared, in two lines."""
     job, versions = record.head["job"], record.head["versions"]
     what = [
-        f"{job['model']}, {job['words']} words",
+        f"{job['model']}, {job['task']}, level {job['level']}",
         f"{job['prompts']} x {job['group_size']} completions of at most {job['budget']} tokens",
         f"LoRA {job['lora_rank']}, {record.head['trained'] / 1e6:.2f} M parameters trained",
         f"{job['minutes']:g} minutes a run on {record.head['device']}",

@@ -15,7 +15,8 @@ class Job:
     """One run: its trainer, and the settings that both sides share.
 
     - `trainer`: "ours", "trl", or "start" for the score before training alone;
-    - `budget`: the completion budget in tokens;
+    - `reward`: one of the task's rewards, or None for its default;
+    - `budget`: the completion budget in tokens (None: as long as the longest answer);
     - `micro`: the number of completions in TRL's micro-batch (0: the whole step);
     - `at_once`: how many runs share the device.
 
@@ -26,8 +27,9 @@ class Job:
     rate: float
     seed: int
     model: str
-    words: int
-    reward: str
+    task: str
+    level: int
+    reward: str | None
     prompts: int
     group_size: int
     lora_rank: int
@@ -59,8 +61,8 @@ class Job:
     def config(self) -> Config:
         """Our configuration. `trl_config` is the same for all settings that TRL has as well."""
         config = Config(
-            task="interleave",
-            level=self.words,
+            task=self.task,
+            level=self.level,
             reward=self.reward,
             ramp=False,
             model=self.model,
@@ -88,7 +90,7 @@ class Job:
             steps=self.steps,
             seed=self.seed,
         )
-        return resolve_config(config, self.task())
+        return resolve_config(config, self.make_task())
 
-    def task(self) -> Task:
-        return load_task("interleave", self.reward)
+    def make_task(self) -> Task:
+        return load_task(self.task, self.reward)

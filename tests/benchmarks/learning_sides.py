@@ -53,7 +53,7 @@ VLLM_MEMORY = 0.3
 
 def run_job(job: Job, path: Path):
     """Do the run and write its lines to `path`."""
-    start, task = time.perf_counter(), job.task()
+    start, task = time.perf_counter(), job.make_task()
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
     policy = load_policy(job.model, options=job.config.loading)
     if job.trainer == "trl":
@@ -78,7 +78,7 @@ class Course:
         self.heldout = find_problems(
             policy,
             task,
-            HeldOutRequest(job.words, "validation", EVAL_SEED, job.eval_problems),
+            HeldOutRequest(job.level, "validation", EVAL_SEED, job.eval_problems),
             frozenset(),
             self.sampling,
         ).problems
@@ -173,8 +173,8 @@ def measure_start(course: Course):
     """Write the completion budget of all runs, and the score of the policy that they start from."""
     job, policy = course.job, course.policy
     supply = Supply(course.task, seed=0)
-    problems = [supply.at(index, job.words) for index in range(BUDGET_PROBLEMS)] + course.heldout
-    budget = max(budgets(policy, course.task, problems, Sampling()))
+    problems = [supply.at(index, job.level) for index in range(BUDGET_PROBLEMS)] + course.heldout
+    budget = job.budget or max(budgets(policy, course.task, problems, Sampling()))
     course.sampling = Sampling(max_new_tokens=budget)
     course.write(job=asdict(job), budget=budget, versions=versions(), **course.evaluate())
     course.write(end="measured")
@@ -200,8 +200,8 @@ class Stream:
     """The training problems in the order in which our trainer draws them, made on demand."""
 
     def __init__(self, course: Course):
-        supply, words = Supply(course.task, seed=course.job.seed), course.job.words
-        stream = (supply.at(index, words) for index in count())
+        supply, level = Supply(course.task, seed=course.job.seed), course.job.level
+        stream = (supply.at(index, level) for index in count())
         self.rest = fitting(course.policy, stream, [], course.job.budget)
         self.problems: list[Problem] = []
 
