@@ -3,9 +3,9 @@
 The model is a Llama with random weights in bfloat16. There are three tables:
 
 1. The decoding step alone, by batch and context; half of the context is a prompt that groups of 16
-   share. Beside it stands the least time in which the memory could be read, at the bandwidth of a
-   copy in the same run: the weights, and keys and values, with those of a prompt once for each
-   group or ("unshared") once for each row.
+   share. Beside it stands its floor, the larger of two times measured in the same run: to read the
+   weights, and the keys and values with those of a prompt once for each group, at the bandwidth of
+   a copy; and to multiply, at the rate of a large matrix product.
 2. Whole rollouts, by prompts, completions and new tokens, prefill included.
 3. The same with speculative decoding, for a given share of right drafts. Random weights write
    nothing predictable, so a competent policy is simulated. The logits are computed as usual; then
@@ -37,18 +37,30 @@ from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 
-SHAPES = {
-    "3b": bench_model.SHAPES["3b"],
-    "1b": dict(
-        vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
+
+def shape(
+    layers: int, width: int, inner: int, heads: tuple[int, int, int], vocabulary: int
+) -> dict[str, int]:
+    """Return the sizes of a Llama; `heads` are its query heads, key heads, and their size."""
+    return dict(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=heads[2],
         max_position_embeddings=131072,
-    ),
+    )
+
+
+# The shapes of SmolLM2-135M, Qwen2.5-0.5B, and Llama 3 of 1, 3 and 8 billion parameters.
+SHAPES = {
+    "135m": shape(30, 576, 1536, (9, 3, 64), 49152),
+    "0.5b": shape(24, 896, 4864, (14, 2, 64), 151936),
+    "1b": shape(16, 2048, 8192, (32, 8, 64), 128256),
+    "3b": bench_model.SHAPES["3b"],
+    "8b": shape(32, 4096, 14336, (32, 8, 128), 128256),
 }
 
 # P prompts, G completions each, new tokens, tokens of a prompt.
@@ -97,6 +109,14 @@ def copy_speed() -> float:
     return 2 * source.nbytes / time_of(lambda: target.copy_(source))
 
 
+def product_rate() -> float:
+    """Return the operations a second of a large product of matrices in bfloat16."""
+    size = 8192
+    left = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    right = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    return 2 * size**3 / time_of(lambda: left @ right)
+
+
 def time_of(work, repeats: int = 20) -> float:
     """Return the median time of `work` in seconds, by events."""
     for _ in range(3):
@@ -113,11 +133,8 @@ def time_of(work, repeats: int = 20) -> float:
 
 
 @torch.no_grad()
-def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[float, int, int]:
-    """Return the seconds of one step, and the bytes that it must read.
-
-    There are two numbers of bytes: with each prompt read once per group, and once per row.
-    """
+def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]:
+    """Return the seconds of one step, the bytes that it must read, and its operations."""
     model = cuda_step(policy)
     prompt = context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
@@ -129,22 +146,20 @@ def step_time(policy: Policy, rows: int, context: int, T: int = 1) -> tuple[floa
     model.memory.row_cache.normal_()
     written = model.memory.state.written
     written[:rows] = context - prompt
-    tiles = decoder._lay_out(T)
+    tiles = decoder._lay_out(1)
     kept = written.clone()
 
     def run():
         written.copy_(kept)
-        model.run(bucket(rows), T, tiles, None)
+        model.run(bucket(rows), 1, tiles, None)
 
     seconds = time_of(run)
     fast, size = policy.fast_model, model.memory.row_cache.element_size()
-    weights = sum(p.numel() for p in policy.causal.parameters()) * size
-    token = 2 * len(fast.blocks) * fast.K * fast.D * size
-    return (
-        seconds,
-        weights + token * (len(prompts) * prompt + rows * (context - prompt)),
-        weights + token * rows * context,
-    )
+    weights = sum(p.numel() for p in policy.causal.parameters())
+    of_token = 2 * len(fast.blocks) * fast.K * fast.D  # numbers in the cache
+    read = weights + of_token * (len(prompts) * prompt + rows * (context - prompt))
+    multiplied = rows * (weights + len(fast.blocks) * 2 * fast.H * fast.D * context)
+    return seconds, read * size, 2 * multiplied
 
 
 @dataclass(frozen=True)
@@ -246,14 +261,14 @@ def main():
         parser.error("no GPU was found, and the CUDA decoder needs one")
 
     policy = make_policy(arguments.size, arguments.lora)
-    bandwidth = copy_speed()
+    bandwidth, rate = copy_speed(), product_rate()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA "
-        f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s"
+        f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s, products {rate / 1e12:.0f} TFLOPS"
     )
 
     tables = arguments.tables.split(",")
-    rows = step_table(policy, bandwidth) if "steps" in tables else []
+    rows = step_table(policy, bandwidth, rate) if "steps" in tables else []
     if tables != ["steps"]:
         cases = [case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables]
         rows += rollout_table(policy, cases, arguments.right)
@@ -262,26 +277,34 @@ def main():
             json.dump(rows, file, indent=1)
 
 
-def step_table(policy, bandwidth: float) -> list[dict]:
+def step_table(policy, bandwidth: float, rate: float) -> list[dict]:
     """Measure and print the time of a decode step; return the rows of the table."""
     rows = []
-    print("   rows  context    ms a step   x floor   x floor unshared")
-    for batch in (16, 64, 256):
+    print("   rows  context    ms a step    floor, ms   x floor   floor is")
+    for batch in (16, 64, 256, 1024):
         for context in (256, 2816):
-            seconds, shared, unshared = step_time(policy, batch, context)
+            try:
+                seconds, read, operations = step_time(policy, batch, context)
+            except torch.OutOfMemoryError:
+                print(f"{batch:>7}{context:>9}   not enough memory", flush=True)
+                cuda_step(policy).free()
+                continue
+            times = {"memory": read / bandwidth, "products": operations / rate}
+            bound = max(times, key=times.__getitem__)
+            floor = times[bound]
             rows.append(
                 {
                     "table": "step",
                     "rows": batch,
                     "context": context,
                     "seconds": seconds,
-                    "floor": shared / bandwidth,
-                    "floor_unshared": unshared / bandwidth,
+                    "floor": floor,
+                    "bound": bound,
                 }
             )
             print(
-                f"{batch:>7}{context:>9}{1000 * seconds:>13.2f}"
-                f"{seconds * bandwidth / shared:>10.2f}{seconds * bandwidth / unshared:>13.2f}",
+                f"{batch:>7}{context:>9}{1000 * seconds:>13.3f}{1000 * floor:>13.3f}"
+                f"{seconds / floor:>10.2f}   {bound}",
                 flush=True,
             )
             cuda_step(policy).free()  # the next case makes its own caches
