@@ -124,8 +124,19 @@ class Optimizer:
         return float(norm)
 
     def step(self) -> None:
-        """Take a step on the masters, and round them to the weights."""
-        self.inner.step()
+        """Take a step on the masters, and round them to the weights.
+
+        If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
+        of all of them first. The moments made so far are discarded, so that the step can be tried
+        again.
+        """
+        known = set(self.inner.state)
+        try:
+            self.inner.step()
+        except torch.OutOfMemoryError:
+            for master in set(self.inner.state) - known:
+                del self.inner.state[master]
+            raise
         self._publish()
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:

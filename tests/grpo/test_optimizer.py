@@ -60,6 +60,28 @@ def test_float32_weights_are_their_own_masters_and_step_as_by_adamw():
         torch.testing.assert_close(mine, other, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("call", [1, 2, 7, 8])  # of the two moments of each of four weights
+def test_a_first_step_that_runs_out_of_memory_can_be_tried_again(monkeypatch, call):
+    expected, optimizer = made(torch.float32)
+    take(expected, optimizer, seed=0)
+
+    made_moments, zeros_like = [], torch.zeros_like
+
+    def hungry(*arguments, **options):
+        made_moments.append(arguments[0])
+        if len(made_moments) == call:
+            raise torch.OutOfMemoryError("no room")
+        return zeros_like(*arguments, **options)
+
+    monkeypatch.setattr(torch, "zeros_like", hungry)
+    found, optimizer = made(torch.float32)
+    with pytest.raises(torch.OutOfMemoryError):
+        take(found, optimizer, seed=0)
+    take(found, optimizer, seed=0)
+    for weight, wanted in zip(found.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(weight, wanted)
+
+
 def test_steps_too_small_for_bfloat16_add_up_on_the_masters():
     layers, optimizer = made(torch.bfloat16)
     before = [weight.detach().clone() for weight in layers.parameters()]
