@@ -283,7 +283,13 @@ class Config:
     )
 
     # Sampling
-    prompts: int = flag(16, "prompts a step", group=SAMPLING, metavar="N", is_basic=True)
+    prompts: int | None = flag(
+        None,
+        "prompts a step (default: 8 for the embedded model, else 16)",
+        group=SAMPLING,
+        metavar="N",
+        is_basic=True,
+    )
     group_size: int = flag(
         16, "completions of each prompt", group=SAMPLING, metavar="N", is_basic=True
     )
@@ -495,7 +501,8 @@ class Config:
     dynamic_sampling: int | None = setting(
         None,
         "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
-        "times --prompts (0: off; default: 8 if held-out problems promote, else 0)",
+        "times --prompts (0: off; default: half of --prompts for the embedded model and if "
+        "held-out problems promote, else 0)",
         group=DEGENERATE,
     )
     variance_threshold: float = setting(

@@ -11,9 +11,10 @@ from tasks.base import Task, UserError
 LORA_RANK = 64
 STEPS = 800
 
-# Dynamic sampling draws more prompts until this many groups vary, if held-out problems promote to
-# the next level.
-LEAST_VARIED = 8
+# Prompts a step. The embedded model learns as fast by the step from 8 prompts as from 16, until few
+# of its groups vary; then it draws more (runs/LOG.md, 2026-11-25: "Half the prompts").
+BUILTIN_PROMPTS = 8
+PROMPTS = 16
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
@@ -43,15 +44,17 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     if steps is None and is_builtin:
         steps = getattr(task, "default_steps", lambda level: 100)(level)
 
+    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
     promote_by, promote_at = config.promotion
     varied = config.dynamic_sampling
     if varied is None:
-        varied = LEAST_VARIED if promote_by == "heldout" else 0
+        varied = prompts // 2 if is_builtin or promote_by == "heldout" else 0
 
     resolved = dataclasses.replace(
         config,
         level=level,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
+        prompts=prompts,
         promote_by=promote_by,
         promote_at=promote_at,
         dynamic_sampling=varied,

@@ -66,8 +66,10 @@ class Trainer:
     """
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
+        assert config.prompts is not None, "the configuration is resolved"
         task = parts.task
         self.config = config
+        self.prompts = config.prompts  # of each try
         self.task = task
         self.policy = policy
         self.ranks = ranks
@@ -147,7 +149,7 @@ class Trainer:
 
             kept = sum(group.action == "keep" for group in groups)
             has_enough = kept >= (self.config.dynamic_sampling or 0)
-            if has_enough or len(problems) >= MOST_BATCHES * self.config.prompts:
+            if has_enough or len(problems) >= MOST_BATCHES * self.prompts:
                 break
 
         return problems, groups
@@ -158,9 +160,7 @@ class Trainer:
         They are a pure function of seed, step and state. There are none if the step's token budget
         is reached.
         """
-        levels = self.curriculum.levels_for(
-            self.config.seed, step, self.config.prompts, len(earlier)
-        )
+        levels = self.curriculum.levels_for(self.config.seed, step, self.prompts, len(earlier))
         return self.stream.following(levels, earlier)
 
     def rollout(self, step: int, problems: Sequence[Indexed], timer: StepTimer) -> list[Group]:
@@ -342,7 +342,7 @@ class Trainer:
 
     @property
     def seems_solved(self) -> bool:
-        """Whether a validation check may end the run: all groups of the last steps are solved.
+        """Whether a validation check may end the run: nearly all recent groups are solved.
 
         Only at the last level, and again every `promote_every` steps while that lasts. The rewards
         of a control experiment say nothing about the policy.
@@ -375,7 +375,7 @@ class Trainer:
             partial(draw_answers, self.stream, self.curriculum.level),
             learn,
             validate,
-            most_updates(self.config.steps or 0, self.config.prompts * self.config.group_size),
+            most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
         )
         return answers
 

@@ -6,6 +6,7 @@ from grpo.records import Decision
 from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
+from grpo.verdict import SOLVED_MEAN, SOLVED_SHARE
 
 
 def promote_if_due(run: RunContext) -> None:
@@ -32,12 +33,13 @@ def end_if_solved(run: RunContext) -> None:
 
     level = trainer.curriculum.level
     line = _check(run, level)
-    if line is None or not is_solved(line):
+    if line is None or not is_solved(line) or line["mean"] < SOLVED_MEAN:
         return
 
     trainer.solved = (
-        f"every training group was solved for {trainer.progress.solved} steps, and the "
-        f"held-out mean is {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+        f"at least {SOLVED_SHARE:.0%} of the groups were solved in each of the last "
+        f"{trainer.progress.solved} steps, and the held-out mean is {line['mean']:.3f} "
+        f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
     )
     figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
     run.files.decided([Decision(trainer.done, level, level, "solved", trainer.solved, figures)])

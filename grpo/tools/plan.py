@@ -79,7 +79,7 @@ def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
 
     Completions have `tokens` tokens, or as many as the right answers if that is 0.
     """
-    assert config.level is not None, "the configuration is resolved"
+    assert config.level is not None and config.prompts, "the configuration is resolved"
     tokenizer = load_tokenizer(config.model)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     format = config.prompt_format(task)

@@ -125,8 +125,8 @@ def test_token_credit_and_a_ratio_of_sequences_exclude_each_other():
 @pytest.mark.parametrize(
     "given, settled",
     [
-        (dict(curriculum="10,25"), ("heldout", 0.97, 8, 25, 60)),
-        (dict(level=50), ("running", 0.9, 0, 50, 60)),
+        (dict(curriculum="10,25"), ("heldout", 0.97, 4, 25, 60)),
+        (dict(level=50), ("running", 0.9, 4, 50, 60)),
         (
             dict(
                 curriculum="10,25",
@@ -149,6 +149,22 @@ def test_what_is_left_to_defaults(tmp_path, given, settled):
         config.level,
         config.steps,
     ) == settled
+
+
+@pytest.mark.parametrize(
+    "given, prompts, varied",
+    [
+        (dict(), 8, 4),
+        (dict(prompts=6), 6, 3),
+        (dict(dynamic_sampling=0), 8, 0),
+        (dict(model="somewhere/else"), 16, 0),
+        (dict(model="somewhere/else", promote_by="heldout"), 16, 8),
+        (dict(model="somewhere/else", promote_by="heldout", prompts=4), 4, 2),
+    ],
+)
+def test_few_prompts_at_first_for_the_embedded_model(given, prompts, varied):
+    config = resolve_config(Config(level=25, **given), Interleave())
+    assert (config.prompts, config.dynamic_sampling) == (prompts, varied)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,10 @@ def test_solved_groups_are_no_failure():
     progress = observe(Progress(2), *[[group("solved", "skip", value=1.0)] * 16] * 2)
     assert progress.stopped == "" and "solved for 2 steps" in progress.exhausted
     assert progress.solved == 2
+    # nine of ten solved groups make a solved step
+    nearly = [group("solved", "skip", value=1.0)] * 9 + [group()]
+    assert observe(Progress(2), nearly, nearly).solved == 2
+    assert observe(Progress(2), nearly, nearly[1:]).solved == 0
     # replayed solved groups do not excuse the current level
     mixed = [group("solved", "skip", value=1.0)] * 8 + [group("failed", "skip")] * 7
     progress = observe(Progress(2), mixed, mixed)

@@ -8,6 +8,7 @@ import yaml
 from compare_runs import without_times
 from small_train import SMALL, Killed, after_save, fails, run
 
+from grpo.run import promotion
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
 from grpo.tools import train
@@ -257,18 +258,26 @@ def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_f
     assert train.main([*options, "--name", "a"]) == 0
     said = capsys.readouterr().out
     assert (
-        "ended after step 3: every training group was solved for 3 steps, and the held-out" in said
+        "ended after step 3: at least 90% of the groups were solved in each of the last 3" in said
     )
     assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
     folder = tmp_path / "runs/a"
     kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
     assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
-    assert "where it had ended: every training group was solved" in capsys.readouterr().out
+    assert "where it had ended: at least 90% of the groups were solved" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 3
 
     assert train.main([*options, "--name", "b", "--patience", "0"]) == 0
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 9
+
+
+def test_a_check_below_the_mark_does_not_end_a_run(tmp_path, monkeypatch, tiny_flags):
+    (tmp_path / "paid.py").write_text(PAID)
+    monkeypatch.setattr(promotion, "SOLVED_MEAN", 1.001)
+    options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "5"]
+    assert train.main([*options, "--eval-problems", "64", "--name", "a"]) == 0
+    assert len(read_metrics(tmp_path / "runs/a/metrics.jsonl")) == 5
 
 
 def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
