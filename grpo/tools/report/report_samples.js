@@ -23,11 +23,14 @@ function go(changes, focus = false) {
   state.row = clamp(state.row, groupNow() ? orderOf(groupNow()).length : 0);
   showStep();
   writeLink();
-  if (focus) {
-    const row = document.querySelector(".row.here");
-    row?.scrollIntoView({ block: "nearest" });
-    row?.focus({ preventScroll: true });
-  }
+  if (focus) focusRow();
+}
+
+/** Scroll to the completion that is selected. */
+function focusRow() {
+  const row = document.querySelector(".row.here");
+  row?.scrollIntoView({ block: "nearest" });
+  row?.focus({ preventScroll: true });
 }
 
 /** Show the kept step that is nearest to `step`. */
@@ -96,7 +99,9 @@ function showStep() {
   const missing = there ? there.count - there.groups.length : 0;
   const note =
     `${missing} of the step's ${there?.count} groups were left out ` +
-    "to limit the size of this file.";
+    (DATA.live
+      ? "because the step is large; the search finds them."
+      : "to limit the size of this file.");
   showFilter();
   $("groups").replaceChildren(
     ...(there?.groups ?? []).map((group, place) => (matches(group) ? card(group, place) : "")),
