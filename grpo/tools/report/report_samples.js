@@ -118,10 +118,10 @@ function aboutKept(run) {
   const left = run.stored - run.kept.length;
   if (!left) return `This file has the completions of all ${run.stored} steps.`;
   return (
-    `This file has the completions of ${run.kept.length} of ${run.stored} steps ` +
-    `(${run.kept.join(", ")}): the first, the last, those with a decision or a warning, and ` +
-    `evenly spaced ones between them. The other ${left} were left out to limit its size; ` +
-    `python -m grpo.inspect ${run.path} shows them, and --megabytes keeps more.`
+    `This file has the completions of ${run.kept.length} of ${run.stored} steps: the first, the ` +
+    "last, those with a decision or a warning, and evenly spaced ones between them. The other " +
+    `${left} were left out to limit its size; python -m grpo.inspect ${run.path} shows them, and ` +
+    "--megabytes keeps more."
   );
 }
 
