@@ -235,6 +235,8 @@ class Console:
 
         A verdict that is not expected is in colour.
         """
+        self._pace = None  # nothing is left to do, although the run may have ended early
+        self._redraw()
         self._live.stop()
         tables = [list(ending.verdict)] if ending.verdict else []
         if ending.before or ending.after:
@@ -246,11 +248,12 @@ class Console:
         tables.append(["next", *(f"  {command}" for command in ending.next_commands)])
 
         for number, (title, *lines) in enumerate(tables):
-            is_alarming = ending.verdict and number == 0 and not ending.is_expected
+            is_verdict = number == 0 and bool(ending.verdict)
+            is_alarming = is_verdict and not ending.is_expected
             self._write("")
-            self._write(title, "bold red" if is_alarming else "bold")
+            self._write(title, "bold red" if is_alarming else "bold", wrap=is_verdict)
             for line in lines:
-                self._write(line)
+                self._write(line, wrap=is_verdict)
 
     def _row(self, head: str, text: str, style: str = "") -> None:
         """Print `text` beside `head`; a terminal wraps it within its own column."""
@@ -261,10 +264,10 @@ class Console:
         else:
             self._write(f"{head}  {text}")
 
-    def _write(self, line: str, style: str = "") -> None:
-        """Print `line` unwrapped, so that a path or a command can be copied whole."""
+    def _write(self, line: str, style: str = "", wrap: bool = False) -> None:
+        """Print `line`; without `wrap`, a path or a command in it can be copied whole."""
         if self.terminal:
-            self._rich.print(Text(escape_control(line), style), soft_wrap=True)
+            self._rich.print(Text(escape_control(line), style), soft_wrap=not wrap)
         else:
             encoded = escape_control(line).encode(self.encoding, "backslashreplace")
             print(encoded.decode(self.encoding), file=self.file, flush=True)

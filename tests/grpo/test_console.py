@@ -281,6 +281,22 @@ def test_the_panel_has_the_last_held_out_score():
     written(use, force_terminal=True)
 
 
+def test_the_end_has_no_time_left_and_a_verdict_that_is_wrapped_between_words():
+    line = "77% of the sampled tokens were in groups that taught nothing"
+
+    def use(console):
+        console._rich.width = 40
+        console.step(report())
+        assert "ETA" in rendered(console._live.renderable)
+        console.summary(Ending({"run": "runs/x"}, verdict=["LEARNED", line]))
+        assert "ETA" not in rendered(console._live.renderable)
+
+    shown = ESCAPE_CODE.sub("", written(use, force_terminal=True))
+    assert "77% of the sampled tokens were in groups\nthat taught nothing" in shown.replace(
+        " \n", "\n"
+    )
+
+
 @pytest.mark.parametrize("is_expected", [True, False])
 def test_an_unexpected_verdict_is_red(is_expected):
     def use(console):
