@@ -13,6 +13,8 @@ def escape_control(text: str) -> str:
     >>> escape_control("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
     """
+    if text.isprintable():  # as most texts are, and much faster
+        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

@@ -34,7 +34,7 @@ class Display(Protocol):
         """Show a step."""
 
     def scoring(self, done: int, total: int, seconds: float) -> None:
-        """Show how many parts of the scoring in progress are done, after so many seconds."""
+        """Show how far slow scoring is, which began `seconds` ago and ends with all parts done."""
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Show a line of eval.jsonl."""

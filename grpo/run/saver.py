@@ -178,11 +178,12 @@ class Saver:
         has_spacing = self.rules.spacing is not None or self.chosen_spacing is not None
         if saved.spacing and not has_spacing:
             self.chosen_spacing = saved.spacing
-            self.console.say(
-                "from now on, checkpoints that are saved only for a new best are at least "
-                f"{saved.spacing} steps apart, so that they take at most {checkpoints.SHARE:.0%} "
-                "of the time"
-            )
+            if saved.spacing > 1:
+                self.console.say(
+                    "from now on, checkpoints that are saved only for a new best are at least "
+                    f"{saved.spacing} steps apart, so that they take at most "
+                    f"{checkpoints.SHARE:.0%} of the time"
+                )
 
     def _state_texts(self) -> dict[str, str]:
         """Return the text of each JSON file of a checkpoint, by name."""

@@ -22,12 +22,15 @@ EVERY = 30.0
 
 
 class Activity:
-    """`what` is being done, e.g. "evaluating at 10 words: scoring 64/200, 12 s"."""
+    """`what` is being done, e.g. "evaluating at 10 words: scoring 64/200, 12 s".
 
-    def __init__(self, what: str):
+    It began `seconds` ago.
+    """
+
+    def __init__(self, what: str, seconds: float = 0.0):
         self.what = what
         self.part = ""
-        self.start = time.monotonic()
+        self.start = time.monotonic() - seconds
         self._next = FIRST
 
     @property
@@ -38,8 +41,8 @@ class Activity:
     @property
     def line(self) -> str:
         """What is being done, how far it is, and for how long."""
-        part = f": {self.part}" if self.part else ""
-        return f"{self.what}{part}, {self.seconds:.0f} s"
+        said = ": ".join(filter(None, (self.what, self.part)))
+        return f"{said}, {self.seconds:.0f} s"
 
     def note(self, part: str, done: int, total: int) -> None:
         """Take note of how far it is."""

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from data.text import escape_control
 from grpo.records import Ending, StepReport
-from grpo.show.activity import EVERY, FIRST, Activity, ShowProgress
+from grpo.show.activity import Activity, ShowProgress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
@@ -73,9 +73,10 @@ class Console:
             file=self.file, force_terminal=self.terminal, highlight=False, markup=False
         )
         self._live = Live(console=self._rich)
+
+        # What is being done, and slow scoring within it.
         self._activity: Activity | None = None
-        self._scoring = ""
-        self._next_scoring = FIRST
+        self._scoring: Activity | None = None
 
         # State for the panel: the last step, seconds per step, recent rewards, the best reward,
         # how many steps there were and how many of them had an update, and evaluations.
@@ -111,16 +112,31 @@ class Console:
         before, self._activity = self._activity, activity
 
         def progress(part: str, done: int, total: int) -> None:
-            activity.note(part, done, total)
-            if not self.terminal and activity.is_due():
-                self.say(activity.line)
+            self._note(activity, part, done, total)
 
         self._redraw()
         try:
             yield progress
         finally:
             self._activity = before
+            self._scoring = None
             self._redraw()
+
+    def scoring(self, done: int, total: int, seconds: float) -> None:
+        """Show how far slow scoring is, which began `seconds` ago and ends with all parts done."""
+        if done == total:
+            self._scoring = None
+        elif self._scoring is None:
+            self._scoring = Activity(self._activity.what if self._activity else "", seconds)
+        if self._scoring is not None:
+            self._note(self._scoring, "scoring", done, total)
+        self._redraw()
+
+    def _note(self, activity: Activity, part: str, done: int, total: int) -> None:
+        """Take note of how far an activity is; without a terminal, print it now and then."""
+        activity.note(part, done, total)
+        if not self.terminal and activity.is_due():
+            self.say(activity.line)
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
@@ -178,8 +194,9 @@ class Console:
         if not self.terminal:
             return
         parts: list[RenderableType] = [] if self._report is None else [self._drawn(self._report)]
-        parts += [] if self._activity is None else [self._activity]
-        parts += [Text(self._scoring, "dim")] if self._scoring else []
+        activity = self._scoring or self._activity
+        if activity is not None:
+            parts.append(activity)
 
         # What was drawn before the first panel leaves no trace.
         self._live.transient = self._report is None
@@ -207,21 +224,6 @@ class Console:
         )
         return panel(report, view)
 
-    def scoring(self, done: int, total: int, seconds: float) -> None:
-        """Show how far slow scoring is: below the panel, or by a line every EVERY seconds.
-
-        It has ended if all parts are done.
-        """
-        line = f"scoring {done:,}/{total:,}, {seconds:.0f} s"
-        self._scoring = line if done < total else ""
-        if self.terminal:
-            self._redraw()
-        elif done == total:
-            self._next_scoring = FIRST
-        elif seconds >= self._next_scoring:
-            self.say(line)
-            self._next_scoring = seconds + EVERY
-
     def evaluation(self, line: Evaluation) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
         self._evaluations.append(line)
@@ -233,6 +235,8 @@ class Console:
 
         A verdict that is not expected is in colour.
         """
+        self._pace = None  # nothing is left to do, although the run may have ended early
+        self._redraw()
         self._live.stop()
         tables = [list(ending.verdict)] if ending.verdict else []
         if ending.before or ending.after:
@@ -244,11 +248,12 @@ class Console:
         tables.append(["next", *(f"  {command}" for command in ending.next_commands)])
 
         for number, (title, *lines) in enumerate(tables):
-            is_alarming = ending.verdict and number == 0 and not ending.is_expected
+            is_verdict = number == 0 and bool(ending.verdict)
+            is_alarming = is_verdict and not ending.is_expected
             self._write("")
-            self._write(title, "bold red" if is_alarming else "bold")
+            self._write(title, "bold red" if is_alarming else "bold", wrap=is_verdict)
             for line in lines:
-                self._write(line)
+                self._write(line, wrap=is_verdict)
 
     def _row(self, head: str, text: str, style: str = "") -> None:
         """Print `text` beside `head`; a terminal wraps it within its own column."""
@@ -259,10 +264,10 @@ class Console:
         else:
             self._write(f"{head}  {text}")
 
-    def _write(self, line: str, style: str = "") -> None:
-        """Print `line` unwrapped, so that a path or a command can be copied whole."""
+    def _write(self, line: str, style: str = "", wrap: bool = False) -> None:
+        """Print `line`; without `wrap`, a path or a command in it can be copied whole."""
         if self.terminal:
-            self._rich.print(Text(escape_control(line), style), soft_wrap=True)
+            self._rich.print(Text(escape_control(line), style), soft_wrap=not wrap)
         else:
             encoded = escape_control(line).encode(self.encoding, "backslashreplace")
             print(encoded.decode(self.encoding), file=self.file, flush=True)

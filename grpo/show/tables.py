@@ -162,7 +162,7 @@ def note_left_out(left_out: Sequence[str], console: Console) -> None:
     if left_out:
         names = ", ".join(head.replace("\n", " ") for head in left_out)
         note = f"left out at {console.width} columns: {names} (--json has all)"
-        console.print(Text(note, "dim"), soft_wrap=True)
+        console.print(Text(note, "dim"), soft_wrap=not console.is_terminal)
 
 
 def classes_of(line: Record) -> Text:

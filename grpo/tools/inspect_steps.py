@@ -175,7 +175,7 @@ def show_compare(run: RunData, arguments: argparse.Namespace, console: Console) 
     if as_json(columns, arguments, console):
         return
 
-    table = Table("", box=None)
+    table = Table("", box=None, pad_edge=False)
     for column in columns:
         table.add_column(Text(column["run"]))
     for name in columns[0]:

@@ -51,7 +51,7 @@ def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> N
 
     for name in ("reward", "advantage", "training"):
         line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(str(record[name])))
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
     number = f"{arguments.step} {arguments.group}"
     kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
     show_next(run, f"tokens {number} {arguments.sample}{kind}", console)

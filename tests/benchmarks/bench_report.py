@@ -1,11 +1,11 @@
-"""Measure how long the report of a long run takes to write and to open, and how large it is.
+"""Measure how long the report of a long run takes to write, to open and to search.
 
-    python tests/benchmarks/bench_report.py --steps 5000
+    python tests/benchmarks/bench_report.py runs/NAME --steps 5000
 
-The run is made up: groups of random texts, 256 completions a step, whose rollouts
-are repeated after MADE steps, and 90 metrics a step. The time to write is that of the process.
-With chromium, chromedriver and selenium installed, the page is opened as well, until it has drawn
-itself.
+The long run repeats the steps of a real one (see `bench_readers.py`), with METRICS metrics a step.
+The time to write is that of the process. With chromium, chromedriver and selenium installed, the
+page is opened as well, until it has drawn itself. The search is that of the live page, for a text
+that no step has.
 """
 
 import argparse
@@ -18,27 +18,33 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_inspect import metrics_of, write_run
+from bench_readers import repeat
 
-from grpo.run.rollouts import file_of
+from grpo.run.reader import load_run
+from grpo.tools.report.search import search
 
-MADE = 50
 METRICS = 90
-GROUPS = 16
 
 
-def extend(folder: Path, steps: int) -> None:
-    """Repeat the rollouts of a run up to `steps`, and write metrics for all of them."""
-    for step in range(MADE + 1, steps + 1):
-        source = file_of(folder, "step", (step - 1) % MADE + 1)
-        shutil.copyfile(source, file_of(folder, "step", step))
-
+def add_metrics(folder: Path) -> None:
+    """Add metrics to each step of a run until it has METRICS."""
     rng = random.Random(0)
-    with open(folder / "metrics.jsonl", "w") as metrics:
-        for step in range(1, steps + 1):
-            line = metrics_of(step, GROUPS)
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    with open(path, "w") as file:
+        for line in lines:
             line |= {f"more/{i}": rng.random() for i in range(METRICS - len(line))}
-            metrics.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line) + "\n")
+
+
+def time_search(folder: Path, steps: int) -> tuple[float, float]:
+    """Return the seconds of a search in all steps, and of its longest answer."""
+    answers, after = [], 0
+    while after < steps:
+        start = time.perf_counter()
+        after = search(load_run(folder), "nowhere to be found", after, steps)["searched"]
+        answers.append(time.perf_counter() - start)
+    return sum(answers), max(answers)
 
 
 def opening_time(page: Path) -> float | None:
@@ -64,14 +70,16 @@ def opening_time(page: Path) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="a real run, of a few steps")
     parser.add_argument("--steps", type=int, default=5000)
     arguments = parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "run"
-        write_run(folder, min(MADE, arguments.steps), completions=16 * GROUPS)
-        extend(folder, arguments.steps)
+    # On the same disk, because links do not leave it.
+    with tempfile.TemporaryDirectory(dir=arguments.run.resolve().parent) as home:
+        folder = Path(home) / "run"
+        repeat(arguments.run, folder, arguments.steps)
+        add_metrics(folder)
 
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "grpo.report", str(folder)], check=True)
@@ -81,6 +89,9 @@ def main() -> None:
         print(f"{arguments.steps:,} steps: written in {written:.1f} s", end=", ")
         print(f"{page.stat().st_size / 1e6:.1f} MB", end=", ")
         print("not opened" if opened is None else f"drawn in {opened:.1f} s")
+
+        whole, longest = time_search(folder, arguments.steps)
+        print(f"searched live in {whole:.1f} s, longest answer {longest:.2f} s")
 
 
 if __name__ == "__main__":

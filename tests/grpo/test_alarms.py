@@ -1,6 +1,7 @@
 """The alarms of the variance monitor, and the traps that it watches for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -81,7 +82,9 @@ def test_a_cause_that_returns_is_alarmed_again():
 
 def test_truncated_completions_are_alarmed():
     monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
-    cut, whole = group("varied", finish="length"), group("varied")
+    whole = group("varied")
+    completions = [replace(each, finish="length") for each in whole.completions]
+    cut = replace(whole, completions=completions)
     assert alarms(monitor, [[cut, whole]] * 4) == [[]] * 4  # half of them
     said = alarms(monitor, [[cut, cut, cut, whole]] * 2)
     assert said[0] == [] and "75% of the completions are truncated" in said[1][0]

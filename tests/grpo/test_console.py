@@ -184,17 +184,30 @@ def test_a_pipe_of_another_encoding_does_not_stop_the_run():
     assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
 
 
-def wait_for_scores(console):
-    """Two waits: of 75 seconds, and of 3."""
-    for seconds in range(75):
-        console.scoring(seconds * 3, 256, seconds)
-    console.scoring(256, 256, 75.5)
-    console.scoring(1, 256, 3.0)
-    console.scoring(256, 256, 3.5)
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("grpo.show.activity.time.monotonic", lambda: self.now)
 
 
-def test_slow_scoring_is_a_line_now_and_then():
-    assert plain(wait_for_scores) == [
+def wait_for_scores(clock):
+    """Return a use of a console: two waits for scores, of 75 seconds and of 3."""
+
+    def use(console):
+        for seconds in range(1, 75):
+            clock.now += 1
+            console.scoring(seconds * 3, 256, seconds)
+        console.scoring(256, 256, 75.5)
+        console.scoring(1, 256, 3.0)
+        console.scoring(256, 256, 3.5)
+
+    return use
+
+
+def test_slow_scoring_is_a_line_now_and_then(monkeypatch):
+    assert plain(wait_for_scores(Clock(monkeypatch))) == [
         "scoring 30/256, 10 s",
         "scoring 120/256, 40 s",
         "scoring 210/256, 70 s",
@@ -204,26 +217,22 @@ def test_slow_scoring_is_a_line_now_and_then():
 def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
     def use(console):
         console.step(report())
-        console.scoring(12, 256, 3.2)
-        assert "scoring 12/256, 3 s" in rendered(console._live.renderable)
-        assert "reward" in rendered(console._live.renderable)  # the panel stays
-        console.scoring(256, 256, 4.0)
-        assert "scoring" not in rendered(console._live.renderable)
+        with console.working("step 13"):
+            console.scoring(12, 256, 3.2)
+            assert "step 13: scoring 12/256, 3 s" in rendered(console._live.renderable)
+            assert "reward" in rendered(console._live.renderable)  # the panel stays
+            console.scoring(256, 256, 4.0)
+            assert "scoring" not in rendered(console._live.renderable)
+            assert "step 13" in rendered(console._live.renderable)
+            console.scoring(1, 256, 3.0)
+        assert "scoring" not in rendered(console._live.renderable)  # although it has no end
 
     assert "scoring 12/256, 3 s" in ESCAPE_CODE.sub("", written(use, force_terminal=True))
 
 
-def test_scoring_before_the_first_step_needs_no_panel():
-    output = written(wait_for_scores, force_terminal=True)
+def test_scoring_before_the_first_step_needs_no_panel(monkeypatch):
+    output = written(wait_for_scores(Clock(monkeypatch)), force_terminal=True)
     assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr("grpo.show.activity.time.monotonic", lambda: self.now)
 
 
 def evaluate_slowly(clock):
@@ -270,6 +279,22 @@ def test_the_panel_has_the_last_held_out_score():
         assert "held out 0.975" in rendered(console._live.renderable)
 
     written(use, force_terminal=True)
+
+
+def test_the_end_has_no_time_left_and_a_verdict_that_is_wrapped_between_words():
+    line = "77% of the sampled tokens were in groups that taught nothing"
+
+    def use(console):
+        console._rich.width = 40
+        console.step(report())
+        assert "ETA" in rendered(console._live.renderable)
+        console.summary(Ending({"run": "runs/x"}, verdict=["LEARNED", line]))
+        assert "ETA" not in rendered(console._live.renderable)
+
+    shown = ESCAPE_CODE.sub("", written(use, force_terminal=True))
+    assert "77% of the sampled tokens were in groups\nthat taught nothing" in shown.replace(
+        " \n", "\n"
+    )
 
 
 @pytest.mark.parametrize("is_expected", [True, False])

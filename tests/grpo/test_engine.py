@@ -33,9 +33,7 @@ def plain_logprobs(model, prompt, tokens, temperature):
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
 def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads):
-    policy = load_policy(
-        str(make_tiny_model(tmp_path, heads=heads, kv_heads=kv_heads)), device="cpu"
-    )
+    policy = load_policy(str(make_tiny_model(tmp_path, heads=(heads, kv_heads))), device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, PROMPTS, VOCABULARY, assert_same_samples, loading, rollout
+from tiny_models import (
+    FAMILIES,
+    PROMPTS,
+    VOCABULARY,
+    Sampling,
+    assert_same_samples,
+    loading,
+    rollout,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
@@ -66,7 +74,7 @@ def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
         kept, policy = cuda_step(policy), eagerly(policy)
         expected = rollout(policy, samples=8, temperature=temperature, truncate=truncate)[1]
         policy.decoder_cache["cuda"] = kept
-        assert_same_samples(policy, ids, found, expected, temperature, truncate)
+        assert_same_samples(policy, ids, found, expected, Sampling(temperature, truncate))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
         guesses=[str] * len(ids),
         drafting=drafting,
     )
-    assert_same_samples(policy, ids, drafted, plain, 0.15)
+    assert_same_samples(policy, ids, drafted, plain, Sampling(0.15))
     assert drafting.acceptance > 0.9
 
 

@@ -6,12 +6,13 @@ import json
 import pytest
 import torch
 from rich.console import Console
+from screens import ESCAPE_CODE
 
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
 from grpo.run.rollouts import file_of, write_rollouts
-from grpo.show.tables import show_table
+from grpo.show.tables import note_left_out, show_table
 from grpo.tools import inspect
 from tasks.base import Problem, Score
 
@@ -134,3 +135,12 @@ def test_a_number_is_never_cut(width, columns):
     assert row.count("0.12345") == columns
     assert heading.count("figure") == row.count("0.12345")
     assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)
+
+
+def test_a_terminal_breaks_notes_between_words():
+    console = Console(width=40, file=io.StringIO(), force_terminal=True, highlight=False)
+    note_left_out(["distinct", "gradient", "entropy"], console)
+    lines = ESCAPE_CODE.sub("", console.file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 40 and len(lines) == 2
+    words = "left out at 40 columns: distinct, gradient, entropy (--json has all)"
+    assert " ".join(line.strip() for line in lines) == words

@@ -1,12 +1,11 @@
 """The page of a run in progress: who may ask the server, and that the page follows the run."""
 
-import http.client
 import json
 import shutil
-import threading
 
 import pytest
 from driven import assert_quiet, open_page, texts, wait
+from live_pages import ask, serving
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of
 
 from grpo.run.logs import MetricsLog
@@ -14,6 +13,13 @@ from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import program as report
 from grpo.tools.report.live import LiveServer
 from tasks.base import UserError
+
+# What the server answers of a run's completions.
+ANSWERS = (
+    "samples?run=0&step=1",
+    "group?run=0&step=1&group=0",
+    "search?run=0&after=0&until=9&query=owl",
+)
 
 
 @pytest.fixture
@@ -23,24 +29,8 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    with LiveServer([run], 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with serving(run) as server:
         yield server
-        server.shutdown()
-        thread.join()
-
-
-def ask(server, path="", method="GET", host=None, token=None):
-    """Return the status, the headers and the body of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    headers = {"Host": host} if host is not None else {}
-    address = f"/{server.token if token is None else token}/{path}"
-    connection.request(method, address, headers=headers)
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    return answer.status, dict(answer.getheaders()), body
 
 
 def test_the_page_is_served_with_its_policy(server):
@@ -70,8 +60,8 @@ def test_the_completions_of_a_step(server):
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "evil:8642", "::1"])
 def test_another_host_is_refused(server, host):
-    assert ask(server, host=host)[0] == 403
-    assert ask(server, "data", host=host)[0] == 403
+    for path in ("", "data", *ANSWERS):
+        assert ask(server, path, host=host)[0] == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "localhost"])
@@ -81,7 +71,7 @@ def test_the_near_end_of_a_tunnel_is_this_machine(server, host):
 
 @pytest.mark.parametrize("token", ["", "x", "..", "%2e%2e"])
 def test_without_the_token_nothing_is_told(server, token):
-    for path in ("", "data", "samples?run=0&step=1"):
+    for path in ("", "data", *ANSWERS):
         status, _, body = ask(server, path, token=token)
         assert status == 403 and body == "forbidden\n"
 
@@ -127,7 +117,7 @@ def test_a_damaged_run_is_an_error_and_not_an_end(server, run):
 
 def test_nothing_is_written(server, run):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    for path in ("", "data", "samples?run=0&step=1"):
+    for path in ("", "data", *ANSWERS):
         ask(server, path)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 

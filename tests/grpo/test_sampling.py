@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiny_models import PROMPTS, assert_same_samples, rounded_masses
+from tiny_models import PROMPTS, Sampling, assert_same_samples, rounded_masses
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -202,7 +202,7 @@ def assert_passes(mass, truncate, found, expected, token=0):
         for share in (found, expected)
     )
     logits = torch.tensor(mass, dtype=torch.float64).log().float()
-    assert_same_samples(at_one_place(0.3 * logits), [(1,)], one, other, 0.3, truncate)
+    assert_same_samples(at_one_place(0.3 * logits), [(1,)], one, other, Sampling(0.3, truncate))
 
 
 NUCLEUS, LIKELIEST, BOTH = (truncation(*limits) for limits in ((0, 0.8), (2,), (4, 0.8)))
@@ -252,4 +252,4 @@ def test_completions_may_part_where_the_uniform_number_is_at_a_border(off, passe
         # Past the border of its share, a token is only wrong on one of the two sides.
         is_right = passes or (off > 0) == (found is other)
         with nullcontext() if is_right else pytest.raises(AssertionError):
-            assert_same_samples(at_one_place(logits), [(1,)], found, expected, 0.3)
+            assert_same_samples(at_one_place(logits), [(1,)], found, expected, Sampling(0.3))

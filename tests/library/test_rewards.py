@@ -32,14 +32,14 @@ def test_rewards_in_processes_make_the_same_run(home, capsys):
 
 def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     monkeypatch.setattr("tasks.reward_calls.LOOK", 0.05)
-    monkeypatch.setattr("grpo.show.console.FIRST", 0.1)
+    monkeypatch.setattr("grpo.show.activity.FIRST", 0.1)
 
     def slow(completion):
         time.sleep(0.1)
         return len(completion) % 2
 
     train(ROWS, slow, reward_workers=2, name="a", **QUICK)
-    assert re.search(r"scoring [1-7]/8, 0 s", capsys.readouterr().out)
+    assert re.search(r"step 1.*: scoring [1-7]/8, 0 s", capsys.readouterr().out)
 
 
 def test_a_reward_process_that_dies_ends_the_run_with_one_line(home, capsys):

@@ -23,6 +23,10 @@ NAMES = {
 }
 
 
+# The tokens of a file, the first of the tokenizer: few, so that it is small.
+VOCABULARY = 320
+
+
 def write_gguf(
     folder: Path,
     path: Path,
@@ -30,12 +34,11 @@ def write_gguf(
     eos: int = 3,
     template: str | None = None,
     precision: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
-    vocabulary: int = 320,
 ) -> Path:
     """Write the Llama in the directory `folder` as a GGUF file.
 
-    The matrices are in `precision`. Only the first `vocabulary` tokens are written, and `eos` is
-    the end token.
+    The matrices are in `precision`, and `eos` is the end token. Only the first VOCABULARY tokens
+    are written.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(str(path), "llama")
@@ -49,13 +52,13 @@ def write_gguf(
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(vocabulary)
+    writer.add_vocab_size(VOCABULARY)
 
-    _add_tokenizer(writer, folder, eos, template, vocabulary)
+    _add_tokenizer(writer, folder, eos, template)
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in load_file(folder / "model.safetensors").items():
-        rows = vocabulary if name == "model.embed_tokens.weight" else len(weight)
+        rows = VOCABULARY if name == "model.embed_tokens.weight" else len(weight)
         _add_tensor(writer, name, weight[:rows], heads, precision)
 
     writer.write_header_to_file()
@@ -65,11 +68,11 @@ def write_gguf(
     return path
 
 
-def _add_tokenizer(writer: GGUFWriter, folder: Path, eos: int, template: str | None, size: int):
+def _add_tokenizer(writer: GGUFWriter, folder: Path, eos: int, template: str | None):
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     special = {token["content"] for token in tokenizer["added_tokens"]}
     vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
-    tokens = [token for token, _ in vocabulary][:size]
+    tokens = [token for token, _ in vocabulary][:VOCABULARY]
     kinds = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
 
     writer.add_tokenizer_model("gpt2")

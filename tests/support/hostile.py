@@ -4,8 +4,9 @@ A refused command line ends with status 2 and one line on standard error. A harm
 succeed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 REFUSED, HARMLESS, ACCEPTED = "refused", "harmless", "accepted"
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred\x9b1m\u202e"
@@ -18,6 +19,16 @@ class Case:
     name: str
     program: str
     argv: list[str]
+    outcome: str = REFUSED
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of `train.py`: its flags, and `prepare`, which makes the files that they name."""
+
+    name: str
+    flags: tuple[str, ...]  # relative to the folder that `prepare` gets
+    prepare: Callable[[Path], None]
     outcome: str = REFUSED
 
 

@@ -4,12 +4,12 @@ from grpo.learn import loss
 from grpo.learn.loss import LossInputs, LossSettings
 
 
-def inputs_and_settings(kind, logp_RT, old_RT, advantages, mask_RT, weights_R, **others):
-    """Return the two records that the functions take."""
-    settings = {name: others.pop(name) for name in ("clip_low", "clip_high")}
-    settings["beta"] = others.pop("beta", 0.0)
-    inputs = LossInputs(logp_RT, old_RT, advantages, mask_RT, weights_R, **others)
-    return inputs, LossSettings(kind, **settings)
+def inputs_and_settings(kind, *tensors, clip_low, clip_high, beta=0.0, **others):
+    """Return the two records that the functions take: `LossInputs(*tensors, **others)`, and
+    settings.
+    """
+    settings = LossSettings(kind, clip_low=clip_low, clip_high=clip_high, beta=beta)
+    return LossInputs(*tensors, **others), settings
 
 
 def step_loss(*arguments, **others):

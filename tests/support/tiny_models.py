@@ -1,5 +1,8 @@
 """Small models of several families, and a rollout for any of them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from transformers import (
     AutoConfig,
@@ -29,10 +32,11 @@ PROMPTS = [
 ]
 
 
-def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed=0, scale=0.15):
+def make_tiny_model(folder, *, layers=2, heads=(4, 2), context=1024, seed=0):
     """Write a random Llama with 64 hidden units and the embedded tokenizer into `folder`.
 
-    Its weights are large, so that its distributions are peaked and its texts vary.
+    `heads` are those of the queries, and those of the keys and values. Its weights are large, so
+    that its distributions are peaked and its texts vary.
     """
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
@@ -41,14 +45,14 @@ def make_tiny_model(folder, *, layers=2, heads=4, kv_heads=2, context=1024, seed
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
         max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
         pad_token_id=0,
         eos_token_id=tokenizer.eos_token_id,
-        initializer_range=scale,
+        initializer_range=0.15,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -156,19 +160,28 @@ def rounded_masses(logits, truncate, nudge=1e-4):
     return [logits.double().masked_fill(~each, -torch.inf).softmax(-1) for each in kept]
 
 
-def assert_same_samples(policy, ids, found, expected, temperature, truncate=None):
+@dataclass(frozen=True)
+class Sampling:
+    """How completions were sampled: at which temperature, and from which tokens."""
+
+    temperature: float
+    truncate: Callable | None = None
+
+
+def assert_same_samples(policy, ids, found, expected, sampling):
     """Assert that tokens and log-probabilities are the same, except where rounding decides.
 
     A log-probability may be that of another set of kept tokens, if logits within the tolerance
     change the set. Two completions may differ from a place on if the place's uniform number is
     within 1e-4 of the border of the token's share, in one of those sets.
     """
+    temperature = sampling.temperature
     atol = 3e-5 / (temperature or 0.3)
 
     def masses(prompt, tokens):
         with torch.no_grad():
             logits = policy.head(policy.predict(policy.pack([prompt], [tokens]))[-1]).float()
-        return rounded_masses(logits / (temperature or 1.0), truncate, atol)
+        return rounded_masses(logits / (temperature or 1.0), sampling.truncate, atol)
 
     for p, (prompt, ours, theirs) in enumerate(zip(ids, found, expected, strict=True)):
         for sample, (one, other) in enumerate(zip(ours, theirs, strict=True)):

@@ -1,5 +1,7 @@
 """Groups of each class, and variance monitors."""
 
+from dataclasses import replace
+
 from grpo.records import Completion, Group
 from grpo.variance import (
     VarianceMonitor,
@@ -8,7 +10,7 @@ from grpo.variance import (
 from tasks.base import Problem, Score
 
 
-def group(class_name, action="keep", attempt=0, tokens=3, distinct=None, finish="stop", level=1):
+def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
     """A group of eight completions: one text if it is identical or solved, else eight, or
     `distinct`.
     """
@@ -16,10 +18,10 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None, finish=
     texts = [str(min(i, distinct - 1)) for i in range(8)]
     return Group(
         0,
-        Problem("t", level, "p", "x", "k"),
+        Problem("t", 1, "p", "x", "k"),
         (1,),
         1.0,
-        [Completion((1,) * tokens, (0.0,) * tokens, text, finish) for text in texts],
+        [Completion((1,) * tokens, (0.0,) * tokens, text, "stop") for text in texts],
         attempt,
         [Score(0.5)] * 8,
         class_name,
@@ -32,4 +34,5 @@ def monitor_for(on_degenerate, **settings):
 
 
 def step(level=1, **counts):
-    return [group(class_name, level=level) for class_name, n in counts.items() for _ in range(n)]
+    groups = [group(class_name) for class_name, n in counts.items() for _ in range(n)]
+    return [replace(each, problem=replace(each.problem, level=level)) for each in groups]

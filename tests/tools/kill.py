@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -147,22 +148,25 @@ def ended(child: int, within: float | None = None) -> int | None:
         time.sleep(0.001)
 
 
-def killed_run(
-    arguments: list[str],
-    run: Path,
-    log: Path,
-    seconds: float,
-    rng: random.Random,
-    done: Counter,
-    mishaps: bool = False,
-):
-    """Train `run` to its end through `KILLS_PER_RUN` kills; a whole run takes `seconds`."""
+@dataclass(frozen=True)
+class Job:
+    """A run to be killed: its command line, its folder, its log, and the seconds that it takes."""
+
+    arguments: list[str]
+    run: Path
+    log: Path
+    seconds: float
+
+
+def killed_run(job: Job, rng: random.Random, done: Counter, mishaps: bool = False):
+    """Train a run to its end through `KILLS_PER_RUN` kills."""
+    run, log = job.run, job.log
     kills = 0
     while True:
         valid, _ = checkpoints(run) if run.exists() else ([], [])
         if not valid:
             shutil.rmtree(run, ignore_errors=True)
-        command = ["--resume", str(run)] if valid else [*arguments, "--name", run.name]
+        command = ["--resume", str(run)] if valid else [*job.arguments, "--name", run.name]
         kind = rng.choice(KILLS) if kills < KILLS_PER_RUN else None
         mishap = rng.choice(MISHAPS) if mishaps and kind and rng.random() < 0.5 else ""
         if mishap == "link" and valid:
@@ -176,7 +180,7 @@ def killed_run(
             torn=kind == "torn",
             mishap=mishap,
         )
-        status = ended(child, rng.uniform(0, seconds) if kind == "time" else None)
+        status = ended(child, rng.uniform(0, job.seconds) if kind == "time" else None)
         if mishap in ("full", "pipe"):
             done[mishap] += 1
         if status is None:
@@ -247,9 +251,8 @@ def main(argv=None) -> int:
         ):
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
-                killed_run(
-                    [*SMALL, *CASES[case]], run, log, seconds[case], rng, kills, asked.mishaps
-                )
+                job = Job([*SMALL, *CASES[case]], run, log, seconds[case])
+                killed_run(job, rng, kills, asked.mishaps)
                 different = differing(whole[case], written(run))
                 assert not different, f"{case}: differs in {different}"
             except AssertionError as error:

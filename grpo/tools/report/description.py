@@ -177,13 +177,15 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
         unit = last.get("unit")
         at = f"{level} {unit}" if unit else f"level {level}"
         what = f"{last.get('metric') or 'score'} at {at}"
+        is_share = last.get("metric") == "exact match"
         sampling = f"temperature {temperature:g}" if temperature else "greedy"
         found.append(
             {
                 "what": escape_control(what).strip(),
                 "how": f"{counted(last)}, {sampling}",
                 "scores": [interval(line) for line in ends],
-                "exact": " → ".join(f"{line['exact']:.2f}" for line in ends),
+                # Where the score is the share of exact answers, it is said once.
+                "exact": None if is_share else " → ".join(f"{line['exact']:.2f}" for line in ends),
             }
         )
     return found
@@ -228,7 +230,10 @@ def listed(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return names and values as the page shows them, e.g. ("level", "25")."""
     found = []
     for name, value in values.items():
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
         is_empty = value in (None, "", {})
+        if isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values()):
+            text = "; ".join(f"{key}: {each}" for key, each in value.items())
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
         found.append((escape_control(str(name)), "–" if is_empty else escape_control(text)))
     return found

@@ -3,7 +3,8 @@
 The server only reads. It listens on 127.0.0.1, and its address holds a random token, so that
 neither another machine nor another user of this one can read a run. A page of a web site cannot
 either: requests for another host, which DNS rebinding sends, are refused, and so are all methods
-but GET. `/TOKEN/` is the page, `/TOKEN/data` what is new in the runs, `/TOKEN/samples` a step.
+but GET. `/TOKEN/` is the page, `/TOKEN/data` what is new in the runs, `/TOKEN/samples` a step,
+`/TOKEN/group` one group of a step, and `/TOKEN/search` the matches of a search.
 """
 
 import hmac
@@ -21,6 +22,8 @@ from data.text import escape_control, printable
 from grpo.run.reader import RunData, load_run
 from grpo.tools.report.description import described
 from grpo.tools.report.page import assembled, packed_step, shown_of
+from grpo.tools.report.samples import packed
+from grpo.tools.report.search import search
 from tasks.base import UserError
 
 HOST = "127.0.0.1"
@@ -34,6 +37,10 @@ TIMEOUT = 30
 
 # The bytes of the completions of one step.
 STEP_BYTES = 4_000_000
+
+# The characters of a query. The page's field takes fewer, but a letter may become several in lower
+# case.
+MOST_QUERY = 1000
 
 
 def serve(folders: Sequence[Path], port: int) -> NoReturn:
@@ -58,6 +65,7 @@ class LiveServer(ThreadingHTTPServer):
             load_run(folder)  # raises UserError if it is not a run
         self.token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
+        self._search_lock = threading.Lock()
         self._version = ""
         self._descriptions: list[dict[str, Any]] = []
         try:
@@ -87,9 +95,22 @@ class LiveServer(ThreadingHTTPServer):
             return self._version, self._descriptions
 
     def samples(self, number: int, step: int) -> str:
-        """Return the groups of a step of a run as JSON."""
+        """Return the groups of a step of a run as JSON, as many as fit into STEP_BYTES."""
         run: RunData = load_run(self.folders[number])
         return packed_step(run.groups(step), shown_of(run), STEP_BYTES)
+
+    def group(self, number: int, step: int, group: int) -> str:
+        """Return one group of a step of a run as JSON."""
+        run: RunData = load_run(self.folders[number])
+        return json.dumps(packed(run.group(step, group), group, shown_of(run)))
+
+    def search(self, number: int, query: str, after: int, until: int) -> str:
+        """Return matches in a run as JSON, see `grpo.tools.report.search`.
+
+        One search runs at a time, so that many of them cannot take the cores from the training.
+        """
+        with self._search_lock:
+            return json.dumps(search(load_run(self.folders[number]), query, after, until))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -102,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer with the page, with what is new, or with the completions of a step."""
+        """Answer with the page, with what is new, with completions, or with matches."""
         parts = urlsplit(self.path)
         token, _, name = parts.path.removeprefix("/").partition("/")
         if not self._is_allowed(token):
@@ -126,11 +147,29 @@ class Handler(BaseHTTPRequestHandler):
             new = {} if is_known else {"runs": descriptions}
             answer = json.dumps({"version": version, **new})
             self._send(HTTPStatus.OK, "application/json", answer)
-        elif name == "samples" and _is_step(query, len(self.server.folders)):
-            answer = self.server.samples(int(query["run"]), int(query["step"]))
-            self._send(HTTPStatus.OK, "application/json", answer)
+        elif found := self._found(name, query):
+            self._send(HTTPStatus.OK, "application/json", found)
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "not found\n")
+
+    def _found(self, name: str, query: dict[str, str]) -> str | None:
+        """Return the completions or the matches that are asked for; None if none are."""
+        number = _number(query, "run")
+        if number is None or number >= len(self.server.folders):
+            return None
+
+        step, group = _number(query, "step"), _number(query, "group")
+        if name == "samples" and step is not None:
+            return self.server.samples(number, step)
+        if name == "group" and step is not None and group is not None:
+            return self.server.group(number, step, group)
+
+        after, until = _number(query, "after"), _number(query, "until")
+        text = query.get("query", "")
+        if name == "search" and after is not None and until is not None:
+            is_short = 0 < len(text) <= MOST_QUERY
+            return self.server.search(number, text, after, until) if is_short else None
+        return None
 
     def _refuse(self) -> None:
         self.close_connection = True  # a body that is not read would be taken for a request
@@ -166,11 +205,10 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing: a request holds the token."""
 
 
-def _is_step(query: dict[str, str], runs: int) -> bool:
-    """Return whether a query names a step of one of the runs."""
-    numbers = [query.get(name, "") for name in ("run", "step")]
-    are_short = all(text.isascii() and text.isdecimal() and len(text) < 10 for text in numbers)
-    return are_short and int(numbers[0]) < runs
+def _number(query: dict[str, str], name: str) -> int | None:
+    """Return a number of a query: the place of a run, a step or a group; None if it is none."""
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def _version(folder: Path) -> str:

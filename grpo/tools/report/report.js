@@ -47,7 +47,7 @@ document.addEventListener("keydown", (event) => {
   const typing = isField && event.target.type !== "range";
   const sliding = isField && event.key.startsWith("Arrow");
   if (typing && event.key === "Escape") event.target.blur();
-  if (event.target === $("search") && event.key === "Enter") goToFind(found + 1);
+  if (event.target === $("search") && event.key === "Enter") goToFind(hunt.opened + 1);
   if (
     typing ||
     sliding ||

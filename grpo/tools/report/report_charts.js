@@ -89,7 +89,7 @@ function curve(spec, one, y, name, stroke, dash) {
 function linesOf(spec) {
   const traces = [];
   const legend = [];
-  const names = Object.keys(spec.lines);
+  const names = Object.keys(spec.lines).filter((name) => RUNS.some((one) => one.metrics[name]));
   RUNS.forEach((one, number) =>
     names.forEach((name, place) => {
       const y = one.metrics[name];

@@ -115,22 +115,34 @@ function writeLink() {
 function readLink() {
   const place = new URLSearchParams(location.hash.slice(1));
   if (!place.has("step")) return false;
-  const run = Math.max(
-    0,
-    RUNS.findIndex((one) => one.name === place.get("run")),
-  );
-  const step = RUNS[run].kept.indexOf(Number(place.get("step")));
-  if (step < 0) return false;
+  const run = RUNS.findIndex((one) => one.name === place.get("run"));
+  return showPlace({
+    run: Math.max(0, run),
+    step: Number(place.get("step")),
+    group: Number(place.get("group") ?? 0),
+    completion: place.has("completion") ? Number(place.get("completion")) : null,
+  });
+}
+
+/** Show a completion, and then call `atEnd`; return whether its step is here.
+
+    `completion` is null for the first one that is shown. */
+function showPlace({ run, step, group, completion }, atEnd = focusRow) {
+  const at = RUNS[run].kept.indexOf(step);
+  if (at < 0) return false;
 
   const show = () => {
-    const groups = samplesOf(run)[RUNS[run].kept[step]].groups;
-    const group = groups.findIndex((one) => one.group === Number(place.get("group") ?? 0));
-    const order = group < 0 ? [] : byReward(groups[group]);
-    const row = order.indexOf(Number(place.get("completion") ?? order[0]));
+    const { groups } = samplesOf(run)[step];
+    const place = Math.max(
+      0,
+      groups.findIndex((one) => one.group === group),
+    );
+    const order = groups.length ? byReward(groups[place]) : [];
     state.filter = { ...NO_FILTER };
-    go({ run, step, group: Math.max(0, group), row: Math.max(0, row) }, true);
+    go({ run, step: at, group: place, row: Math.max(0, order.indexOf(completion)) });
+    atEnd();
   };
-  if (DATA.live) loadStep(run, RUNS[run].kept[step]).then(show);
+  if (DATA.live) loadGroup(run, step, group).then(show);
   else show();
   return true;
 }

@@ -63,12 +63,20 @@ const figure = (name, ...value) =>
   el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value));
 
 /** Return the figures of a verdict. A step in them leads to its completions. */
-const outcomeOf = (run, number) =>
-  el(
+const outcomeOf = (run, number) => {
+  const { figures } = run.outcome;
+  return el(
     "dl",
-    { class: "figures outcome" },
-    run.outcome.figures.map(([name, text, step]) => figure(name, linked(text, step, number))),
+    { class: "figures outcome", style: { "--columns": columnsFor(figures.length) } },
+    figures.map(([name, text, step]) => figure(name, linked(text, step, number))),
   );
+};
+
+/** Return the number of columns, of those that fit a wide page, that leaves the fewest gaps. */
+function columnsFor(count) {
+  const gaps = (columns) => (columns - (count % columns)) % columns;
+  return [4, 3, 5].reduce((best, columns) => (gaps(columns) < gaps(best) ? columns : best));
+}
 
 /** Return a text, which leads to the completions of a step if there is one. */
 const linked = (text, step, run) =>
@@ -153,7 +161,11 @@ function scores(held) {
     part(first, last ? "before" : ""),
     last && el("span", { class: "arrow" }, "→"),
     last && part(last, "after"),
-    el("p", { class: "aside" }, `exact ${held.exact}; ${held.how}; 95 % interval`),
+    el(
+      "p",
+      { class: "aside" },
+      [held.exact && `exact ${held.exact}`, held.how, "95 % interval"].filter(Boolean).join("; "),
+    ),
   );
 }
 

@@ -29,6 +29,44 @@ function loadStep(run, step) {
   return loading.get(name);
 }
 
+/** Fetch a step, and the group of it that it may have been sent without because it is large. */
+async function loadGroup(run, step, number) {
+  await loadStep(run, step);
+  const { count, groups } = samplesOf(run)[step];
+  if (number >= count || groups.some((one) => one.group === number)) return;
+  try {
+    groups.push(await ask(`group?run=${run}&step=${step}&group=${number}`));
+    groups.sort((a, b) => a.group - b.group);
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+let isAsking = false;
+
+/** Ask for matches until as many as are listed are here, or all steps were searched. One question
+    is asked at a time, so that the server has little to do. */
+async function askForFinds() {
+  if (isAsking) return;
+  isAsking = true;
+  const isHungry = ({ query, run, finds, listed, after, error }) =>
+    query.length > 1 && !error && finds.length < listed && after < lastStep(run);
+  while (isHungry(hunt)) {
+    const { query, run, after } = hunt;
+    const asked = hunt;
+    const question = { run, after, until: lastStep(run), query };
+    try {
+      const { finds, searched } = await ask(`search?${new URLSearchParams(question)}`);
+      asked.finds.push(...finds);
+      asked.after = searched;
+    } catch (error) {
+      asked.error = error.message;
+    }
+    showFinds();
+  }
+  isAsking = false;
+}
+
 function say(text, isFresh = false) {
   $("live").hidden = false;
   $("live").classList.toggle("fresh", isFresh);
@@ -50,6 +88,7 @@ function update(runs) {
   showTables();
   if (wasLast) go({ step: kept.length - 1, group: 0, row: 0 });
   else state.step = Math.max(0, kept.indexOf(step));
+  searchOn();
 }
 
 async function follow() {

@@ -11,7 +11,9 @@ const CLASSES = {
 };
 
 const SECTIONS = {
-  Learning: "Does it learn, and at which level? Vertical lines mark a change of level.",
+  Learning: 
+    "Does it learn, and at which level? Dashed vertical lines mark a change of level, the dotted " +
+    "one the step shown under Samples.",
   Signal: "How much of what was sampled could teach anything?",
   Optimisation: "What the updates did. A gap is a step without an update.",
   System: "Where time and memory go.",
@@ -129,7 +131,6 @@ const CHARTS = [
     title: "Learning rate",
     note: "of the update",
     lines: { learning_rate: "rate" },
-    small: true,
   },
   {
     section: "Optimisation",
@@ -160,7 +161,6 @@ const CHARTS = [
     title: "Parity",
     note: "largest difference of a log-probability between trainer and sampler",
     lines: { "sampling/sampling_logp_difference/max": "largest difference" },
-    small: true,
   },
   {
     section: "System",

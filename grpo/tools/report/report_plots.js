@@ -107,13 +107,18 @@ function layoutOf(spec, traces) {
       fixedrange: true,
       type: spec.timeline ? "category" : isLog ? "log" : "linear",
       rangemode: isLog ? "normal" : "tozero",
-      exponentformat: spec.small ? "power" : "SI",
-      hoverformat: spec.small ? ".2e" : ".4~g",
+      exponentformat: isSmall(traces) ? "power" : "SI",
+      hoverformat: isSmall(traces) ? ".2e" : ".4~g",
       nticks: 6,
     },
     ...marksOf(spec),
   };
 }
+
+/** Return whether all values of a chart are so small that they are written with an exponent. */
+const isSmall = (traces) =>
+  traces.every(({ y }) => y.every((value) => !(Math.abs(value) >= 1e-3))) &&
+  traces.some(({ y }) => y.some((value) => Math.abs(value) > 0));
 
 /** Return the range of the x-axis that shows everything. */
 function extent() {

@@ -23,11 +23,14 @@ function go(changes, focus = false) {
   state.row = clamp(state.row, groupNow() ? orderOf(groupNow()).length : 0);
   showStep();
   writeLink();
-  if (focus) {
-    const row = document.querySelector(".row.here");
-    row?.scrollIntoView({ block: "nearest" });
-    row?.focus({ preventScroll: true });
-  }
+  if (focus) focusRow();
+}
+
+/** Scroll to the completion that is selected. */
+function focusRow() {
+  const row = document.querySelector(".row.here");
+  row?.scrollIntoView({ block: "nearest" });
+  row?.focus({ preventScroll: true });
 }
 
 /** Show the kept step that is nearest to `step`. */
@@ -96,7 +99,9 @@ function showStep() {
   const missing = there ? there.count - there.groups.length : 0;
   const note =
     `${missing} of the step's ${there?.count} groups were left out ` +
-    "to limit the size of this file.";
+    (DATA.live
+      ? "because the step is large; the search finds them."
+      : "to limit the size of this file.");
   showFilter();
   $("groups").replaceChildren(
     ...(there?.groups ?? []).map((group, place) => (matches(group) ? card(group, place) : "")),
@@ -113,10 +118,10 @@ function aboutKept(run) {
   const left = run.stored - run.kept.length;
   if (!left) return `This file has the completions of all ${run.stored} steps.`;
   return (
-    `This file has the completions of ${run.kept.length} of ${run.stored} steps ` +
-    `(${run.kept.join(", ")}): the first, the last, those with a decision or a warning, and ` +
-    `evenly spaced ones between them. The other ${left} were left out to limit its size; ` +
-    `python -m grpo.inspect ${run.path} shows them, and --megabytes keeps more.`
+    `This file has the completions of ${run.kept.length} of ${run.stored} steps: the first, the ` +
+    "last, those with a decision or a warning, and evenly spaced ones between them. The other " +
+    `${left} were left out to limit its size; python -m grpo.inspect ${run.path} shows them, and ` +
+    "--megabytes keeps more."
   );
 }
 

@@ -1,7 +1,9 @@
 "use strict";
-// The search in the completions of a run.
+// The search in the completions of a run. A text matches if it contains the query, in upper or lower
+// case alike: the prompt of each group, and each distinct text of its completions. The server of a
+// live page searches by the same rule (search.py).
 
-const MOST_FINDS = 40; // matches listed
+const MORE = 40; // matches listed at first, and added by "Show more"
 
 /** Return the numbers of the words in which `query` occurs. */
 function hitsIn(words, query) {
@@ -16,72 +18,108 @@ function hitsIn(words, query) {
   return hits;
 }
 
-let finds = [];
-let found = -1;
+// What is searched for: in which run, the matches so far, the last step that was searched, how many
+// matches are listed, which one was opened, and what went wrong.
+let hunt = newHunt("");
+
+function newHunt(query) {
+  return { query, run: state.run, finds: [], after: 0, listed: MORE, opened: -1, error: "" };
+}
+
+const lastStep = (run) => RUNS[run].kept.at(-1) ?? 0;
 
 /** Search the prompts and completions of the run, and list the matches. */
-function search(query) {
-  state.query = query.trim().toLowerCase().replace(/\s+/g, " ");
-  finds = [];
-  found = -1;
-
-  const isLong = state.query.length > 1;
-  if (isLong)
-    RUNS[state.run].kept.forEach((step, place) =>
-      samplesOf(state.run)[step]?.groups.forEach((group, number) =>
-        searchGroup(group, { step: place, group: number }, `step ${step} · group ${group.group}`),
-      ),
-    );
-
-  $("found").replaceChildren(...(isLong ? listOfFinds() : []));
+function search(text) {
+  state.query = text.trim().toLowerCase().replace(/\s+/g, " ");
+  hunt = newHunt(state.query);
+  searchOn();
   showGroup();
 }
 
-/** Add the matches in a group to `finds`; `at` is where the group is, `said` says it in words. */
-function searchGroup(group, at, said) {
-  const order = byReward(group);
-  if (group.prompt.toLowerCase().includes(state.query))
-    finds.push({ ...at, row: 0, said: `${said} · prompt`, text: group.prompt, inPrompt: true });
-
-  group.texts.forEach((text, i) => {
-    if (!text.words.toLowerCase().includes(state.query)) return;
-    const row = order.findIndex((sample) => group.rows.text[sample] === i);
-    finds.push({ ...at, row, said: `${said} · completion ${order[row]}`, text: text.words });
-  });
+/** Search the steps that have not been searched, and list the matches. */
+function searchOn() {
+  if (hunt.query.length > 1) {
+    if (DATA.live) askForFinds();
+    else searchPage();
+  }
+  showFinds();
 }
 
-/** Return how many matches there are, and a button for each of the first ones. */
-function listOfFinds() {
-  const snippet = (text) => {
-    const at = text.toLowerCase().indexOf(state.query);
-    return `${at > 40 ? "… " : ""}${text.slice(Math.max(0, at - 40), at + 60)}`;
-  };
-  const matches = finds.length === 1 ? "match" : "matches";
-  const limit = finds.length > MOST_FINDS ? `; the first ${MOST_FINDS}:` : "";
-  const buttons = finds
-    .slice(0, MOST_FINDS)
-    .map((find, i) =>
-      el(
-        "button",
-        { class: "find", onclick: () => goToFind(i) },
-        el("b", {}, find.said),
-        " ",
-        snippet(find.text),
-      ),
+/** Search the completions that the page holds. */
+function searchPage() {
+  const steps = samplesOf(hunt.run);
+  for (const step of RUNS[hunt.run].kept)
+    for (const group of steps[step].groups) hunt.finds.push(...findsIn(group, step));
+  hunt.after = lastStep(hunt.run);
+}
+
+/** Return the matches in a group: its prompt, and its distinct texts. */
+function findsIn(group, step) {
+  const find = (completion, text) => ({ step, group: group.group, completion, text });
+  const found = [];
+  if (group.prompt.toLowerCase().includes(hunt.query)) found.push(find(null, group.prompt));
+  group.texts.forEach(({ words }, i) => {
+    if (words.toLowerCase().includes(hunt.query))
+      found.push(find(group.rows.text.indexOf(i), words));
+  });
+  return found.map((one) => ({ ...one, text: excerpt(one.text) }));
+}
+
+function excerpt(text) {
+  const at = text.toLowerCase().indexOf(hunt.query);
+  return `${at > 40 ? "… " : ""}${text.slice(Math.max(0, at - 40), at + 60)}`;
+}
+
+/** List the first matches, and say how many there are and which steps were searched. */
+function showFinds() {
+  if (hunt.query.length < 2) return $("found").replaceChildren();
+  const { finds, listed, after, error } = hunt;
+  const isWhole = after >= lastStep(hunt.run);
+  const isWaiting = !isWhole && !error && finds.length < listed;
+  const said = [
+    `${finds.length || (isWaiting ? "no" : "No")} ${finds.length === 1 ? "match" : "matches"}`,
+    isWhole ? "" : ` in the steps up to ${after} of ${lastStep(hunt.run)}`,
+    finds.length > listed ? `; the first ${listed}:` : "",
+    isWaiting ? ", searching …" : "",
+    error && `; the search ended: ${error}`,
+  ].join("");
+
+  const button = (find, i) => {
+    const where = find.completion == null ? "prompt" : `completion ${find.completion}`;
+    return el(
+      "button",
+      { class: i === hunt.opened ? "find here" : "find", onclick: () => goToFind(i) },
+      el("b", {}, `step ${find.step} · group ${find.group} · ${where}`),
+      " ",
+      find.text,
     );
-  return [el("p", { class: "aside" }, `${finds.length || "No"} ${matches}${limit}`), ...buttons];
+  };
+  const more = el("button", { id: "more-finds", onclick: showMoreFinds }, "Show more");
+  const hasMore = finds.length > listed || (!isWhole && !isWaiting && !error);
+  $("found").replaceChildren(
+    el("p", { class: "aside" }, said),
+    ...finds.slice(0, listed).map(button),
+    hasMore ? more : "",
+  );
+}
+
+function showMoreFinds() {
+  hunt.listed += MORE;
+  if (DATA.live) searchOn();
+  else showFinds();
 }
 
 /** Show match `number`, counted on from the first one again after the last. */
 function goToFind(number) {
+  const { finds, run } = hunt;
   if (!finds.length) return;
-  found = number % finds.length;
-  const { step, group, row, inPrompt } = finds[found];
-  if (inPrompt) state.promptOpen = true;
-  state.filter = { ...NO_FILTER };
-  go({ step, group, row }, !inPrompt);
-  if (inPrompt) $("prompt").scrollIntoView({ block: "center" });
-  document
-    .querySelectorAll(".find")
-    .forEach((button, i) => button.classList.toggle("here", i === found));
+  hunt.opened = number % finds.length;
+  hunt.listed = Math.max(hunt.listed, hunt.opened + 1);
+  const find = finds[hunt.opened];
+  const isPrompt = find.completion == null;
+  if (isPrompt) state.promptOpen = true;
+  showPlace({ ...find, run }, () =>
+    isPrompt ? $("prompt").scrollIntoView({ block: "center" }) : focusRow(),
+  );
+  showFinds();
 }

@@ -121,21 +121,21 @@ function word(view, { kind, i, j }) {
   return el("span", {}, view.breaks.has(j) ? el("br") : "", node, " ");
 }
 
-/** Return the digits of the right number, each marked as right or wrong in the answer. */
+/** Return the digits of the right number, each marked as right or wrong in the answer. Under a wrong
+    sign none is right, as in the task's reward. */
 function digitsOf(group, { parts }) {
   const right = parts.digits_right;
+  const hasRightSign = parts.sign !== false;
   const digits = group.target.replace(/^-/, "");
   if (typeof right !== "string" || right.length !== digits.length) return null;
   const sign = group.target.startsWith("-") ? "−" : "";
   const mark = (digit, i) =>
-    right[i] === "1"
+    right[i] === "1" && hasRightSign
       ? el("span", { class: "digit" }, digit)
       : el("span", { class: "digit wrong" }, digit);
   const shown = [...digits].map(mark);
-  const said = [...right].filter((one) => one === "1").length;
-  const wrongSign = parts.sign === false ? ", wrong sign" : "";
-  const note = ` ${said} of ${digits.length} digits in place${wrongSign}`;
-  return el("p", { class: "digits" }, "wanted ", sign, ...shown, el("small", {}, note));
+  const note = hasRightSign ? null : el("small", {}, " the sign is wrong, so no digit counts");
+  return el("p", { class: "digits" }, "wanted ", sign, ...shown, note);
 }
 
 /** Return a text whose parts that match `query` are marked. */

@@ -54,23 +54,27 @@ def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
     """
-    # Tokens and reward are part of the key, because a text can be tokenised in two ways, and a
-    # judge can score it in two ways.
-    texts: dict[tuple, dict[str, Any]] = {}
-    numbers: dict[tuple, list[int] | None] = {}  # the word that each token belongs to
-    rows: dict[str, list] = defaultdict(list)
     view = view_of(group)
+    firsts = first_samples(group)
+    distinct = list(dict.fromkeys(firsts))
+    pieces = shown.pieces
 
-    for sample, completion in enumerate(group.completions):
-        key = completion.text, completion.tokens, group.scores[sample].reward
-        if key not in texts:
-            pieces = shown.pieces
-            numbers[key] = _word_numbers(completion, pieces) if pieces else None
-            texts[key] = {
-                **_packed_text(group, sample, view, numbers[key]),
-                "formula": _formula(group, sample, shown),
-            }
-        row = _packed_row(group, sample, list(texts).index(key), numbers[key])
+    # The word that each token of a text belongs to.
+    numbers = {
+        sample: _word_numbers(group.completions[sample], pieces) if pieces else None
+        for sample in distinct
+    }
+    texts = [
+        {
+            **_packed_text(group, sample, view, numbers[sample]),
+            "formula": _formula(group, sample, shown),
+        }
+        for sample in distinct
+    ]
+
+    rows: dict[str, list] = defaultdict(list)
+    for sample, first in enumerate(firsts):
+        row = _packed_row(group, sample, distinct.index(first), numbers[first])
         for name, value in row.items():
             rows[name].append(value)
 
@@ -83,9 +87,22 @@ def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
         "prompt": printable(group.problem.prompt),
         "around": _around(group, shown.pieces),
         "target": escape_words(group.problem.target),
-        "texts": list(texts.values()),
+        "texts": texts,
         "rows": rows,
     }
+
+
+def first_samples(group: Group) -> list[int]:
+    """Return for each completion the first one that has its text.
+
+    Tokens and reward have to be the same, too: a text can be tokenised in two ways, and a judge can
+    score it in two ways.
+    """
+    firsts: dict[tuple, int] = {}
+    return [
+        firsts.setdefault((completion.text, completion.tokens, score.reward), sample)
+        for sample, (completion, score) in enumerate(zip(group.completions, group.scores))
+    ]
 
 
 def view_of(group: Group) -> str:

@@ -183,6 +183,12 @@ TABLE = {
         ("a reward is rounded twice", "rounded", "round(value, 3)", "float(f'{value:.4g}')"),
         ("no target is a target", "view_of", "split_words(group.problem.target)", "True"),
     ],
+    ("grpo/tools/report/search.py", "grpo/test_report_search.py"): [
+        ("the case of a completion matters", "finds_in", "words.lower()", "words"),
+        ("a text is found once for each completion", "finds_in", "dict.fromkeys", "list"),
+        ("an answer never ends", "search", "time.monotonic() > end", "False"),
+        ("a step is searched twice", "search", "after < step <= until", "after <= step <= until"),
+    ],
     ("grpo/tools/report/outcome.py", "grpo/test_report.py"): [
         ("learning begins although it is lost again", "learning_began", "low[-1]", "low[0]"),
     ],
