@@ -4,6 +4,8 @@ the right types.
 
 import copy
 import json
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,12 @@ FIELDS: dict[str, type] = {
     "key": str,
     "data": Mapping,
 }
+
+# Where the code of Python and of installed packages begins.
+LIBRARIES = (
+    "<frozen ",
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
+)
 
 
 class TaskError(UserError):
@@ -42,15 +50,24 @@ def calling(what: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        file, line = last.filename, last.lineno
-        if isinstance(error, SyntaxError) and error.filename:
-            file, line = error.filename, error.lineno
+        raise raised(what, error) from error
 
-        message = shortened(" ".join(str(error).split()), 300)
-        raise TaskError(
-            f"{what} raised {type(error).__name__}: {message} ({file}, line {line})"
-        ) from error
+
+def raised(what: str, error: BaseException) -> TaskError:
+    """Return the one-line error for what a user's own code raised, with its file and line.
+
+    That is the innermost line of the user's own, rather than one of a library that it calls.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    last = (users or frames)[-1]
+    file, line = last.filename, last.lineno
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line = error.filename, error.lineno
+
+    said = shortened(" ".join(str(error).split()), 300)
+    reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
 def check_task(task: Any, spec: str) -> None:

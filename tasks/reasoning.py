@@ -4,9 +4,12 @@ Reasoning is not part of the answer: if the text has a ``</think>``, only what f
 is read, and a ``<think>`` that is never closed means that there is no answer. The answer is the
 first of these that the text has:
 
-1. what follows the last "Answer:" at the beginning of a line, to the end of that line;
+1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
+   of that line;
 2. the content of the last ``\boxed{...}``;
-3. what follows the last ``####``, to the end of that line (the form of GSM8K).
+3. what follows the last ``####``, to the end of that line (the form of GSM8K);
+4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
+   of arXiv:2201.11903, by which models are often prompted).
 
 Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed.
 """
@@ -28,7 +31,10 @@ BUDGET = 256
 # (github.com/Jiayi-Pan/TinyZero).
 FORM = 0.1
 
-_ANSWER = re.compile(r"^[ \t>*_#]*answer[ \t*_]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(
+    r"^[ \t>*_#]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:(.*)$", re.IGNORECASE | re.MULTILINE
+)
+_SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####(.*)$", re.MULTILINE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _THINK, _THOUGHT = "<think>", "</think>"
@@ -50,7 +56,8 @@ def final_answer(text: str) -> str | None:
     if _THINK in said:
         return None
 
-    for found in (_last(_ANSWER, said), _last_box(said), _last(_HASHES, said)):
+    places = (_last(_ANSWER, said), _last_box(said), _last(_HASHES, said), _last(_SENTENCE, said))
+    for found in places:
         if found is not None:
             return bare(found) or None
     return None

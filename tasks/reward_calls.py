@@ -12,18 +12,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling
-from tasks.reward_process import CallError, RewardProcess
+from tasks.checks import raised
+from tasks.reward_process import CallError, RewardProcess, call_function
 
 # Is told the calls that are done, all calls, and the seconds since they were started.
 Show = Callable[[int, int, float], None]
 
 # Seconds between two looks at how many calls are done.
 LOOK = 0.5
+
+# The most seconds for which a process may load the user's file. Its imports may be large.
+LOADING = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Bound:
 
     def __call__(self) -> Any:
         """Call the function, or make its coroutine."""
-        return self.function(**self.arguments)
+        if self.is_async:
+            return self.function(**self.arguments)
+        return call_function(self.function, self.arguments)
 
 
 class Call:
@@ -115,30 +121,47 @@ class Calls:
         Raises UserError, which begins with `whose`, if the call raises or takes too long, or if its
         process ends.
         """
-        with calling(whose):
-            while True:
-                progress.look()
-                left = call.began + self.timeout - time.monotonic()
-                try:
-                    return call.future.result(max(0.01, min(left, LOOK)))
-                except CallError as error:
-                    raise UserError(f"{whose} {error}") from error
-                except FutureTimeout as error:
-                    if call.future.done():  # the function itself raised TimeoutError
-                        raise
-                    if time.monotonic() < call.began + self.timeout:
-                        continue
-                    raise UserError(
-                        f"{whose}: took more than {self.timeout:g} s; make it faster, or raise "
-                        "--reward-timeout"
-                    ) from error
+        error = self._wait(call, whose, progress)
+        if error is None:
+            return call.future.result()
+        if isinstance(error, CallError):
+            raise UserError(f"{whose} {error}") from error
+        raise raised(whose, error) from error
+
+    def _wait(self, call: Call, whose: str, progress: Progress) -> BaseException | None:
+        """Wait for the end of a call; return what it raised, or None.
+
+        It may have raised anything, even KeyboardInterrupt, so it is returned: what this method
+        raises is of our own thread.
+        """
+        while True:
+            progress.look()
+            left = call.began + self.timeout - time.monotonic()
+            try:
+                return call.future.exception(max(0.01, min(left, LOOK)))
+            except FutureTimeout as error:
+                if time.monotonic() < call.began + self.timeout:
+                    continue
+                raise UserError(
+                    f"{whose}: took more than {self.timeout:g} s; make it faster, or raise "
+                    "--reward-timeout"
+                ) from error
 
     def close(self) -> None:
-        """Let the threads end as soon as they are idle, and the processes now."""
+        """Forget the calls that wait, and end the processes and coroutines.
+
+        A thread ends when its call does: nothing can interrupt it.
+        """
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
         for _ in self._threads:
             self._waiting.put(None)
         for process in self._processes:
             process.kill()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._loop = None
 
     def _work(self) -> None:
         """Run waiting calls, one after the other, in a thread of its own."""
@@ -159,9 +182,13 @@ class Calls:
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+            self._loop = runner.get_loop()
             self._free = asyncio.Semaphore(self.workers)
-            threading.Thread(target=self._loop.run_forever, daemon=True, name="rewards").start()
+            self._ended = asyncio.Event()
+            threading.Thread(
+                target=_run_loop, args=(runner, self._ended), daemon=True, name="rewards"
+            ).start()
         return self._loop
 
     async def _run_async(self, bound: Bound, call: Call) -> None:
@@ -173,6 +200,12 @@ class Calls:
                 call.future.set_exception(error)
 
 
+def _run_loop(runner: asyncio.Runner, ended: asyncio.Event) -> None:
+    """Run an event loop until `ended` is set; then cancel its coroutines."""
+    with runner:
+        runner.run(ended.wait())
+
+
 def _run(process: RewardProcess | None, bound: Bound, call: Call) -> None:
     """Run a call, by the `process` if there is one."""
     try:
@@ -180,6 +213,7 @@ def _run(process: RewardProcess | None, bound: Bound, call: Call) -> None:
             call.began = time.monotonic()
             call.future.set_result(bound())
         else:
+            call.began = time.monotonic() + LOADING
             process.begin()
             call.began = time.monotonic()
             call.future.set_result(process.call(bound.arguments))

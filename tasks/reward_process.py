@@ -6,6 +6,7 @@ own, so that Ctrl-C does not reach it, and ends when its pipe is closed: also wh
 killed, and also if the function hangs.
 """
 
+import inspect
 import json
 import os
 import queue
@@ -15,11 +16,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from fractions import Fraction
 from typing import Any, BinaryIO
 
 from data.errors import UserError
 from data.text import shortened
-from tasks.checks import calling
+from tasks.checks import raised
 from tasks.own_files import load_function
 
 # The process: `main`. Python must not look for our packages in the working directory first.
@@ -28,6 +30,15 @@ COMMAND = (sys.executable, "-P", "-c", "from tasks.reward_process import main; m
 
 class CallError(Exception):
     """What a call in a process came to, as the end of a line that begins with whose call it was."""
+
+
+def call_function(function: Callable, arguments: Mapping[str, Any]) -> Any:
+    """Return what a function returns. Raises CallError if that is a coroutine."""
+    result = function(**arguments)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise CallError("returned a coroutine, which nobody awaits; define it by async def")
+    return result
 
 
 class RewardProcess:
@@ -140,26 +151,35 @@ def _send(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
 def _answer(function: Callable, line: bytes) -> dict[str, Any]:
     """Return what is answered to a line of arguments."""
     try:
-        with calling(""):
-            result = _plain(function(**json.loads(line)))
-    except UserError as error:
-        return {"failed": str(error).strip()}
+        result = call_function(function, json.loads(line))
+    except CallError as error:
+        return {"failed": str(error)}
+    except BaseException as error:
+        return {"failed": str(raised("", error)).strip()}
     try:
-        json.dumps(result)
+        plain = _plain(result)
+        json.dumps(plain)
     except (TypeError, ValueError):
         return {
             "failed": f"returned {shortened(repr(result))}; it must return a finite number, or a "
             "mapping of components to finite numbers"
         }
-    return {"result": result}
+    return {"result": plain}
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with the numbers and arrays of NumPy and PyTorch as Python's."""
+    """Return `value` with the numbers and arrays of NumPy and PyTorch as Python's.
+
+    Raises TypeError for a name that is no text, which JSON would turn into one.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, Fraction):
+        return float(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("a name is no text")
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value

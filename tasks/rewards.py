@@ -14,18 +14,20 @@ The calls of a batch run side by side, in threads, in processes, or in one event
 timing.
 """
 
+import copy
 import inspect
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.errors import UserError
 from data.text import shortened
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
+from tasks.scoring import Range, finite_number, is_within
 
 # Because of rounding, a sum of components may be this far below the highest reward.
 ROUNDING = 1e-9
@@ -40,7 +42,8 @@ class RewardSettings:
     """How rewards are computed.
 
     - `weights`: the weight of each component, by default 1;
-    - `highest`: the highest reward; a completion that earns it is right;
+    - `reward_range`: the lowest and the highest reward; a completion that earns the highest is
+      right;
     - `timeout`: the most seconds that one call may take;
     - `workers`: how many calls run side by side;
     - `program`: the function as ``path/to/file.py:name``, if calls run in processes, which load it
@@ -48,7 +51,7 @@ class RewardSettings:
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    highest: float = 1.0
+    reward_range: Range = (0.0, 1.0)
     timeout: float = 60.0
     workers: int = 32
     program: str | None = None
@@ -64,8 +67,12 @@ class RewardFunctions:
         if len(set(names)) < len(names):
             raise UserError(f"reward functions {', '.join(names)}: each needs a name of its own")
         self.watcher: Show | None = None  # is told how many calls are done, while they run
-        self._calls = Calls(self.settings.workers, self.settings.timeout, self.settings.program)
-        weakref.finalize(self, self._calls.close)
+        self._calls = self._new_calls()
+
+    def _new_calls(self) -> Calls:
+        calls = Calls(self.settings.workers, self.settings.timeout, self.settings.program)
+        weakref.finalize(self, calls.close)
+        return calls
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if a function has a parameter that the `row` lacks."""
@@ -77,8 +84,18 @@ class RewardFunctions:
 
         A group is a problem, whose `data` has the columns of its row, and its completions. Raises
         UserError, which names the row and the completion, if a call fails, takes too long, or
-        returns anything but finite numbers.
+        returns anything but finite numbers whose sum lies in the range. Then the other calls are
+        abandoned.
         """
+        try:
+            return self._scores(groups)
+        except BaseException:
+            # A thread or process that hangs would be missing from the next calls.
+            self._calls.close()
+            self._calls = self._new_calls()
+            raise
+
+    def _scores(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
         started = [
             [(function, self._start(function, group)) for function in self.functions]
             for group in groups
@@ -97,18 +114,13 @@ class RewardFunctions:
         progress: Progress,
     ) -> list[Score]:
         """Return the score of each completion of a group, whose calls have started."""
-        _, completions = group
-        components: list[dict[str, float]] = [{} for _ in completions]  # of all functions so far
-        for function, calls in started:
-            more = self._finish(function, group, calls, progress)
-            for of_completion, others in zip(components, more, strict=True):
-                for name in others.keys() & of_completion.keys():
-                    raise UserError(
-                        f"reward {function.name}: another function has a component {name!r} too; "
-                        "give it another name"
-                    )
-                of_completion |= others
-        return [self._score(of_completion) for of_completion in components]
+        problem, completions = group
+        results = [self._finish(function, group, calls, progress) for function, calls in started]
+        whose = f"reward {', '.join(function.name for function in self.functions)}, {_row(problem)}"
+        return [
+            self._score([of_function[i] for of_function in results], f"{whose}, completion {i + 1}")
+            for i in range(len(completions))
+        ]
 
     def _start(self, function: "_Function", group: tuple[Problem, Sequence[str]]) -> list[Call]:
         problem, completions = group
@@ -121,11 +133,11 @@ class RewardFunctions:
         group: tuple[Problem, Sequence[str]],
         running: Sequence[Call],
         progress: Progress,
-    ) -> list[dict[str, float]]:
-        """Wait for the calls of a function; return the components of each completion."""
+    ) -> list["_Result"]:
+        """Wait for the calls of a function; return its result for each completion."""
         problem, completions = group
         size = len(completions)
-        whose = f"reward {function.name}, {problem.data.get('where', problem.key)}"
+        whose = f"reward {function.name}, {_row(problem)}"
 
         if function.takes_group:
             returned = self._calls.result(running[0], f"{whose}, {size} completions", progress)
@@ -137,24 +149,40 @@ class RewardFunctions:
             ]
 
         return [
-            _components(result, function.name, f"{whose}, completion {number}")
+            _checked(result, function.name, f"{whose}, completion {number}")
             for number, result in enumerate(results, start=1)
         ]
 
-    def _score(self, components: Mapping[str, float]) -> Score:
+    def _score(self, results: Sequence["_Result"], whose: str) -> Score:
         """Return the score of a completion: the weighted sum of its components."""
+        components: dict[str, float] = {}
+        for result in results:
+            for name in result.components.keys() & components.keys():
+                raise UserError(
+                    f"{whose}: two functions have a component {name!r}; rename one of them"
+                )
+            components |= result.components
+
         weights = self.settings.weights
         for name in weights:
             if name not in components:
                 raise UserError(
-                    f"--reward-weights {name}: no such component; there are "
+                    f"{whose}: has no component {name!r}, which --reward-weights names; it has "
                     f"{', '.join(sorted(components))}"
                 )
 
         reward = math.fsum(weights.get(name, 1.0) * value for name, value in components.items())
+        low, high = self.settings.reward_range
+        if not is_within(reward, (low, high)):
+            raise UserError(
+                f"{whose}: is {reward:g}, outside [{low:g}, {high:g}]; give the lowest and the "
+                "highest reward by --reward-range LOW,HIGH"
+            )
+
+        # The plain number of a single function is the reward itself, and no part of it.
+        is_named = len(results) > 1 or results[0].is_named
         parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
-        is_right = reward >= self.settings.highest - ROUNDING
-        return Score(reward, parts if len(parts) > 1 else {}, exact=is_right)
+        return Score(reward, parts if is_named else {}, exact=reward >= high - ROUNDING)
 
 
 class _Function:
@@ -209,21 +237,28 @@ class _Function:
     def calls(self, problem: Problem, completions: Sequence[str]) -> list[Bound]:
         """Return the calls for a group: one, or one for each completion."""
         row = problem.data["row"]
+        if not self.takes_all:
+            row = {name: row[name] for name in self.parameters if name in row}
+
+        # Each completion has copies, so that a function that changes a list changes no other call.
+        rows = [copy.deepcopy(row) for _ in completions]
         if self.takes_group:
-            size = len(completions)
-            columns = {name: [value] * size for name, value in row.items()}
-            columns |= {"prompts": [problem.prompt] * size, "completions": list(completions)}
+            columns = {name: [one[name] for one in rows] for name in row}
+            columns |= {
+                "prompts": [problem.prompt] * len(completions),
+                "completions": list(completions),
+            }
             return [self._call(columns)]
 
         return [
-            self._call(row | {"prompt": problem.prompt, "completion": completion})
-            for completion in completions
+            self._call(one | {"prompt": problem.prompt, "completion": completion})
+            for one, completion in zip(rows, completions, strict=True)
         ]
 
-    def _call(self, arguments: Mapping[str, Any]) -> Bound:
+    def _call(self, arguments: dict[str, Any]) -> Bound:
         if not self.takes_all:
             arguments = {name: arguments[name] for name in self.parameters if name in arguments}
-        return Bound(self.function, dict(arguments), self.is_async)
+        return Bound(self.function, arguments, self.is_async)
 
 
 def _listed(returned: Any, size: int, whose: str) -> list[Any]:
@@ -243,20 +278,40 @@ def _listed(returned: Any, size: int, whose: str) -> list[Any]:
     return list(returned)
 
 
-def _components(result: Any, name: str, whose: str) -> dict[str, float]:
-    """Return the components of one completion; a plain number is a component called `name`."""
-    named = result if isinstance(result, Mapping) else {name: result}
+class _Result(NamedTuple):
+    """What a function returned for a completion: its components, or one with the function's name.
+
+    E.g. ``_Result({"correct": 1.0, "format": 0.2}, True)`` or ``_Result({"reward": 0.5}, False)``.
+    """
+
+    components: dict[str, float]
+    is_named: bool
+
+
+def _checked(result: Any, name: str, whose: str) -> _Result:
+    """Return the `result` of the function `name` for one completion, with Python's numbers."""
+    is_named = isinstance(result, Mapping)
+    named = result if is_named else {name: result}
     if not named:
         raise UserError(f"{whose}: returned no component")
 
     components = {}
     for key, value in named.items():
-        value = value.item() if hasattr(value, "item") else value
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            which = f"{key!r}: " if isinstance(result, Mapping) else ""
+        if not isinstance(key, str) or not key.isprintable() or not key.strip():
+            raise UserError(
+                f"{whose}: returned a component called {key!r}; its name must be a text"
+            )
+        number = finite_number(value)
+        if number is None:
+            which = f"{key!r}: " if is_named else ""
             raise UserError(
                 f"{whose}: returned {which}{shortened(repr(value))}; it must return a finite "
                 "number, or a mapping of components to finite numbers"
             )
-        components[str(key)] = float(value)
-    return components
+        components[key] = number
+    return _Result(components, is_named)
+
+
+def _row(problem: Problem) -> str:
+    """Return where a problem is from, e.g. "problems.jsonl, line 3"."""
+    return problem.data.get("where", problem.key)

@@ -119,7 +119,7 @@ class Rows:
         settings = RewardSettings(
             weights=options.weights(),
             timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
-            highest=self.reward_range[1],
+            reward_range=self.reward_range,
             workers=workers,
             program=reward_file if in_processes else None,
         )

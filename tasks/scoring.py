@@ -26,7 +26,7 @@ def range_of(task: Task) -> Range | None:
     if declared is None:
         return None
 
-    given = [_number(end) for end in declared] if isinstance(declared, Sequence) else []
+    given = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
     ends = [end for end in given if end is not None]
     if len(given) != 2 or len(ends) != 2 or ends[0] >= ends[1]:
         raise UserError(
@@ -129,23 +129,29 @@ def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
 
     Raises ValueError, which begins with `name`, if it is no finite number or further outside.
     """
-    number = _number(given)
+    number = finite_number(given)
     if number is None:
         raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
     if limits is None:
         return number
 
     low, high = limits
-    nearest = min(max(number, low), high)
-    if abs(number - nearest) > ROUNDING * (high - low):
+    if not is_within(number, limits):
         declared = ", the task's reward_range" if name == "reward" else ""
         raise ValueError(
             f"a {name} of {number:g} {whose}; it must lie in [{low:g}, {high:g}]{declared}"
         )
-    return nearest
+    return min(max(number, low), high)
 
 
-def _number(given: Any) -> float | None:
+def is_within(number: float, limits: Range) -> bool:
+    """Return whether `number` lies within `limits`, but for rounding."""
+    low, high = limits
+    margin = ROUNDING * (high - low)
+    return low - margin <= number <= high + margin
+
+
+def finite_number(given: Any) -> float | None:
     """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
     plain = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(plain, numbers.Real):

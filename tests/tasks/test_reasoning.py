@@ -5,6 +5,7 @@ import random
 import sys
 import time
 from collections import Counter
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +46,8 @@ def test_the_last_answer_line_is_the_answer(thought, answer):
         ("<think>Answer: 1", None),
         ("</think>Answer: 2", "2"),
         ("<think>a</think><think>Answer: 1", None),
-        ("the answer is 42", None),
+        ("the answer is 42", "42"),
+        ("I answer 42", None),
         ("Answer:", None),
         ("", None),
     ],
@@ -127,6 +129,37 @@ def test_written_forms_of_numbers(text, number):
 
 def test_many_written_forms_are_tried():
     assert len(WRITTEN) >= 100
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("He has 2 + 5 = 7.\n#### 1,234", 1234),
+        ("#### -7", -7),
+        ("#### $1,234.00\n", 1234),
+        ("The answer is 7.", 7),
+        ("So 3 + 4 = 7. The answer is 7. That is all of the 12 she had.", 7),
+        ("The answer is 6. No: the answer is $1,234.50.", Fraction(2469, 2)),
+        ("Therefore, the final answer is: **18** dollars!", 18),
+        ("the answer is 7 apples", 7),
+        ("The answer is -3 degrees.\nIt is cold at 5.", -3),
+        ("The answer is 1/2.", Fraction(1, 2)),
+        ("The answer is 50%.", 50),
+        (r"The answer is $\boxed{18}$.", 18),
+        ("**Final Answer:** 18", 18),
+        ("The final answer: 18 hours", 18),
+        ("Answer: The answer is 7.", 7),
+        ("**Answer**: $1,234.00 in total", 1234),
+        ("The answer is 5.\n#### 7", 7),
+        ("The answer is 5.\nAnswer: 7", 7),
+        ("The answer is not 18.", None),
+        ("The answer is 12 or 13.", None),
+        ("The answer is near.", None),
+        ("7", None),
+    ],
+)
+def test_where_the_answer_stands_in_a_completion(text, number):
+    assert number_of(final_answer(text) or "") == number
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,19 @@
 """Reward functions: their calls, components, errors and time limits."""
 
 import asyncio
-import gc
-import os
+import json
 import random
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
+import numpy
 import pytest
+import torch
+from small_rewards import problem, scores
 
 from tasks import reward_calls
 from tasks.base import UserError
-from tasks.own_files import load_function
-from tasks.protocol import Problem
 from tasks.rewards import RewardFunctions, RewardSettings
-
-
-def problem(name="p", **row):
-    data = {"where": f"row {name}", "row": {"answer": "42", **row}}
-    return Problem("data", 1, f"prompt {name}", "", name, data)
-
-
-def scores(functions, completions=("a", "b"), **settings):
-    if not isinstance(functions, list):
-        functions = [functions]
-    rewards = RewardFunctions(functions, RewardSettings(**settings))
-    return rewards.scores([(problem(), list(completions))])[0]
 
 
 def refused(functions, message, **settings):
@@ -46,7 +31,7 @@ def test_components_are_weighted_and_kept():
     def parts(completion, answer):
         return {"right": completion == answer, "short": 0.5}
 
-    (score,) = scores(parts, ["42"], weights={"short": 0.2}, highest=1.1)
+    (score,) = scores(parts, ["42"], weights={"short": 0.2}, reward_range=(0, 1.1))
     assert score.reward == pytest.approx(1.1) and score.exact
     assert score.parts == {"reward/right": 1.0, "reward/short": 0.5}
 
@@ -55,6 +40,8 @@ def test_components_are_weighted_and_kept():
     assert list(score.parts) == ["reward/right", "reward/short", "reward/length"]
     (score,) = scores(length, ["42"])
     assert score.parts == {} and score.reward == 0.2
+    one, two = scores(lambda completion: dict.fromkeys(completion, 0.5), ["a", "ab"])
+    assert one.parts == {"reward/a": 0.5} and two.parts == {"reward/a": 0.5, "reward/b": 0.5}
 
 
 def test_a_function_of_the_group_gets_lists():
@@ -65,15 +52,37 @@ def test_a_function_of_the_group_gets_lists():
     assert [score.reward for score in scores(group, ["a", "bcd"])] == [1, 3]
 
 
-def test_async_functions_wait_side_by_side():
-    async def judge(completion):
-        await asyncio.sleep(0.2)
-        return float(completion)
+def slow(completion):
+    time.sleep(0.2)
+    return float(completion)
 
+
+async def slow_async(completion):
+    await asyncio.sleep(0.2)
+    return float(completion)
+
+
+@pytest.mark.parametrize("judge", [slow, slow_async])
+def test_slow_functions_wait_side_by_side(judge):
     start = time.monotonic()
     found = scores(judge, [str(n) for n in range(16)])
     assert time.monotonic() - start < 1.6  # one after the other: 3.2 s
     assert [score.reward for score in found] == list(range(16))
+
+
+def test_a_function_that_changes_its_row_changes_no_other_call():
+    def one(completion, tests):
+        tests["seen"].append(completion)
+        return len(tests["seen"])
+
+    def group(completions, tests):
+        return [one(text, of_one) for text, of_one in zip(completions, tests, strict=True)]
+
+    row = problem(tests={"seen": []})
+    for function in (one, group):
+        rewards = RewardFunctions([function], RewardSettings(reward_range=(0, 9)))
+        assert [score.reward for score in rewards.scores([(row, ["a"] * 4)])[0]] == [1] * 4
+    assert row.data["row"]["tests"] == {"seen": []}
 
 
 def test_the_order_does_not_depend_on_timing():
@@ -120,6 +129,33 @@ def test_a_function_that_hangs_is_named_with_its_row():
         assert time.monotonic() - start < 5
 
 
+def test_a_failure_abandons_the_other_calls_and_the_next_ones_run():
+    ran, cancelled = [], threading.Event()
+
+    def judge(completion):
+        ran.append(completion)
+        time.sleep({"hangs": 1.0}.get(completion, 0.0))
+        return 1.0
+
+    async def judge_async(completion):
+        try:
+            await asyncio.sleep({"hangs": 60}.get(completion, 0.0))
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return 1.0
+
+    for function in (judge, judge_async):
+        rewards = RewardFunctions([function], RewardSettings(timeout=0.2, workers=1))
+        with pytest.raises(UserError, match="completion 1: took more than 0.2 s"):
+            rewards.scores([(problem(), ["hangs", "waits"])])
+        assert [score.reward for score in rewards.scores([(problem(), ["next"])])[0]] == [1.0]
+
+    assert cancelled.wait(10)
+    time.sleep(1.0)
+    assert ran == ["hangs", "next"]
+
+
 def test_the_time_limit_counts_from_the_start_of_a_call():
     def slow(completion):
         time.sleep(0.1)
@@ -144,6 +180,26 @@ def exits(completion):
     raise SystemExit(3)
 
 
+def interrupts(completion):
+    raise KeyboardInterrupt
+
+
+async def cancels(completion):
+    raise asyncio.CancelledError
+
+
+def runs_out(completion):
+    raise MemoryError("no room")
+
+
+def refuses(completion):
+    raise UserError("it is no row of mine")
+
+
+def parses(completion):
+    return json.loads("{")
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -151,11 +207,22 @@ def exits(completion):
         (raises_async, "raised ValueError: no"),
         (raises_timeout, "raised TimeoutError: by itself"),
         (exits, "raised SystemExit: 3"),
+        (interrupts, "row p, completion 1 raised KeyboardInterrupt ("),
+        (cancels, "row p, completion 1 raised CancelledError ("),
+        (runs_out, "row p, completion 1 raised MemoryError: no room ("),
+        (refuses, "row p, completion 1 raised UserError: it is no row of mine ("),
+        (parses, "test_rewards.py, line "),
+        (lambda completion: slow_async(completion), "returned a coroutine, which nobody awaits"),
         (lambda completion: None, "returned None"),
         (lambda completion: float("nan"), "returned nan"),
         (lambda completion: "1", "returned '1'"),
         (lambda completion: {}, "returned no component"),
         (lambda completion: {"a": None}, "returned 'a': None"),
+        (lambda completion: {1: 0.5, "1": 0.5}, "returned a component called 1; its name must be"),
+        (lambda completion: {"a\n": 0.5}, "returned a component called 'a\\n'"),
+        (lambda completion: 10**400, "completion 1: returned 1000"),
+        (lambda completion: numpy.zeros(2), "completion 1: returned array([0., 0.])"),
+        (lambda completion: torch.zeros(2), "completion 1: returned tensor([0., 0.])"),
         (lambda completions: [1.0], "returned 1 results for 2 completions"),
         (lambda completions: 1.0, "must return a list"),
         (lambda completions: "ab", "must return a list"),
@@ -167,6 +234,17 @@ def test_what_is_wrong_is_one_line(function, message):
     refused(function, message)
 
 
+def test_a_reward_outside_its_range_is_named_with_the_flag():
+    for reward, weight in ((5, 1.0), (-0.1, 1.0), (1.0, 1.1)):
+        message = f"reward size, row p, completion 1: is {reward * weight:g}, outside [0, 1]; give "
+
+        def size(completion, reward=reward):
+            return reward
+
+        refused(size, message, weights={"size": weight}, reward_range=(0, 1))
+    assert scores(lambda completion: 1 + 1e-8, reward_range=(0, 1))[0].exact  # by rounding
+
+
 def test_two_functions_with_one_component():
     def first(completion):
         return {"a": 1}
@@ -174,11 +252,15 @@ def test_two_functions_with_one_component():
     def second(completion):
         return {"a": 2}
 
-    refused([first, second], "another function has a component 'a' too")
+    refused([first, second], "two functions have a component 'a'")
 
 
 def test_a_weight_without_a_component():
-    refused(length, "--reward-weights size: no such component", weights={"size": 1.0})
+    refused(
+        length,
+        "has no component 'size', which --reward-weights names; it has length",
+        weights={"size": 1.0},
+    )
 
 
 def test_parameters_are_checked_before_training():
@@ -190,170 +272,6 @@ def test_parameters_are_checked_before_training():
         RewardFunctions([lambda completion, solution: 1.0]).check({"answer": ""}, "row 1")
     with pytest.raises(UserError, match="without a name"):
         RewardFunctions([lambda completion, /: 1.0])
-
-
-# Processes, and what is shown while calls run.
-
-PROGRAM = """
-import os, signal, sys, time
-
-def reward(completion, answer, **row):
-    print("a line that must not reach the pipe")
-    return {"right": completion == answer, "process": os.getpid()}
-
-def nap(completion):
-    time.sleep(float(completion))
-    return float(completion)
-
-def group(completions, answer):
-    return [len(text) / 10 for text in completions]
-
-def array(completions):
-    import numpy
-    return numpy.array([len(text) for text in completions])
-
-def raises(completion):
-    raise KeyError("oh\\nno")
-
-def text(completion):
-    return "1"
-
-def odd(completion):
-    return {1, 2}
-
-def leaves(completion):
-    os._exit(3)
-
-def exits(completion):
-    sys.exit(3)
-
-def dies(completion):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-async def waits(completion):
-    return os.getpid()
-"""
-
-
-@pytest.fixture
-def in_processes(tmp_path):
-    """Scores by a function of PROGRAM in processes."""
-    path = tmp_path / "mine.py"
-    path.write_text(PROGRAM)
-
-    def scored(name, completions=("a", "b"), **settings):
-        spec = f"{path}:{name}"
-        settings = {"workers": 2, "program": spec} | settings
-        return scores(load_function(spec), completions, **settings)
-
-    return scored
-
-
-def test_processes_return_what_threads_return(in_processes):
-    texts = ["42", "4", "a\nb", "\u202e\ud7ff 42", ""]
-    for name in ("group", "array"):
-        assert in_processes(name, texts) == in_processes(name, texts, program=None)
-    threads, processes = in_processes("reward", texts, program=None), in_processes("reward", texts)
-    for one, other in zip(threads, processes, strict=True):
-        assert one.parts["reward/right"] == other.parts["reward/right"]
-
-
-def test_several_processes_compute(in_processes):
-    found = in_processes("reward", ["42", "x"] * 20)
-    processes = {score.parts["reward/process"] for score in found}
-    assert len(processes) == 2 and os.getpid() not in processes
-    assert [score.parts["reward/right"] for score in found] == [1.0, 0.0] * 20
-
-
-def test_functions_of_a_group_and_arrays_in_a_process(in_processes):
-    assert [score.reward for score in in_processes("group", ["a", "bcd"])] == [0.1, 0.3]
-    assert [score.reward for score in in_processes("array", ["a", "bcd"])] == [1, 3]
-
-
-def test_coroutines_stay_in_the_event_loop(in_processes):
-    assert {score.reward for score in in_processes("waits")} == {os.getpid()}
-
-
-def test_the_order_does_not_depend_on_the_timing_of_processes(in_processes):
-    naps = [random.Random(0).random() / 20 for _ in range(30)]
-    assert [score.reward for score in in_processes("nap", list(map(str, naps)))] == naps
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("raises", "reward raises, row p, completion 1 raised KeyError: 'oh"),
-        ("text", "reward text, row p, completion 1: returned '1'"),
-        ("odd", "reward odd, row p, completion 1 returned {1, 2}; it must return a finite number"),
-        ("exits", "completion 1 raised SystemExit: 3"),
-        ("leaves", "completion 1 ended its process (exit status 3)"),
-        ("dies", "completion 1 ended its process (killed by SIGKILL; was the memory not enough?)"),
-    ],
-)
-def test_what_is_wrong_in_a_process_is_one_line(in_processes, name, message):
-    with pytest.raises(UserError) as caught:
-        in_processes(name)
-    assert message in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
-
-
-def test_a_process_that_hangs_is_named_and_ended(in_processes):
-    start = time.monotonic()
-    with pytest.raises(UserError, match="reward nap, row p, completion 1: took more than 0.3 s"):
-        in_processes("nap", ["60"], timeout=0.3)
-    assert time.monotonic() - start < 10
-
-
-def test_processes_end_with_their_functions(in_processes, tmp_path):
-    spec = f"{tmp_path / 'mine.py'}:dies"
-    rewards = RewardFunctions([load_function(spec)], RewardSettings(workers=3, program=spec))
-    with pytest.raises(UserError):
-        rewards.scores([(problem(), ["a"] * 9)])  # calls follow that nobody reads
-    calls = rewards._calls
-    del rewards
-    gc.collect()
-    for thread in calls._threads:
-        thread.join(10)
-        assert not thread.is_alive()
-    assert all(process._process is None for process in calls._processes)
-
-
-def test_processes_end_when_ours_is_killed(tmp_path):
-    """Also while the function runs: nothing may compute on for nobody."""
-    (tmp_path / "mine.py").write_text(PROGRAM)
-    script = f"""
-import os, sys, threading, time
-from tasks.protocol import Problem
-from tasks.rewards import RewardFunctions, RewardSettings
-from tasks.own_files import load_function
-spec = {str(tmp_path / "mine.py:nap")!r}
-rewards = RewardFunctions([load_function(spec)], RewardSettings(workers=1, program=spec))
-problem = Problem("data", 1, "p", "", "k", {{"row": {{}}}})
-rewards.scores([(problem, ["0"])])
-print(rewards._calls._processes[0]._process.pid, flush=True)
-rewards.scores([(problem, ["600"])])
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
-        child = int(process.stdout.readline())
-        assert is_alive(child)
-        process.kill()
-    for _ in range(100):
-        if not is_alive(child):
-            break
-        time.sleep(0.1)
-    assert not is_alive(child)
-
-
-def is_alive(pid):
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_watcher_is_told_how_many_calls_are_done(monkeypatch):

@@ -2,7 +2,8 @@
 
 A line is a problem. Its fields are those that `lm_eval --log_samples` writes: doc_id, doc, target,
 arguments, resps, filtered_resps, filter, metrics, the hashes of doc, prompt and target, and the
-mean of each metric under its name.
+mean of each metric under its name. Within a model each problem has a doc_id of its own, whatever
+its level, because readers take it for the problem's name; all models share it.
 """
 
 import hashlib
@@ -17,11 +18,12 @@ from grpo.records import Group
 
 def write_samples(path: Path, results: list[dict[str, Any]]) -> None:
     """Write a line for each problem of each result. Raises UserError if it cannot be written."""
-    lines = [
-        json.dumps(_line(number, group, result), ensure_ascii=False)
-        for result in results
-        for number, group in enumerate(result["groups"])
-    ]
+    ids: dict[str, int] = {}
+    lines = []
+    for result in results:
+        for group in result["groups"]:
+            number = ids.setdefault(group.problem.key, len(ids))
+            lines.append(json.dumps(_line(number, group, result), ensure_ascii=False))
     write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
 

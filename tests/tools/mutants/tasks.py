@@ -59,7 +59,28 @@ TABLE = {
             "None",
         ),
     ],
-    ("tasks/reward_process.py", "tasks/test_rewards.py"): [
+    ("tasks/rewards.py", "tasks/test_rewards.py"): [
+        ("calls share the row", "_Function.calls", "copy.deepcopy(row)", "row"),
+        (
+            "workers that hang are kept",
+            "RewardFunctions.scores",
+            "self._calls = self._new_calls()",
+            "pass",
+        ),
+        (
+            "a single component is no metric",
+            "RewardFunctions._score",
+            "len(results) > 1 or results[0].is_named",
+            "len(parts) > 1",
+        ),
+        (
+            "rewards outside their range",
+            "RewardFunctions._score",
+            "not is_within(reward, (low, high))",
+            "False",
+        ),
+    ],
+    ("tasks/reward_process.py", "tasks/test_reward_processes.py"): [
         ("a process outlives ours", "_read", "os._exit(0)", "None"),
         ("prints reach the pipe", "main", "os.dup2(2, 1)", "None"),
         (
@@ -71,10 +92,10 @@ TABLE = {
     ],
     ("tasks/scoring.py", "tasks/test_scores.py"): [
         (
-            "rewards outside the range",
-            "_within",
-            "abs(number - nearest) > ROUNDING * (high - low)",
-            "False",
+            "scores outside the range",
+            "is_within",
+            "low - margin <= number <= high + margin",
+            "True",
         ),
     ],
     ("tasks/supply.py", "tasks/test_supply.py"): [

@@ -1,0 +1,19 @@
+"""Scores of small groups by reward functions."""
+
+from tasks.protocol import Problem
+from tasks.rewards import RewardFunctions, RewardSettings
+
+# Rewards of these tests count things, so that they may be large.
+WIDE = (-1e7, 1e7)
+
+
+def problem(name="p", **row):
+    data = {"where": f"row {name}", "row": {"answer": "42", **row}}
+    return Problem("data", 1, f"prompt {name}", "", name, data)
+
+
+def scores(functions, completions=("a", "b"), **settings):
+    if not isinstance(functions, list):
+        functions = [functions]
+    rewards = RewardFunctions(functions, RewardSettings(**{"reward_range": WIDE} | settings))
+    return rewards.scores([(problem(), list(completions))])[0]
