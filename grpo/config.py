@@ -501,7 +501,7 @@ class Config:
     dynamic_sampling: int | None = setting(
         None,
         "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
-        "times --prompts (0: off; default: half of --prompts for the embedded model and if "
+        "times --prompts (0: off; default: 4 with the embedded model's 8 prompts, else 8 if "
         "held-out problems promote, else 0)",
         group=DEGENERATE,
     )

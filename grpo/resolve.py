@@ -11,10 +11,13 @@ from tasks.base import Task, UserError
 LORA_RANK = 64
 STEPS = 800
 
-# Prompts a step. The embedded model learns as fast by the step from 8 prompts as from 16, until few
-# of its groups vary; then it draws more (runs/LOG.md, 2026-11-25: "Half the prompts").
-BUILTIN_PROMPTS = 8
+# Prompts a step, and how many groups must vary, or else dynamic sampling draws more prompts. The
+# embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups vary
+# (runs/LOG.md, 2026-11-25: "Half the prompts").
 PROMPTS = 16
+BUILTIN_PROMPTS = 8
+BUILTIN_VARIED = 4
+LEAST_VARIED = 8  # if held-out problems promote to the next level
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
@@ -47,8 +50,10 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
     promote_by, promote_at = config.promotion
     varied = config.dynamic_sampling
-    if varied is None:
-        varied = prompts // 2 if is_builtin or promote_by == "heldout" else 0
+    if varied is None and is_builtin and config.prompts is None:
+        varied = BUILTIN_VARIED
+    elif varied is None:
+        varied = LEAST_VARIED if promote_by == "heldout" else 0
 
     resolved = dataclasses.replace(
         config,

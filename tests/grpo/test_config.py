@@ -155,11 +155,11 @@ def test_what_is_left_to_defaults(tmp_path, given, settled):
     "given, prompts, varied",
     [
         (dict(), 8, 4),
-        (dict(prompts=6), 6, 3),
+        (dict(prompts=6), 6, 0),
+        (dict(prompts=6, promote_by="heldout"), 6, 8),
         (dict(dynamic_sampling=0), 8, 0),
         (dict(model="somewhere/else"), 16, 0),
         (dict(model="somewhere/else", promote_by="heldout"), 16, 8),
-        (dict(model="somewhere/else", promote_by="heldout", prompts=4), 4, 2),
     ],
 )
 def test_few_prompts_at_first_for_the_embedded_model(given, prompts, varied):

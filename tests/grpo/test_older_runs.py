@@ -72,7 +72,7 @@ def test_facts_and_decisions_of_an_older_run(tmp_path):
 def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     def trainer():
         policy = load_policy(str(tiny_model), device="cpu")
-        config = Config(task="interleave", level=2, ramp=False, learning_rate=1e-3, steps=3)
+        config = Config(level=2, ramp=False, learning_rate=1e-3, steps=3, prompts=16)
         trainer = Trainer(config, Parts(Interleave()), policy)
         trainer.curriculum = Ladder([1, 2, 3], LadderSettings(window=1, collapse_steps=1))
         return trainer

@@ -20,7 +20,7 @@ def said(model, **flags):
         steps=1,
         device="cpu",
         learning_rate=1e-5,
-        **{"lora_rank": 0} | flags,
+        **{"lora_rank": 0, "prompts": 16} | flags,
     )
     policy = load_policy(config.model, device="cpu", options=config.loading)
     return settings(Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy))

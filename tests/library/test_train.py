@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(home):
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
         ("--task data: give your problems", dict(reward=reward)),
         ("no such task", dict(task="none")),
-        ("reward of 1.2", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
+        ("is 1.2, outside \\[0, 1\\]", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
     ):
         with pytest.raises(UserError, match=message) as caught:
             train(**arguments)
