@@ -69,7 +69,7 @@ class Trainer:
         assert config.prompts is not None, "the configuration is resolved"
         task = parts.task
         self.config = config
-        self.prompts = config.prompts  # of each try
+        self.prompts = config.prompts  # drawn at a time
         self.task = task
         self.policy = policy
         self.ranks = ranks

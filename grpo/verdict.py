@@ -16,8 +16,9 @@ from grpo.records import Group, GroupClass
 from grpo.statistics import mean_interval
 from grpo.variance import COLLAPSED, REMEDIES
 
-# A validation check may end the run once SOLVED_SHARE of the groups were solved in each of the last
-# SOLVED_STEPS steps. Its mean must be SOLVED_MEAN, so that it is 0.99 on other problems as well.
+# A step is solved if SOLVED_SHARE of its groups are. After SOLVED_STEPS such steps in a row a
+# validation check may end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because
+# the mean on other problems may be lower.
 SOLVED_SHARE = 0.9
 SOLVED_STEPS = 3
 SOLVED_MEAN = 0.995
@@ -217,7 +218,7 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Progress:
-    """Counts the steps in a row that trained on nothing, and those that were solved.
+    """Counts the steps in a row that trained on nothing, and those in a row that were solved.
 
     `patience` is the number of steps without a trained group after which a run stops (0: never).
     """

@@ -184,7 +184,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
                 "what": escape_control(what).strip(),
                 "how": f"{counted(last)}, {sampling}",
                 "scores": [interval(line) for line in ends],
-                # Where the score is the share of exact answers, it is said once.
+                # An exact match is the score itself, so it is not repeated.
                 "exact": None if is_share else " → ".join(f"{line['exact']:.2f}" for line in ends),
             }
         )

@@ -11,7 +11,7 @@ const CLASSES = {
 };
 
 const SECTIONS = {
-  Learning: 
+  Learning:
     "Does it learn, and at which level? Dashed vertical lines mark a change of level, the dotted " +
     "one the step shown under Samples.",
   Signal: "How much of what was sampled could teach anything?",

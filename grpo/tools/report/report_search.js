@@ -1,7 +1,7 @@
 "use strict";
-// The search in the completions of a run. A text matches if it contains the query, in upper or lower
-// case alike: the prompt of each group, and each distinct text of its completions. The server of a
-// live page searches by the same rule (search.py).
+// The search in the completions of a run. A text matches if it contains the query, in upper or
+// lower case alike: the prompt of each group, and each distinct text of its completions. The server
+// of a live page searches by the same rule (search.py).
 
 const MORE = 40; // matches listed at first, and added by "Show more"
 

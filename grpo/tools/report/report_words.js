@@ -121,8 +121,9 @@ function word(view, { kind, i, j }) {
   return el("span", {}, view.breaks.has(j) ? el("br") : "", node, " ");
 }
 
-/** Return the digits of the right number, each marked as right or wrong in the answer. Under a wrong
-    sign none is right, as in the task's reward. */
+/** Return the digits of the right number, each marked as right or wrong in the answer.
+
+    Under a wrong sign none is right, as in the task's reward. */
 function digitsOf(group, { parts }) {
   const right = parts.digits_right;
   const hasRightSign = parts.sign !== false;
