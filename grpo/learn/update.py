@@ -3,7 +3,8 @@
 For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
 gradient. Then one step of the optimizer.
 
-Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding.
+Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding, U of them
+after leaving out what rows have in common (see `Packing.distinct`).
 """
 
 import math
@@ -48,13 +49,14 @@ def completion_logprobs(
     places_M = batch.places_M
 
     # The model runs without padding, so everything is flat until the end.
-    hidden_ME = policy.predict(packing or policy.pack(batch.prompts, batch.completions))
-    logp_M, entropy_M = token_logprobs(
-        hidden_ME,
+    packing = packing or policy.pack(batch.prompts, batch.completions)
+    logp_U, entropy_U = token_logprobs(
+        policy.predict(packing),
         policy.head,
-        batch.tokens_RT.take(places_M),
-        Distribution(batch.temperatures_R[places_M // T], truncate),
+        packing.distinct(batch.tokens_RT.take(places_M)),
+        Distribution(packing.distinct(batch.temperatures_R[places_M // T]), truncate),
     )
+    logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
 
     zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
     logp_RT = zeros.scatter(0, places_M, logp_M).view(R, T)

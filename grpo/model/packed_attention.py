@@ -1,14 +1,20 @@
 """The update's attention: a micro-batch as one row without padding, each prompt only once.
 
 The prompts stand first, then the completions, each without its last token, which predicts nothing.
-A prompt attends to itself, a completion to itself and to its prompt. The two parts of a
-completion's attention are merged by their log-sum-exps, which is exact (Hydragen,
-arXiv:2402.05099). The backward pass of FlashAttention (arXiv:2205.14135) needs only the output and
-the log-sum-exp of the whole softmax; given those of the merged one, the gradients of each part are
-exact as well.
+A prompt attends to itself, a completion to itself and to its prompt. The parts of a completion's
+attention are merged by their log-sum-exps, which is exact (Hydragen, arXiv:2402.05099). The
+backward pass of FlashAttention (arXiv:2205.14135) needs only the output and the log-sum-exp of the
+whole softmax; given those of the merged one, the gradients of each part are exact as well.
+
+On a CPU, completions of a prompt that begin alike share their beginning too. The completions form a
+tree of tokens, in which each token stands once: a completion adds the tokens by which it differs
+from all before it, its branch, and the branch also attends to its stem, the tokens before it. Where
+most of a group answers right, that leaves a tenth of the tokens. The gradient is the same, because
+a token that stands for several completions collects the gradients of all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -25,11 +31,50 @@ from grpo.model.varlen_attention import (
 )
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """The tokens that a completion adds to the row, e.g. ``_Branch(completion=2, stem=[7, 8],
+    start=12, length=3)`` for a completion that reads the tokens 7, 8, 12, 13 and 14 of the row.
+    """
+
+    completion: int
+    stem: list[int]
+    start: int
+    length: int
+
+    @property
+    def path(self) -> list[int]:
+        """The indices of all tokens that the completion reads, in order."""
+        return self.stem + list(range(self.start, self.start + self.length))
+
+
+class _Stems:
+    """Which branches attend to which stems.
+
+    `queries` and `keys` are indices into the tokens of all branches; `segments` says which of them
+    belong together.
+    """
+
+    def __init__(self, branches: Sequence[_Branch], first: int, device: torch.device):
+        queries = [range(each.start, each.start + each.length) for each in branches]
+        self.queries = _indices(queries, first, device)
+        self.keys = _indices([each.stem for each in branches], first, device)
+        self.segments = VarlenSegments(
+            [each.length for each in branches],
+            [len(each.stem) for each in branches],
+            False,
+            device,
+        )
+
+
 class Packing:
     """A micro-batch packed into one row, whose completions share their prompts.
 
     `tokens_N` is the row and `positions_N` the position of each token in its own sequence.
-    `predictors_M` are the indices in the row that predict the completions' tokens, in their order.
+    `predictors_U` are the indices in the row that predict the completions' tokens. Without
+    `shares_beginnings`, these are all tokens of the completions, in their order. Otherwise tokens
+    that two completions have in common after the same beginning count once; `distinct` and
+    `of_tokens` translate between the two.
 
     It is made from token ids: as many completions for each prompt, in the order of the prompts. A
     model computes its attention by it (see `interfaces.SharedAttention`).
@@ -40,41 +85,62 @@ class Packing:
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Sequence[int]],
         device: torch.device,
+        *,
+        shares_beginnings: bool = False,
     ):
         rows = len(completions) // len(prompts)
         prompt_lengths = [len(prompt) for prompt in prompts]
-        read_lengths = [len(completion) - 1 for completion in completions]
         prompt_ends = list(accumulate(prompt_lengths))
+        first = prompt_ends[-1]
+        branches = list(_branches(completions, rows, first, shares_beginnings))
 
         tokens = [torch.tensor(prompt) for prompt in prompts]
         positions = [torch.arange(length) for length in prompt_lengths]
-        predictors = []
-        start = prompt_ends[-1]
-        longest = max(prompt_lengths)
-        for r, completion in enumerate(completions):
-            prompt_length = prompt_lengths[r // rows]
-            length = prompt_length + read_lengths[r]
-            end = start + read_lengths[r]
-            tokens.append(torch.tensor(completion[:-1], dtype=torch.long))
-            positions.append(torch.arange(prompt_length, length))
+        predictors = [torch.empty(0)] * len(completions)
+        branch_tokens = [0] * len(prompts)
+        for branch in branches:
+            prompt = branch.completion // rows
+            begin = len(branch.stem)
+            end = begin + branch.length
+            tokens.append(torch.tensor(completions[branch.completion][begin:end], dtype=torch.long))
+            positions.append(torch.arange(begin, end) + prompt_lengths[prompt])
+            branch_tokens[prompt] += branch.length
 
             # The prompt's last token predicts the first one, and each token the next.
-            last_of_prompt = prompt_ends[r // rows] - 1
-            predictors += [torch.tensor([last_of_prompt]), torch.arange(start, end)]
-            start = end
-            longest = max(longest, length)
+            predictors[branch.completion] = torch.tensor([prompt_ends[prompt] - 1, *branch.path])
 
         self.tokens_N = to_device(torch.cat(tokens), device)
         self.positions_N = to_device(torch.cat(positions), device)
-        self.predictors_M = to_device(torch.cat(predictors), device)
-        self.prompt_tokens = prompt_ends[-1]  # the completions' tokens come after these
-        self.longest = longest
+        self.prompt_tokens = first  # the completions' tokens come after these
+        self.longest = max(
+            prompt_lengths[r // rows] + len(completion) - 1
+            for r, completion in enumerate(completions)
+        )
 
-        # Prompts attend to themselves, completions to themselves and to their prompts.
+        predictors_M = to_device(torch.cat(predictors), device)
+        self._first_U: Tensor | None = None
+        self._set_M: Tensor | None = None
+        if shares_beginnings:
+            targets = [token for completion in completions for token in completion]
+            targets_M = to_device(torch.tensor(targets), device)
+            self._first_U, self._set_M = _distinct_pairs(predictors_M, targets_M)
+        self.predictors_U = self.distinct(predictors_M)
+
+        # Prompts attend to themselves, branches to themselves, to their stems and to their prompts.
+        lengths = [branch.length for branch in branches if branch.length or not shares_beginnings]
         self.prompts = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
-        self.completions = VarlenSegments(read_lengths, read_lengths, True, device)
-        read_by_prompt = [sum(read_lengths[i : i + rows]) for i in range(0, len(completions), rows)]
-        self.on_prompts = VarlenSegments(read_by_prompt, prompt_lengths, False, device)
+        self.branches = VarlenSegments(lengths, lengths, True, device)
+        self.on_prompts = VarlenSegments(branch_tokens, prompt_lengths, False, device)
+        on_stems = [branch for branch in branches if branch.stem and branch.length]
+        self.stems = _Stems(on_stems, first, device) if on_stems else None
+
+    def distinct(self, values_M: Tensor) -> Tensor:
+        """Return the values of tokens of the completions (M, ...) for `predictors_U` (U, ...)."""
+        return values_M if self._first_U is None else values_M.index_select(0, self._first_U)
+
+    def of_tokens(self, values_U: Tensor) -> Tensor:
+        """Return values for `predictors_U` (U, ...) for all tokens of the completions (M, ...)."""
+        return values_U if self._set_M is None else values_U.index_select(0, self._set_M)
 
     def longest_sequence(self, new_tokens: int) -> int:
         """Return the length of the longest sequence: prompt and completion, less its last token."""
@@ -84,6 +150,49 @@ class Packing:
         """Return the attention (1, N, H, D) of the row, from (1, H, N, D) and (1, K, N, D)."""
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
+
+
+def _branches(
+    completions: Sequence[Sequence[int]], rows: int, start: int, shares_beginnings: bool
+) -> Iterator[_Branch]:
+    """Yield the branches of all completions, of which each prompt has so many `rows`.
+
+    A completion reads all of its tokens but the last. The first branch begins at `start`. In
+    lexical order, no earlier completion has more in common with one than the one just before it.
+    """
+    for first in range(0, len(completions), rows):
+        own = range(first, first + rows)
+        before: Sequence[int] = ()
+        path: list[int] = []
+        for r in (
+            sorted(own, key=lambda r: tuple(completions[r][:-1])) if shares_beginnings else own
+        ):
+            read = completions[r][:-1]
+            common = _common_length(before, read) if shares_beginnings else 0
+            branch = _Branch(r, path[:common], start, len(read) - common)
+            yield branch
+            before, path = read, branch.path
+            start += branch.length
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _distinct_pairs(predictors_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the first of each set of equal pairs (U,), and each pair's set (M,)."""
+    pairs_M = predictors_M * (targets_M.max() + 1) + targets_M
+    sets, set_M = pairs_M.unique(return_inverse=True)
+    places_M = torch.arange(len(set_M), device=set_M.device)
+    first_U = places_M.new_full((len(sets),), len(set_M))
+    return first_U.scatter_reduce(0, set_M, places_M, "amin"), set_M
+
+
+def _indices(runs: Sequence[Sequence[int]], first: int, device: torch.device) -> Tensor:
+    """Return the indices of all runs, counted from `first`, as a tensor on the device."""
+    return to_device(torch.tensor([i - first for run in runs for i in run]), device)
 
 
 class PaddedBatch:
@@ -108,6 +217,14 @@ class PaddedBatch:
         self.tokens_RT = to_device(tokens_RT, device)
         self.mask_RT = to_device(mask_RT, device)
 
+    def distinct(self, values_M: Tensor) -> Tensor:
+        """Return the values as they are: each token counts by itself."""
+        return values_M
+
+    def of_tokens(self, values_M: Tensor) -> Tensor:
+        """Return the values as they are: each token counts by itself."""
+        return values_M
+
 
 class _SharedPrefixAttention(torch.autograd.Function):
     """Queries (N, H, D), keys and values (N, K, D) of a `Packing` to the output (N, H, D)."""
@@ -120,10 +237,24 @@ class _SharedPrefixAttention(torch.autograd.Function):
         output, lse = attend(query[:n], key[:n], value[:n], packing.prompts, scale)
 
         # Completions of one token have nothing to read.
-        if not packing.completions.is_empty:
-            own, own_lse = attend(query[n:], key[n:], value[n:], packing.completions, scale)
-            prompt, prompt_lse = attend(query[n:], key[:n], value[:n], packing.on_prompts, scale)
+        if not packing.branches.is_empty:
+            queries = query[n:]
+            own, own_lse = attend(queries, key[n:], value[n:], packing.branches, scale)
+            prompt, prompt_lse = attend(queries, key[:n], value[:n], packing.on_prompts, scale)
             merged, merged_lse = merge_lse(own, prompt, own_lse, prompt_lse)
+
+            if stems := packing.stems:
+                places = stems.queries
+                stem, stem_lse = attend(
+                    queries[places],
+                    key[n:][stems.keys],
+                    value[n:][stems.keys],
+                    stems.segments,
+                    scale,
+                )
+                both, both_lse = merge_lse(merged[places], stem, merged_lse[places], stem_lse)
+                merged[places], merged_lse[places] = both, both_lse
+
             output = torch.cat([output, merged])
             lse = torch.cat([lse, merged_lse])
 
@@ -136,21 +267,29 @@ class _SharedPrefixAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
         packing: Packing = ctx.packing
-        prompts, completions = slice(0, packing.prompt_tokens), slice(packing.prompt_tokens, None)
+        n = packing.prompt_tokens
 
         def part(
-            queries: slice, keys: slice, segments: VarlenSegments
+            queries: slice | Tensor, keys: slice | Tensor, segments: VarlenSegments
         ) -> tuple[Tensor, Tensor, Tensor]:
             attention = Attention(
                 query[queries], key[keys], value[keys], output[queries], lse[queries]
             )
             return attend_backward(gradient[queries], attention, segments, ctx.scale)
 
+        prompts, branches = slice(0, n), slice(n, None)
         d_query, d_key, d_value = part(prompts, prompts, packing.prompts)
-        if not packing.completions.is_empty:
-            own_query, own_key, own_value = part(completions, completions, packing.completions)
-            on_query, on_key, on_value = part(completions, prompts, packing.on_prompts)
+        if not packing.branches.is_empty:
+            own_query, own_key, own_value = part(branches, branches, packing.branches)
+            on_query, on_key, on_value = part(branches, prompts, packing.on_prompts)
             d_query = torch.cat([d_query, own_query + on_query])
             d_key = torch.cat([d_key + on_key, own_key])
             d_value = torch.cat([d_value + on_value, own_value])
+
+        if stems := packing.stems:
+            places, keys = stems.queries + n, stems.keys + n
+            on_query, on_key, on_value = part(places, keys, stems.segments)
+            d_query.index_add_(0, places, on_query)
+            d_key.index_add_(0, keys, on_key)
+            d_value.index_add_(0, keys, on_value)
         return d_query, d_key, d_value, None, None

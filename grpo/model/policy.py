@@ -226,13 +226,20 @@ class Policy:
     ) -> Packing | PaddedBatch:
         """Return the micro-batch that `predict` takes.
 
-        Each prompt has the same number of completions, in the order of the prompts.
+        Each prompt has the same number of completions, in the order of the prompts. On a CPU,
+        completions that begin alike share their beginning.
         """
-        kind = PaddedBatch if self.is_plain else Packing
-        return kind(prompts, completions, self.device)
+        if self.is_plain:
+            return PaddedBatch(prompts, completions, self.device)
+        is_cpu = self.device.type == "cpu"
+        return Packing(prompts, completions, self.device, shares_beginnings=is_cpu)
 
     def predict(self, packing: Packing | PaddedBatch) -> Tensor:
-        """Return the hidden states that predict the completions' tokens, in their order (M, E)."""
+        """Return the hidden states that predict the completions' tokens (U, E).
+
+        U counts what is `distinct` in the packing; its `of_tokens` gives the states, or what has
+        been computed from them, of all tokens in their order.
+        """
         if self.fast_model and self.fast_model.use_lora:
             self.fast_model.refresh()
 
@@ -240,7 +247,7 @@ class Policy:
             hidden_1NE = self._hidden(
                 packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
             )
-            return hidden_1NE[0].index_select(0, packing.predictors_M)
+            return hidden_1NE[0].index_select(0, packing.predictors_U)
 
         # The prompt's last token predicts the first token, and each token the next.
         last_PE, cache = self.prefill(packing.prompts)

@@ -103,5 +103,6 @@ def update_logprobs(policy: Runner, probe: Probe, expected: list[Tensor]) -> tup
 
     `expected` is the result of `own_logprobs`. All sequences are packed into one micro-batch.
     """
-    hidden_NE = policy.predict(policy.pack(probe.prompts, probe.completions))
+    packing = policy.pack(probe.prompts, probe.completions)
+    hidden_NE = packing.of_tokens(policy.predict(packing))
     return logprobs_of(policy.head(hidden_NE)), torch.cat([each[:-1] for each in expected])

@@ -1,4 +1,6 @@
-"""The packed attention against a dense one with a mask, outputs and gradients."""
+"""The packed attention against a dense one with a mask, outputs and gradients; completions that
+share their beginnings against the same without.
+"""
 
 import pytest
 import torch
@@ -203,7 +205,7 @@ def test_what_predicts_each_token():
     row = Packing([(10, 11, 12), (20,)], [(1, 2, 3), (4,), (5, 6), (7, 8, 9)], torch.device("cpu"))
     assert row.tokens_N.tolist() == [10, 11, 12, 20, 1, 2, 5, 7, 8]
     assert row.positions_N.tolist() == [0, 1, 2, 0, 3, 4, 1, 1, 2]
-    assert row.tokens_N[row.predictors_M].tolist() == [
+    assert row.tokens_N[row.predictors_U].tolist() == [
         12,
         1,
         2,
@@ -214,3 +216,91 @@ def test_what_predicts_each_token():
         7,
         8,
     ]  # of 1 2 3, of 4, of 5 6, of 7 8 9
+
+
+CPU = torch.device("cpu")
+
+# Few different tokens, so that many completions begin alike.
+COMPLETION = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
+GROUPS = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(
+    lambda size: st.tuples(
+        st.lists(st.integers(1, 4), min_size=size[0], max_size=size[0]),
+        st.lists(COMPLETION, min_size=size[0] * size[1], max_size=size[0] * size[1]),
+    )
+)
+
+
+def shared_and_not(lengths, completions):
+    """The same completions with shared beginnings and without; the prompts differ."""
+    prompts = [tuple(range(10 * p, 10 * p + length)) for p, length in enumerate(lengths)]
+    return [
+        Packing(prompts, completions, CPU, shares_beginnings=shares) for shares in (True, False)
+    ]
+
+
+def places_in(shared, alone):
+    """The place in the row `shared` of each token of the row `alone`."""
+    predictors_M = shared.of_tokens(shared.predictors_U)
+    places = torch.arange(len(alone.tokens_N))
+    return places.scatter(0, alone.predictors_U, predictors_M)
+
+
+@given(GROUPS)
+@settings(max_examples=150)
+def test_a_shared_row_holds_every_beginning_once(groups):
+    lengths, completions = groups
+    shared, alone = shared_and_not(lengths, completions)
+    size = len(completions) // len(lengths)
+    beginnings = {
+        (r // size, completion[:n])
+        for r, completion in enumerate(completions)
+        for n in range(1, len(completion))
+    }
+    assert len(shared.tokens_N) == sum(lengths) + len(beginnings)
+    places = places_in(shared, alone)
+    assert shared.tokens_N[places].equal(alone.tokens_N)
+    assert shared.positions_N[places].equal(alone.positions_N)
+
+    predicted = {
+        (r // size, completion[:n])
+        for r, completion in enumerate(completions)
+        for n in range(1, len(completion) + 1)
+    }
+    assert len(shared.predictors_U) == len(predicted)
+    targets = torch.tensor([token for each in completions for token in each])
+    assert shared.of_tokens(shared.distinct(targets)).equal(targets)
+    assert shared.longest_sequence(0) == alone.longest_sequence(0)
+
+
+@given(GROUPS, st.sampled_from([(2, 2), (4, 2), (3, 1)]))
+@settings(max_examples=60)
+def test_attention_with_shared_beginnings_is_that_without(groups, heads):
+    lengths, completions = groups
+    shared, alone = shared_and_not(lengths, completions)
+    places = places_in(shared, alone)
+    H, K = heads
+    torch.manual_seed(0)
+    inputs = [
+        torch.randn(len(shared.tokens_N), heads, 16, dtype=torch.float64) for heads in (H, K, K)
+    ]
+    upstream = torch.randn(len(places), H, 16, dtype=torch.float64)
+
+    ours = [x.clone().requires_grad_() for x in inputs]
+    found = shared.attend(0, *(x.transpose(0, 1)[None] for x in ours), 0.3)[0][places]
+    found.backward(upstream)
+
+    theirs = [x.clone().requires_grad_() for x in inputs]
+    expected = dense(
+        *(x[places] for x in theirs), allowed(lengths, [len(each) for each in completions]), 0.3
+    )
+    expected.backward(upstream)
+
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, atol=1e-12, rtol=0)
+
+
+def test_what_alike_completions_leave():
+    shared, alone = shared_and_not([20], [(1, 2, 3, 4)] * 15 + [(1, 2, 9, 4)])
+    assert (len(shared.tokens_N), len(alone.tokens_N)) == (20 + 4, 20 + 48)
+    assert (len(shared.predictors_U), len(alone.predictors_U)) == (6, 64)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from updates import HEATS, loss_and_gradients
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.loss import LOSSES, token_weights
 from grpo.learn.update import completion_logprobs
+from grpo.model.packed_attention import Packing
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
@@ -97,6 +99,22 @@ def each_token(groups):
         ]
 
 
+def begin_alike(groups):
+    """Give each completion the first half of the first one of its group, and one a whole copy."""
+    for group in groups:
+        first, *others = group.completions
+        half = len(first.tokens) // 2 + 1
+        group.completions = [first] + [
+            replace(
+                other,
+                tokens=first.tokens[:half] + other.tokens,
+                logprobs=first.logprobs[:half] + other.logprobs,
+            )
+            for other in others
+        ]
+        group.completions[-1] = first
+
+
 @pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "gspo"])
 def test_gradients_of_advantages_of_tokens(tiny_policy, tiny_model, groups, float64, kind):
     each_token(groups)
@@ -136,7 +154,11 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
         type("Watched", (torch.nn.Linear,), {"forward": watch}),
     )
     loss_and_gradients(tiny_policy, groups)
-    gradient_NV = torch.cat(seen[::-1])  # of the chunks, the last first
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    packing = tiny_policy.pack(batch.prompts, batch.completions)
+    gradient_UV = torch.cat(seen[::-1])  # of the chunks, the last first
     rows = [
         (c, a, group.temperature)
         for group in groups
@@ -149,9 +171,40 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
         -a * -math.expm1(logp) / (len(tokens) * heat) for c, a, heat in rows for logp in c.logprobs
     ]
     assert any(c.finish == "stop" for c, *_ in rows) and all(expected)
-    assert len(gradient_NV) == len(tokens)  # nothing for prompt and padding
-    of_tokens = gradient_NV.gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(of_tokens, torch.tensor(expected), rtol=1e-3, atol=1e-8)
+    # Nothing for prompt and padding. What completions have in common counts for all of them.
+    tokens_U = packing.distinct(tokens)
+    assert len(gradient_UV) == len(tokens_U)
+    sets_M = packing.of_tokens(torch.arange(len(tokens_U)))
+    expected_U = torch.zeros(len(tokens_U)).index_add(0, sets_M, torch.tensor(expected))
+    of_tokens = gradient_UV.gather(1, tokens_U[:, None])[:, 0]
+    torch.testing.assert_close(of_tokens, expected_U, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "kind, each_token_has_its_own", [*((k, False) for k in LOSSES), ("dapo", True)]
+)
+def test_shared_beginnings_change_neither_loss_nor_gradient(
+    tiny_policy, groups, float64, monkeypatch, kind, each_token_has_its_own
+):
+    begin_alike(groups)
+    if each_token_has_its_own:
+        each_token(groups)
+    loss, gradients = loss_and_gradients(tiny_policy, groups, kind)
+    tokens = []
+
+    def without(prompts, completions):
+        packing = Packing(prompts, completions, torch.device("cpu"))
+        shared = Packing(prompts, completions, torch.device("cpu"), shares_beginnings=True)
+        tokens.append((len(shared.tokens_N), len(packing.tokens_N)))
+        return packing
+
+    monkeypatch.setattr(tiny_policy, "pack", without)
+    expected_loss, expected = loss_and_gradients(tiny_policy, groups, kind)
+    ((few, all_of_them),) = tokens
+    assert few < 0.8 * all_of_them
+    assert loss == pytest.approx(expected_loss, abs=1e-12)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(
