@@ -12,6 +12,7 @@ A run writes the same files as with `train.py`, so it can be resumed, replayed, 
 reported.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.reader import RunData
-from grpo.run.start import checkpoint_of
+from grpo.run.start import checkpoint_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import FromPython, load_parts, start_run
@@ -102,7 +103,10 @@ def make_trainer(
     for name in OF_RUNS:
         if given.get(name):
             raise UserError(f"make_trainer(): {name} is of runs; use train(), or leave it out")
-    config, parts = load_parts(Config(**given), values)
+    config, warned = start_from(Config(**given), given)
+    for text in warned:
+        warnings.warn(text, stacklevel=2)
+    config, parts = load_parts(config, values)
     policy = load_policy(config.model, device=config.device, options=config.loading)
     return loaded_trainer(config, parts, policy)
 

@@ -33,6 +33,19 @@ def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
+    quick = dict(task="interleave", level=4) | QUICK | {"max_new_tokens": 40}
+    run = train(name="a", lora_rank=rank, **quick)
+    assert any(line.get("grad_norm") for line in run.metrics)
+
+    trainer = make_trainer(model="runs/a", **quick)
+    assert trainer.done == 0 and trainer.config.lora_rank == rank
+    trained, own = (policy.saved_tensors() for policy in (run.policy._policy, trainer.policy))
+    assert trained.keys() == own.keys() and all(own[name].equal(trained[name]) for name in own)
+    assert trainer.step().step == 1
+
+
 def test_generating_between_steps_leaves_the_examples_of_the_prompt(home):
     options = dict(task="interleave", level=2, shots=1, **QUICK | {"max_new_tokens": 64})
     plain, looked_at = (make_trainer(**options) for _ in range(2))

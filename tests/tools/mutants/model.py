@@ -44,14 +44,14 @@ TABLE = {
         (
             "completion sees its own future",
             "Packing.__init__",
-            "VarlenSegments(read_lengths, read_lengths, True, device)",
-            "VarlenSegments(read_lengths, read_lengths, False, device)",
+            "VarlenSegments(lengths, lengths, True, device)",
+            "VarlenSegments(lengths, lengths, False, device)",
         ),
         (
             "first token predicted by its neighbour",
             "Packing.__init__",
-            "prompt_ends[r // rows] - 1",
-            "prompt_ends[r // rows] - 2",
+            "prompt_ends[prompt] - 1",
+            "prompt_ends[prompt] - 2",
         ),
         (
             "no gradient to the prompt's keys",
@@ -62,8 +62,38 @@ TABLE = {
         (
             "positions begin anew behind the prompt",
             "Packing.__init__",
-            "torch.arange(prompt_length, length)",
-            "torch.arange(length - prompt_length)",
+            "torch.arange(begin, end) + prompt_lengths[prompt]",
+            "torch.arange(begin, end)",
+        ),
+        (
+            "stem of the completion before, one token too long",
+            "_branches",
+            "path[:common]",
+            "path[: common + 1]",
+        ),
+        (
+            "completions share what they have in common after a difference",
+            "_common_length",
+            "next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))",
+            "sum(a == b for _, (a, b) in pairs)",
+        ),
+        (
+            "no gradient to the stem's values",
+            "_SharedPrefixAttention.backward",
+            "d_value.index_add_(0, keys, on_value)",
+            "pass",
+        ),
+        (
+            "one token of several stands in for all of one predictor",
+            "_distinct_pairs",
+            "predictors_M * (targets_M.max() + 1) + targets_M",
+            "predictors_M",
+        ),
+        (
+            "log-sum-exp without the stem",
+            "_SharedPrefixAttention.forward",
+            "merged[places], merged_lse[places] = (both, both_lse)",
+            "merged[places] = both",
         ),
     ],
     ("grpo/model/merged_linear.py", "grpo/test_lean.py"): [
