@@ -51,7 +51,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
 from grpo.training.truncation import add_soft_penalty, masked_ratio
-from grpo.verdict import SOLVED_STEPS, Progress
+from grpo.verdict import Progress
 from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
@@ -350,7 +350,7 @@ class Trainer:
         if not self.progress.patience or self.config.control != "none":
             return False
 
-        since = self.progress.solved - SOLVED_STEPS
+        since = self.progress.solved - 1
         is_due = since >= 0 and since % self.config.promote_every == 0
         return is_due and self.curriculum.level == self.curriculum.levels[-1]
 

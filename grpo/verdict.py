@@ -5,7 +5,7 @@ problems. A paired comparison needs no assumption about how hard the problems ar
 is several times narrower than that of the difference of two independent means.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from statistics import fmean
@@ -16,11 +16,12 @@ from grpo.records import Group, GroupClass
 from grpo.statistics import mean_interval
 from grpo.variance import COLLAPSED, REMEDIES
 
-# A step is solved if SOLVED_SHARE of its groups are. After SOLVED_STEPS such steps in a row a
-# validation check may end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because
-# the mean on other problems may be lower.
-SOLVED_SHARE = 0.9
-SOLVED_STEPS = 3
+# Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
+# end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because the mean on other
+# problems may be lower. A few steps are not enough: the score still rises when most groups are
+# solved (runs/LOG.md, 2026-11-25).
+SOLVED_SHARE = 0.95
+SOLVED_STEPS = 10
 SOLVED_MEAN = 0.995
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
@@ -218,7 +219,8 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Progress:
-    """Counts the steps in a row that trained on nothing, and those in a row that were solved.
+    """Counts the steps in a row that trained on nothing, and those in a row at which nearly all
+    recent groups were solved.
 
     `patience` is the number of steps without a trained group after which a run stops (0: never).
     """
@@ -227,6 +229,7 @@ class Progress:
         self.patience = patience
         self.untrained = 0
         self.solved = 0
+        self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
         self.classes: Counter[GroupClass] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
@@ -234,7 +237,10 @@ class Progress:
         """Count a step; `groups` has every try."""
         first = first_tries(groups)
         solved = sum(group.class_name == "solved" for group in first)
-        self.solved = self.solved + 1 if solved >= SOLVED_SHARE * len(first) else 0
+        self.recent.append((solved, len(first)))
+        solved_groups, groups_in_all = map(sum, zip(*self.recent, strict=True))
+        is_solved = solved_groups >= SOLVED_SHARE * groups_in_all
+        self.solved = self.solved + 1 if is_solved and len(self.recent) == SOLVED_STEPS else 0
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
         if any(group.action == "keep" and group.class_name == "varied" for group in groups):
@@ -287,6 +293,7 @@ class Progress:
         return {
             "untrained": self.untrained,
             "solved": self.solved,
+            "recent": [list(counts) for counts in self.recent],
             "classes": dict(self.classes),
             "reward": self.reward,
         }
@@ -295,5 +302,7 @@ class Progress:
         """Restore a state that `state_dict` returned."""
         self.untrained = state["untrained"]
         self.solved = state["solved"]
+        self.recent.clear()
+        self.recent.extend((solved, groups) for solved, groups in state.get("recent", []))
         self.classes = Counter(state["classes"])
         self.reward = state["reward"]

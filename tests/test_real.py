@@ -72,11 +72,16 @@ def test_log_probabilities_are_those_of_transformers():
     start = time.perf_counter()
     tokens = [completion.tokens for completion in completions]
     with torch.no_grad():
-        hidden_MH = policy.predict(policy.pack(prompts, tokens))
+        packing = policy.pack(prompts, tokens)
         together_M = torch.tensor([token for each in tokens for token in each])
-        trained_M, _ = token_logprobs(
-            hidden_MH, policy.head, together_M, Distribution(torch.ones(len(together_M)))
+        targets_U = packing.distinct(together_M)
+        trained_U, _ = token_logprobs(
+            policy.predict(packing),
+            policy.head,
+            targets_U,
+            Distribution(torch.ones(len(targets_U))),
         )
+        trained_M = packing.of_tokens(trained_U)
     packed = time.perf_counter() - start
 
     plain = AutoModelForCausalLM.from_pretrained(

@@ -6,7 +6,7 @@ from grpo.records import Decision
 from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
-from grpo.verdict import SOLVED_MEAN, SOLVED_SHARE
+from grpo.verdict import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS
 
 
 def promote_if_due(run: RunContext) -> None:
@@ -37,8 +37,8 @@ def end_if_solved(run: RunContext) -> None:
         return
 
     trainer.solved = (
-        f"at least {SOLVED_SHARE:.0%} of the groups were solved in each of the last "
-        f"{trainer.progress.solved} steps, and the held-out mean is {line['mean']:.3f} "
+        f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were solved, "
+        f"and the held-out mean is {line['mean']:.3f} "
         f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
     )
     figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}

@@ -253,23 +253,23 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
 
 def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
-    options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "9"]
+    options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "12"]
     options += ["--eval-problems", "64"]  # fewer could not show that it was solved before
     assert train.main([*options, "--name", "a"]) == 0
     said = capsys.readouterr().out
     assert (
-        "ended after step 3: at least 90% of the groups were solved in each of the last 3" in said
+        "ended after step 10: at least 95% of the groups of the last 10 steps were solved" in said
     )
     assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
     folder = tmp_path / "runs/a"
     kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
-    assert kinds == ["solved"] and (folder / "checkpoints/step-000003").is_dir()
+    assert kinds == ["solved"] and (folder / "checkpoints/step-000010").is_dir()
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
-    assert "where it had ended: at least 90% of the groups were solved" in capsys.readouterr().out
-    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+    assert "where it had ended: at least 95% of the groups of the last" in capsys.readouterr().out
+    assert len(read_metrics(folder / "metrics.jsonl")) == 10
 
     assert train.main([*options, "--name", "b", "--patience", "0"]) == 0
-    assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 9
+    assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12
 
 
 def test_a_check_below_the_mark_does_not_end_a_run(tmp_path, monkeypatch, tiny_flags):
