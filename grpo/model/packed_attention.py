@@ -123,7 +123,9 @@ class Packing:
         if shares_beginnings:
             targets = [token for completion in completions for token in completion]
             targets_M = to_device(torch.tensor(targets), device)
-            self._first_U, self._set_M = _distinct_pairs(predictors_M, targets_M)
+            first_U, set_M = _distinct_pairs(predictors_M, targets_M)
+            if len(first_U) < len(set_M):
+                self._first_U, self._set_M = first_U, set_M
         self.predictors_U = self.distinct(predictors_M)
 
         # Prompts attend to themselves, branches to themselves, to their stems and to their prompts.

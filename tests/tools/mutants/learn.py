@@ -159,10 +159,8 @@ TABLE = {
         (
             "truncation not seen by the loss",
             "completion_logprobs",
-            "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
-            "Distribution(batch.temperatures_R[places_M // T], truncate))",
-            "token_logprobs(hidden_ME, policy.head, batch.tokens_RT.take(places_M), "
-            "Distribution(batch.temperatures_R[places_M // T]))",
+            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]), truncate)",
+            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]))",
         ),
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
         (
