@@ -350,8 +350,8 @@ class Trainer:
         if not self.progress.patience or self.config.control != "none":
             return False
 
-        since = self.progress.solved - 1
-        is_due = since >= 0 and since % self.config.promote_every == 0
+        solved = self.progress.solved
+        is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
         return is_due and self.curriculum.level == self.curriculum.levels[-1]
 
     @property

@@ -107,7 +107,9 @@ class Packing:
             branch_tokens[prompt] += branch.length
 
             # The prompt's last token predicts the first one, and each token the next.
-            predictors[branch.completion] = torch.tensor([prompt_ends[prompt] - 1, *branch.path])
+            before = torch.tensor([prompt_ends[prompt] - 1, *branch.stem])
+            own = torch.arange(branch.start, branch.start + branch.length)
+            predictors[branch.completion] = torch.cat([before, own])
 
         self.tokens_N = to_device(torch.cat(tokens), device)
         self.positions_N = to_device(torch.cat(positions), device)
@@ -163,18 +165,19 @@ def _branches(
     lexical order, no earlier completion has more in common with one than the one just before it.
     """
     for first in range(0, len(completions), rows):
-        own = range(first, first + rows)
-        before: Sequence[int] = ()
-        path: list[int] = []
-        for r in (
-            sorted(own, key=lambda r: tuple(completions[r][:-1])) if shares_beginnings else own
-        ):
+        own = list(range(first, first + rows))
+        if shares_beginnings:
+            own.sort(key=lambda r: tuple(completions[r][:-1]))
+
+        before: _Branch | None = None
+        for r in own:
             read = completions[r][:-1]
-            common = _common_length(before, read) if shares_beginnings else 0
-            branch = _Branch(r, path[:common], start, len(read) - common)
-            yield branch
-            before, path = read, branch.path
-            start += branch.length
+            stem: list[int] = []
+            if shares_beginnings and before is not None:
+                stem = before.path[: _common_length(completions[before.completion][:-1], read)]
+            before = _Branch(r, stem, start, len(read) - len(stem))
+            yield before
+            start += before.length
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

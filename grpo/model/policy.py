@@ -226,8 +226,7 @@ class Policy:
     ) -> Packing | PaddedBatch:
         """Return the micro-batch that `predict` takes.
 
-        Each prompt has the same number of completions, in the order of the prompts. On a CPU,
-        completions that begin alike share their beginning.
+        Each prompt has equally many completions, in order. On a CPU these share their beginnings.
         """
         if self.is_plain:
             return PaddedBatch(prompts, completions, self.device)
@@ -237,8 +236,7 @@ class Policy:
     def predict(self, packing: Packing | PaddedBatch) -> Tensor:
         """Return the hidden states that predict the completions' tokens (U, E).
 
-        U counts what is `distinct` in the packing; its `of_tokens` gives the states, or what has
-        been computed from them, of all tokens in their order.
+        U counts what is `distinct` in the packing; its `of_tokens` gives the values of all tokens.
         """
         if self.fast_model and self.fast_model.use_lora:
             self.fast_model.refresh()

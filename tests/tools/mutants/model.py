@@ -68,8 +68,8 @@ TABLE = {
         (
             "stem of the completion before, one token too long",
             "_branches",
-            "path[:common]",
-            "path[: common + 1]",
+            "before.path[: _common_length(completions[before.completion][:-1], read)]",
+            "before.path[: 1 + _common_length(completions[before.completion][:-1], read)]",
         ),
         (
             "completions share what they have in common after a difference",
