@@ -1,13 +1,16 @@
 """Rewards and losses of one's own: in processes, slow, failing, and from files."""
 
 import re
-import time
+from itertools import count
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from small_library import FLAGS, OWN, QUICK, ROWS, alike, reward
 
 from grpo import load_run, train
+from grpo.show.console import Console
 from grpo.tools import inspect
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train import main
@@ -31,13 +34,25 @@ def test_rewards_in_processes_make_the_same_run(home, capsys):
 
 
 def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
-    monkeypatch.setattr("tasks.reward_calls.LOOK", 0.05)
-    monkeypatch.setattr("grpo.show.activity.FIRST", 0.1)
+    # Nothing here depends on how fast the machine is: each look is told and printed, the console's
+    # clock stands still, and the rewards of step 1 wait until one of them has been told as done.
+    monkeypatch.setattr("tasks.reward_calls.LOOK", 0.0)
+    monkeypatch.setattr("grpo.show.activity.FIRST", 0.0)
+    monkeypatch.setattr("grpo.show.activity.EVERY", 0.0)
+    monkeypatch.setattr("grpo.show.activity.time", SimpleNamespace(monotonic=lambda: 0.0))
+    scoring, is_told, number = Console.scoring, Event(), count()
+
+    def watched(self, done, total, seconds):
+        scoring(self, done, total, seconds)
+        if total == 8 and done:
+            is_told.set()
 
     def slow(completion):
-        time.sleep(0.1)
+        before_and_first = QUICK["eval_problems"] + 1
+        assert next(number) < before_and_first or is_told.wait(60)
         return len(completion) % 2
 
+    monkeypatch.setattr(Console, "scoring", watched)
     train(ROWS, slow, reward_workers=2, name="a", **QUICK)
     assert re.search(r"step 1.*: scoring [1-7]/8, 0 s", capsys.readouterr().out)
 
