@@ -10,10 +10,10 @@ tokens; M tokens of all rows without padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.learn.loss import token_weights
 from grpo.model.varlen_attention import flat_indices, to_device
@@ -191,9 +191,9 @@ def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     lengths = [len(row.completion.tokens) for row in rows]
     T = max(lengths)
 
-    tokens_RT = _padded([row.completion.tokens for row in rows])
     mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
-    old_RT = _padded([row.completion.logprobs for row in rows])
+    tokens_RT = _padded([row.completion.tokens for row in rows], mask_RT)
+    old_RT = _padded([row.completion.logprobs for row in rows], mask_RT)
     temperatures = [part.group.temperature for part in bundle for _ in part.rows]
     weights = [row.weight for row in rows]
 
@@ -205,21 +205,22 @@ def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
         old_RT=to_device(old_RT, device),
-        advantages=to_device(_advantages(rows), device),
+        advantages=to_device(_advantages(rows, mask_RT), device),
         temperatures_R=to_device(torch.tensor(temperatures), device),
         weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),
     )
 
 
-def _advantages(rows: Sequence[_Row]) -> Tensor:
+def _advantages(rows: Sequence[_Row], mask_RT: Tensor) -> Tensor:
     """Return the advantages (R,), or (R, T) if each token has its own."""
     of_tokens = [row.advantage for row in rows if isinstance(row.advantage, list)]
     if of_tokens:
         assert len(of_tokens) == len(rows)
-        return _padded(of_tokens)
+        return _padded(of_tokens, mask_RT)
     return torch.tensor([row.advantage for row in rows])
 
 
-def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """Return rows of numbers as a tensor (R, T), padded with 0 on the right."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+def _padded(rows: Sequence[Sequence[float]], mask_RT: Tensor) -> Tensor:
+    """Return rows of numbers as a tensor (R, T), with 0 where the mask is False."""
+    flat = torch.tensor(list(chain.from_iterable(rows)))
+    return flat.new_zeros(mask_RT.shape).masked_scatter_(mask_RT, flat)

@@ -40,7 +40,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from statistics import mean
+from math import fsum
 
 from grpo.learn.advantages import divisors, floats
 from grpo.records import Group
@@ -78,7 +78,7 @@ def token_advantages(
         for reward, row in zip(group_rewards, states):
             for state in dict.fromkeys(row):
                 visitors[state].append(reward)
-        means = {state: mean(visiting) for state, visiting in visitors.items()}
+        means = {state: _mean(visiting) for state, visiting in visitors.items()}
 
         by_group.append(
             [
@@ -87,6 +87,15 @@ def token_advantages(
             ]
         )
     return by_group
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    """Return the mean; that of equal rewards is exactly the reward.
+
+    With `statistics.mean`, which counts in fractions, `token_advantages` took three times as long.
+    """
+    first = rewards[0]
+    return first + fsum(reward - first for reward in rewards) / len(rewards)
 
 
 def _group_states(
@@ -111,13 +120,14 @@ def token_states(
     sums share a state.
     """
     word_ends = [0, *(end for end, _ in credits)]
-    earned = [0.0, *accumulate(amount for _, amount in credits)]
+    amounts = (amount for _, amount in credits)
+    earned = [round(amount, 12) for amount in accumulate(amounts, initial=0.0)]
 
     states = []
     for reached in (0, *ends[:-1]):  # a token is drawn where the one before it ends
         words = bisect_left(word_ends, reached, lo=1) - 1
         unfinished = text[word_ends[words] : reached].lstrip()
-        states.append((words, round(earned[words], 12), unfinished))
+        states.append((words, earned[words], unfinished))
     return states
 
 

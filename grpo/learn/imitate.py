@@ -5,6 +5,7 @@ batches, the packing, the log-probabilities and the optimizer. End tokens count.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from grpo.learn.batch import BatchSettings, micro_batches
@@ -52,5 +53,5 @@ def imitate(
     total = sum(ranks.gather([sum(loss.item() for loss in losses)]))
     grad_norm = optimizer.collect(max_grad_norm)
     optimizer.step()
-    check_step(named_tensors(policy, optimizer), ranks)
+    check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
     return {"loss": total, "grad_norm": grad_norm}

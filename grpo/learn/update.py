@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ def update(
 
     _refuse_bad_step(settings, figures, grad_norm)
     optimizer.step()
-    check_step(named_tensors(policy, optimizer), ranks)
+    check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
 
     return _metrics(figures, grad_norm, has_kl=settings.beta > 0)
 

@@ -4,7 +4,8 @@ An optimizer can turn a finite gradient into a weight that is NaN. It can also s
 infinite second moment, which freezes the weight for good. Neither shows in the loss of that step.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,8 +16,12 @@ from tasks.base import UserError
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
 
 
-def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
+def check_step(
+    tensors: Iterable[Tensor], named: Callable[[], Mapping[str, Tensor]], ranks: Ranks = SINGLE
+) -> None:
     """Raise FloatingPointError on all ranks if a tensor is not finite on any of them.
+
+    `named` returns the same tensors by name; it is called only to say which of them is at fault.
 
     One fused norm is computed first: it is not finite if any number is NaN or infinite. Nor is it
     if finite numbers exceed 1e19, whose squares overflow. So only if it is not finite is each
@@ -27,7 +32,7 @@ def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
     if bool(norm.isfinite()):
         return
 
-    faults = [fault for found in ranks.gather([_faults(tensors)]) for fault in found]
+    faults = [fault for found in ranks.gather([_faults(named())]) for fault in found]
     if faults:
         unique = list(dict.fromkeys(faults))
         raise FloatingPointError(f"after the optimizer's step {_summary(unique)}")
@@ -35,7 +40,7 @@ def check_step(tensors: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
 
 def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
     """Raise UserError if one of the tensors read from `source` is not finite."""
-    if bool(_norm(tensors).isfinite()):
+    if bool(_norm(tensors.values()).isfinite()):
         return
 
     if faults := _faults(tensors):
@@ -71,10 +76,16 @@ def check_names(
         )
 
 
-def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
+def _norm(tensors: Iterable[Tensor]) -> Tensor:
     """Return the norm of all numbers of the floating-point tensors, a float32 scalar tensor."""
-    floating = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
-    return torch.nn.utils.get_total_norm(floating).float()
+    # A fused norm is of tensors of one type on one device.
+    alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            alike[tensor.device, tensor.dtype].append(tensor.detach())
+
+    norms = [torch.stack(torch._foreach_norm(each)).float().norm() for each in alike.values()]
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
 
 
 def _faults(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from grpo.model.interfaces import Model, SharedAttention
-from grpo.model.merged_linear import MergedLinear, base_layer, is_plain_lora, refresh
+from grpo.model.merged_linear import Copies, MergedLinear, base_layer, is_plain_lora
 from grpo.model.ops import add_norm, apply_rotary, linear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -79,15 +79,13 @@ class FastLlama:
         self.H = base_layer(attention.q_proj).out_features // self.D
         self.K = base_layer(attention.k_proj).out_features // self.D
 
+        self.copies = Copies([layer for block in self.blocks for layer in block.linears])
         self.gradient_checkpointing = False
         self.use_lora = True
 
     def refresh(self) -> None:
-        """Copy what has changed in adapters and biases (see `merged_linear.refresh`).
-
-        Call it before each use.
-        """
-        refresh([layer for block in self.blocks for layer in block.linears])
+        """Copy what has changed in adapters and biases. Call it before each use."""
+        self.copies.refresh()
 
     def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared: SharedAttention) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""

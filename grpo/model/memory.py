@@ -14,8 +14,9 @@ ACTIVATION_PART = 6
 # Keys and values may take this share of the memory that weights and optimizer leave.
 CACHE_SHARE = 0.45
 
-# This many tokens keep a GPU busy for as long as the host takes to start a micro-batch (0.1 s).
-BUSY_TOKENS = 4096
+# Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
+# (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
+BUSY_WORK = 1.15e13
 
 # Bytes of an optimizer's moments for each trained number.
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
@@ -31,6 +32,12 @@ class Shape:
     keys: int  # K * D: numbers of a token's keys in a layer, and as many of its values
     number: int  # bytes of a number
     is_fast: bool = True  # whether `model.llama` runs it
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the layers, if queries and outputs are as wide as the model."""
+        attention = self.width * (2 * self.width + 2 * self.keys)
+        return self.layers * (attention + 3 * self.width * self.inner)
 
     @property
     def cache(self) -> int:
@@ -86,11 +93,12 @@ class DeviceMemory:
 def update_tokens(shape: Shape, memory: DeviceMemory) -> int:
     """Return how many tokens a micro-batch may have on a GPU.
 
-    Their activations may take a sixth of its memory, or a third of what is left of it. To reach
-    BUSY_TOKENS they may take as much as keys and values may.
+    Their activations may take a sixth of its memory, or a third of what is left of it. To keep the
+    GPU busy (BUSY_WORK), they may take as much as keys and values may.
     """
     usual = min(memory.total / ACTIVATION_PART, memory.left / 3)
-    for_busy_gpu = min(CACHE_SHARE * memory.left, BUSY_TOKENS * shape.activations)
+    busy_tokens = BUSY_WORK / shape.parameters
+    for_busy_gpu = min(CACHE_SHARE * memory.left, busy_tokens * shape.activations)
     tokens = int(max(usual, for_busy_gpu) / shape.activations)
     return max(256, min(65_536, tokens))
 

@@ -56,24 +56,45 @@ class NeededGrads(NamedTuple):
     lora_b: bool
 
 
-def refresh(layers: Sequence["MergedLinear"]) -> None:
-    """Bring all merged layers up to date with their modules.
+class Copies:
+    """The copies that bring merged layers up to date with their modules.
 
-    Weights are shared with the modules, so an optimizer's step needs no copy. Adapters and biases
-    are copied each time. Where a module has been given other weights, all is merged again.
+    They are listed once, because listing those of 30 layers takes as long as making them.
     """
-    for layer in layers:
-        if layer.is_stale():
-            layer.merge()
 
-    # One kernel for all copies with the same factor, instead of one for each.
-    copies = [copy for layer in layers for copy in layer.copies()]
-    for factor in {copy.factor for copy in copies}:
-        targets = [copy.target for copy in copies if copy.factor == factor]
-        sources = [copy.source for copy in copies if copy.factor == factor]
-        torch._foreach_copy_(
-            targets, sources if factor == 1 else torch._foreach_mul(sources, factor)
-        )
+    def __init__(self, layers: Sequence["MergedLinear"]):
+        self.layers = layers
+        self._by_factor: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the copies.
+
+        Weights are shared with the modules, so an optimizer's step needs no copy. Adapters and
+        biases are copied each time. Where a module has been given other weights, all is merged
+        again.
+        """
+        for layer in self.layers:
+            if layer.is_stale():
+                layer.merge()
+                self._by_factor = None  # the buffers may be others
+
+        # One kernel for all copies with the same factor, instead of one for each.
+        if self._by_factor is None:
+            self._by_factor = self._list()
+        for factor, (targets, sources) in self._by_factor.items():
+            torch._foreach_copy_(
+                targets, sources if factor == 1 else torch._foreach_mul(sources, factor)
+            )
+
+    def _list(self) -> dict[float, tuple[list[Tensor], list[Tensor]]]:
+        """Return targets and sources by the factor of the copy."""
+        found: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        for copy in (copy for layer in self.layers for copy in layer.copies()):
+            targets, sources = found.setdefault(copy.factor, ([], []))
+            targets.append(copy.target)
+            sources.append(copy.source)
+        return found
 
 
 def base_layer(module: Model) -> Model:
@@ -107,8 +128,9 @@ class MergedLinear:
     `out_features` is the sum of the layers' outputs O, and `columns` says which of them belong to
     each layer. The modules' own weights are views of the first `out_features` rows. The other rows
     are the A of each adapter, padded to a common `rank`; without adapters `rank` is 0. `lora_b`
-    (rank, out_features) is s B of each adapter, transposed. A, B and biases are copies in the
-    layers' precision: see `refresh`.
+    (rank, out_features) is s B of each adapter, transposed. `lora_blocks` (layers * rank,
+    out_features) has the same blocks on its diagonal and zeros beside them, so that one product
+    applies all adapters. A, B and biases are copies in the layers' precision: see `Copies`.
 
     `padded` is `weight` with rows of zeros below it, up to a multiple of ROW_MULTIPLE.
     """
@@ -139,6 +161,11 @@ class MergedLinear:
         self.weight = self.padded[:rows]
         # Transposed: column by column in memory.
         self.lora_b = like.new_zeros(self.out_features, self.rank).t()
+        if len(self.layers) == 1:
+            self.lora_blocks = self.lora_b
+        else:
+            inner = self.rank * len(self.layers)
+            self.lora_blocks = like.new_zeros(self.out_features, inner).t()
         self.bias = None if self.layers[0].bias is None else like.new_zeros(rows)
 
     def merge(self) -> None:
@@ -165,16 +192,22 @@ class MergedLinear:
         for i, (layer, adapter) in enumerate(zip(self.layers, self.adapters)):
             columns = self.columns[i]
             if self.bias is not None:
-                copies.append(WeightCopy(self.bias[columns], layer.bias.data, 1.0))
+                copies.append(WeightCopy(self.bias[columns], layer.bias, 1.0))
 
             if adapter:
-                rank = len(adapter.a)
-                start = self.out_features + i * self.rank
-                lora_a = self.weight[start : start + rank]
-                lora_b = self.lora_b.t()[columns, :rank]
-                copies.append(WeightCopy(lora_a, adapter.a.data, 1.0))
-                copies.append(WeightCopy(lora_b, adapter.b.data, adapter.scaling))
+                own = self._own_ranks(i, adapter)
+                lora_a = self.weight[self.out_features :][own]
+                lora_b = self.lora_b.t()[columns, : len(adapter.a)]
+                copies.append(WeightCopy(lora_a, adapter.a, 1.0))
+                copies.append(WeightCopy(lora_b, adapter.b, adapter.scaling))
+                if self.lora_blocks is not self.lora_b:
+                    block = self.lora_blocks.t()[columns, own]
+                    copies.append(WeightCopy(block, adapter.b, adapter.scaling))
         return copies
+
+    def _own_ranks(self, i: int, adapter: LoraWeights) -> slice:
+        """Return which of all layers' ranks are those of layer `i`, whose adapter is given."""
+        return slice(i * self.rank, i * self.rank + len(adapter.a))
 
     @property
     def parameters(self) -> list[nn.Parameter | None]:
@@ -199,9 +232,7 @@ class MergedLinear:
         y_NO = both[:, : self.out_features]
         # A copy: the backward pass keeps it, and a view would keep all of `both` in memory.
         lora_hidden = both[:, self.out_features :].clone()
-        for hidden_Nr, columns in zip(lora_hidden.split(self.rank, 1), self.columns):
-            y_NO[:, columns].addmm_(hidden_Nr, self.lora_b[:, columns])
-        return y_NO, lora_hidden
+        return y_NO.addmm_(lora_hidden, self.lora_blocks), lora_hidden
 
     def gradients(
         self, dy_NO: Tensor, x_NI: Tensor, lora_hidden: Tensor | None, needed: Sequence[bool]
@@ -226,45 +257,55 @@ class MergedLinear:
                 grad.bias = dy_parts[i].sum(0)
 
         if lora_hidden is not None:
-            d_hidden = self._lora_backward(dy_parts, x_NI, lora_hidden, needs, grads)
+            # The gradient of A x, for all layers at once.
+            d_hidden = dy_NO @ self.lora_blocks.t()
+            self._lora_gradients(dy_parts, d_hidden, _LoraInputs(x_NI, lora_hidden), needs, grads)
             dx_NI.addmm_(d_hidden, self.weight[self.out_features :])
         return dx_NI, _flatten(grads)
 
-    def _lora_backward(
+    def _lora_gradients(
         self,
         dy_parts: Sequence[Tensor],
-        x_NI: Tensor,
-        lora_hidden: Tensor,
+        d_hidden: Tensor,
+        inputs: "_LoraInputs",
         needs: Sequence[NeededGrads],
         grads: Sequence[LayerGrads],
-    ) -> Tensor:
-        """Write the gradients of the adapters into `grads`; return that of `lora_hidden`."""
-        d_hidden = torch.cat(
-            [
-                dy_part @ self.lora_b[:, columns].t()
-                for dy_part, columns in zip(dy_parts, self.columns)
-            ],
-            1,
-        )
-        d_lora_a = d_hidden.t() @ x_NI if any(need.lora_a for need in needs) else None
+    ) -> None:
+        """Write the gradients of the adapters into `grads`."""
+        wide = next(adapter.a.dtype for adapter in self.adapters if adapter)
+        d_lora_a = None
+        if any(need.lora_a for need in needs):
+            d_lora_a = _product(d_hidden.t(), inputs.x_NI, wide)
 
         for i, adapter in enumerate(self.adapters):
             if adapter is None:
                 continue
-            # Of the padded rank only the first ranks are the adapter's.
-            own = slice(i * self.rank, i * self.rank + len(adapter.a))
+            own = self._own_ranks(i, adapter)
             if needs[i].lora_a:
                 assert d_lora_a is not None
                 grads[i].lora_a = d_lora_a[own].to(adapter.a.dtype)
             if needs[i].lora_b:
-                d_lora_b = dy_parts[i].t() @ lora_hidden[:, own]
-                grads[i].lora_b = d_lora_b.to(adapter.b.dtype) * adapter.scaling
-        return d_hidden
+                d_lora_b = _product(dy_parts[i].t(), inputs.lora_hidden[:, own], adapter.b.dtype)
+                grads[i].lora_b = d_lora_b.mul_(adapter.scaling)
 
     def _by_layer(self, needed: Sequence[bool]) -> list[NeededGrads]:
         """Return the flags of `needed`, which has the order of `parameters`, layer by layer."""
         count = len(self.layers)
         return [NeededGrads(*needed[i::count]) for i in range(count)]
+
+
+class _LoraInputs(NamedTuple):
+    """What the products of an adapter read: x (N, I), and A x (N, layers * rank)."""
+
+    x_NI: Tensor
+    lora_hidden: Tensor
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return left @ right in `dtype`. Only a GPU can write a wider type than it reads."""
+    if left.is_cuda and dtype == torch.float32 and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
 
 
 def _adapter_of(module: Model) -> LoraWeights | None:

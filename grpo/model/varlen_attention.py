@@ -10,7 +10,7 @@ queries or of keys.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -208,8 +208,7 @@ def _flash_backward(
     gradient: Tensor, attention: Attention, segments: VarlenSegments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value, output, lse_NH = attention
-    # The state of dropout's random numbers, which are never drawn.
-    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    seed = _no_dropout(query.device)
     return aten._flash_attention_backward(
         gradient.contiguous(),
         query,
@@ -227,6 +226,12 @@ def _flash_backward(
         seed[:0],
         scale=scale,
     )
+
+
+@cache
+def _no_dropout(device: torch.device) -> Tensor:
+    """Return a state of dropout's random numbers, which are never drawn."""
+    return torch.zeros(2, dtype=torch.uint64, device=device)
 
 
 # Memory-efficient attention, on a GPU in other precisions

@@ -211,8 +211,8 @@ def _generate(
             drafts = drafter.propose(rows, tokens, lengths)
 
     completions = [
-        _completion(policy, ids[:n].tolist(), lp[:n].tolist())
-        for ids, lp, n in zip(tokens, logprobs, lengths)
+        _completion(policy, ids[:n], values[:n])
+        for ids, values, n in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist())
     ]
     return [completions[p * G : (p + 1) * G] for p in range(P)]
 
@@ -294,11 +294,12 @@ class _Drafter:
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
     """Return a completion. Raises FloatingPointError if a log-probability is not finite."""
-    for i, value in enumerate(logprobs):
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"token {i + 1} of a completion was drawn with a log-probability of {value}: the "
-                "model's logits are not finite"
-            )
+    is_finite = [*map(math.isfinite, logprobs)]
+    if not all(is_finite):
+        place = is_finite.index(False)
+        raise FloatingPointError(
+            f"token {place + 1} of a completion was drawn with a log-probability of "
+            f"{logprobs[place]}: the model's logits are not finite"
+        )
     finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)

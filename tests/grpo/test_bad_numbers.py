@@ -153,7 +153,7 @@ class OneOfTwo(Ranks):
 
 def test_a_rank_whose_own_numbers_are_finite_stops_with_the_others():
     with pytest.raises(FloatingPointError, match="step its moment is not finite"):
-        check_step({"mine": torch.ones(3)}, OneOfTwo())
+        check_step([torch.ones(3)], lambda: {"mine": torch.ones(3)}, OneOfTwo())
 
 
 def test_weights_whose_squares_overflow_are_finite(tiny_policy):
@@ -162,7 +162,7 @@ def test_weights_whose_squares_overflow_are_finite(tiny_policy):
         trainer.policy.model.model.norm.weight[3] = 3e38
     tensors = {"norm": trainer.policy.model.model.norm.weight}
     assert not torch.nn.utils.get_total_norm(list(tensors.values())).isfinite()
-    check_step(tensors)
+    check_step(tensors.values(), lambda: tensors)
     check_loaded(tensors, "here")
 
 

@@ -91,6 +91,14 @@ def test_llama_3b_in_round_figures():
     )
 
 
+def test_a_small_model_takes_more_tokens_to_keep_a_gpu_busy():
+    """At 135 M parameters a step of 50 words, 36,000 tokens, is one micro-batch."""
+    small = Shape(layers=30, width=576, inner=1536, keys=192, number=2)
+    assert small.parameters == pytest.approx(134_515_008 - 49152 * 576, rel=1e-3)
+    assert update_tokens(small, DeviceMemory(80e9, 1e9)) == 65_536
+    assert 36_000 < update_tokens(small, DeviceMemory(40e9, 1e9)) < 65_536
+
+
 def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
     prompts = [tiny_policy.encode(text) for text in ("A", "Copy B.", "A: one two", "B: three", "C")]
     settings = dict(

@@ -15,8 +15,8 @@ TABLE = {
         (
             "activations and caches may take more than there is",
             "update_tokens",
-            "min(CACHE_SHARE * memory.left, BUSY_TOKENS * shape.activations)",
-            "BUSY_TOKENS * shape.activations",
+            "min(CACHE_SHARE * memory.left, busy_tokens * shape.activations)",
+            "busy_tokens * shape.activations",
         ),
         (
             "sums shared out as well",
@@ -100,8 +100,20 @@ TABLE = {
         (
             "adapter's scale ignored",
             "MergedLinear.copies",
-            "WeightCopy(lora_b, adapter.b.data, adapter.scaling)",
-            "WeightCopy(lora_b, adapter.b.data, 1.0)",
+            "WeightCopy(lora_b, adapter.b, adapter.scaling)",
+            "WeightCopy(lora_b, adapter.b, 1.0)",
+        ),
+        (
+            "adapter's scale ignored where layers are merged",
+            "MergedLinear.copies",
+            "WeightCopy(block, adapter.b, adapter.scaling)",
+            "WeightCopy(block, adapter.b, 1.0)",
+        ),
+        (
+            "copies into buffers that are gone",
+            "Copies.refresh",
+            "self._by_factor = None",
+            "pass",
         ),
     ],
     (
