@@ -238,7 +238,7 @@ TABLE = {
             "baseline of the group, not of the state",
             "token_advantages",
             "means[state]",
-            "_mean(group_rewards)",
+            "mean(group_rewards)",
         ),
         (
             "word written as soon as its letters are",
