@@ -1,6 +1,7 @@
 """Small models of several families, and a rollout for any of them."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -162,21 +163,51 @@ def rounded_masses(logits, truncate, nudge=1e-4):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions were sampled: at which temperature, and from which tokens."""
+    """How completions were sampled: at which temperature, and from which tokens.
+
+    `rounding` is how far float32 takes the logits from float64's, if that is known.
+    """
 
     temperature: float
     truncate: Callable | None = None
+    rounding: float = 0.0
+
+    @property
+    def tolerance(self) -> float:
+        """How much two log-probabilities in float32 may differ.
+
+        Each is off by the rounding of its logits, divided by the temperature.
+        """
+        return max(3e-5, 2 * self.rounding) / (self.temperature or 0.3)
+
+
+def rounding_of_logits(policy, ids, answers):
+    """Return the largest difference of a float32 policy's logits, in the trainer's forward pass of
+    these completions, from those of `transformers` in float64.
+    """
+    exact = deepcopy(policy.causal).double().cpu()
+    exact.set_attn_implementation("eager")
+    largest = 0.0
+    for prompt, group in zip(ids, answers, strict=True):
+        for tokens in {answer.tokens for answer in group}:
+            with torch.no_grad():
+                found = policy.head(policy.predict(policy.pack([prompt], [tokens])))
+                whole = exact(torch.tensor([[*prompt, *tokens]])).logits
+            wanted = whole[0, len(prompt) - 1 : -1].log_softmax(-1)
+            difference = found.double().cpu().log_softmax(-1) - wanted
+            largest = max(largest, difference.abs().max().item())
+    return largest
 
 
 def assert_same_samples(policy, ids, found, expected, sampling):
     """Assert that tokens and log-probabilities are the same, except where rounding decides.
 
-    A log-probability may be that of another set of kept tokens, if logits within the tolerance
+    They may differ by the tolerance of `sampling`. A log-probability may be that of another set of kept tokens, if logits within the tolerance
     change the set. Two completions may differ from a place on if the place's uniform number is
     within 1e-4 of the border of the token's share, in one of those sets.
     """
     temperature = sampling.temperature
-    atol = 3e-5 / (temperature or 0.3)
+    atol = sampling.tolerance
 
     def masses(prompt, tokens):
         with torch.no_grad():
