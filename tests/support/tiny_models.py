@@ -202,9 +202,10 @@ def rounding_of_logits(policy, ids, answers):
 def assert_same_samples(policy, ids, found, expected, sampling):
     """Assert that tokens and log-probabilities are the same, except where rounding decides.
 
-    They may differ by the tolerance of `sampling`. A log-probability may be that of another set of kept tokens, if logits within the tolerance
-    change the set. Two completions may differ from a place on if the place's uniform number is
-    within 1e-4 of the border of the token's share, in one of those sets.
+    Log-probabilities may differ by the tolerance of `sampling`, or be those of another set of kept
+    tokens, if logits within the tolerance change the set. Two completions may differ from a place
+    on if the place's uniform number is within 1e-4 of the border of the token's share, in one of
+    those sets.
     """
     temperature = sampling.temperature
     atol = sampling.tolerance
