@@ -236,7 +236,10 @@ class _Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went.
 
     - `longest`: the most tokens of a draft; `draft_length`: those of the last drafts;
-    - `distinct`: rows that differ, which decide what a pass costs.
+    - `distinct`: rows that differ, which decide what a pass costs;
+    - `has_first_tokens`: whether each row has written its first token. That is drawn without a
+      draft and says nothing about the next ones: many models begin an answer with a space that the
+      guess lacks. What follows is planned anew where it was not the expected one.
     """
 
     def __init__(
@@ -253,12 +256,15 @@ class _Drafter:
         self.longest = longest
         self.distinct = distinct
         self.draft_length = 0
+        self.has_first_tokens = False
 
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor, start: float
     ) -> None:
         """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
         matched, rejected = self.plans.observe(rows, written, chosen, count)
+        if not self.has_first_tokens:
+            matched = rejected = 0
         self.drafting.observe(
             Observation(
                 draft_length=self.draft_length,
@@ -275,6 +281,10 @@ class _Drafter:
     def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
         live = self.decoder.live
+        if not self.has_first_tokens:
+            self.plans.plan(rows, live & self.plans.is_stale[rows], tokens, lengths[rows])
+            self.has_first_tokens = True
+
         self.distinct = int(live.sum())
         record = RowRecord(
             self.distinct,

@@ -8,8 +8,10 @@ from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN, load_policy
+from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import CudaDecoder
 from grpo.rollout.eager_decoder import EagerDecoder
+from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, uniform
 from grpo.rollout.speculative import (
     LENGTHS,
@@ -200,6 +202,57 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
     )
     rollout(tiny_policy, guesses=[str] * 3, drafting=AcceptanceModel("7"))
     assert set(widths[1:]) == {3}
+
+
+class Scripted:
+    """A decoder whose rows write given tokens, whatever is drafted."""
+
+    fixed_cost_tokens, plan_cost_tokens, lengths = 256, 40, (0, 3, 7, 15)
+
+    def __init__(self, texts):
+        self.texts, self.places, self.passes = texts, [0] * len(texts), 0
+
+    @property
+    def live(self):
+        return torch.tensor([place < len(text) for text, place in zip(self.texts, self.places)])
+
+    def step(self, drafts):
+        """Write what agrees with the draft and one token more, as many as 8 without drafts."""
+        k = drafts.shape[1]
+        width = k + 1 if k else (8 if self.passes else 1)
+        self.passes += 1
+        chosen = torch.zeros(len(self.texts), width, dtype=torch.long)
+        count = torch.zeros(len(self.texts), dtype=torch.long)
+        for row, (text, place) in enumerate(zip(self.texts, self.places)):
+            rest = text[place : place + width]
+            agreed = [drafted == token for drafted, token in zip(drafts[row].tolist(), rest)]
+            rest = rest[: agreed.index(False) + 1] if False in agreed else rest
+            chosen[row, : len(rest)] = torch.tensor(rest, dtype=torch.long)
+            count[row] = len(rest)
+            self.places[row] += len(rest)
+        return chosen, torch.zeros(chosen.shape), count
+
+    def retire(self):
+        return torch.arange(len(self.texts)) if self.live.any() else torch.arange(0)
+
+
+def test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_the_same(monkeypatch):
+    """As of models that begin with a space, for which once no draft was ever made."""
+    policy = load_policy("builtin", device="cpu")
+    words = " the sea and the owl" * 20
+    text = policy.tokenizer("so" + words, add_special_tokens=False).input_ids + [policy.end]
+
+    def guess(written):
+        return words[len(written.lstrip().removeprefix("so")) :]
+
+    monkeypatch.setattr(engine, "_make_decoder", lambda *_: decoder)
+    drafting = AcceptanceModel()
+    for _ in range(3):
+        decoder = Scripted([text] * 4)
+        request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
+        (answers,) = engine.generate(policy, request, drafting)
+        assert [list(answer.tokens) for answer in answers] == [text] * 4
+    assert drafting.acceptance > 0.98 and decoder.passes < len(text) / 8
 
 
 def test_lengths_follow_acceptance_and_batch():

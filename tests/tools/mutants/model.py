@@ -351,6 +351,24 @@ TABLE = {
         ("end of the text not drafted", "DraftPlans._plan", "[*plan, *self.end]", "plan"),
     ],
     (
+        "grpo/rollout/generate.py",
+        "grpo/test_drafting.py::test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_"
+        "the_same",
+    ): [
+        (
+            "a first token apart from the guess ends all drafts",
+            "_Drafter.propose",
+            "self.plans.plan(rows, live & self.plans.is_stale[rows], tokens, lengths[rows])",
+            "pass",
+        ),
+        (
+            "first tokens count as rejected drafts",
+            "_Drafter.observe",
+            "matched = rejected = 0",
+            "pass",
+        ),
+    ],
+    (
         "grpo/rollout/eager_decoder.py",
         "grpo/test_engine.py::test_what_counts_of_a_draft_by_hand "
         "grpo/test_drafting.py::test_drafted_is_undrafted_token_for_token[qwen3-0.15-False] "
