@@ -282,7 +282,7 @@ class _Drafter:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
         live = self.decoder.live
         if not self.has_first_tokens:
-            self.plans.plan(rows, live & self.plans.is_stale[rows], tokens, lengths[rows])
+            self.plans.begin(rows, live, tokens, lengths[rows])
             self.has_first_tokens = True
 
         self.distinct = int(live.sum())

@@ -231,18 +231,22 @@ class DraftPlans:
             return torch.empty(len(rows), 0, dtype=torch.long)
 
         needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
-        self.plan(rows, live & needs_plan, tokens, written, k)
+        to_plan = (live & needs_plan).nonzero()[:, 0]
+        if len(to_plan):
+            self._plan(rows[to_plan], tokens, written[to_plan], max(k, SHORT))
+
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
-    def plan(
-        self, rows: Tensor, is_wanted: Tensor, tokens: Tensor, written: Tensor, k: int = 0
-    ) -> None:
-        """Make plans of at least k tokens for those of the completions `rows` that `is_wanted` (R,)
-        marks; the other arguments are those of `offer`.
+    def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
+        """Plan anew where the first token was not the planned one, and forget how often it was.
+
+        The arguments are those of `offer`.
         """
-        places = is_wanted.nonzero()[:, 0]
-        if len(places):
-            self._plan(rows[places], tokens, written[places], max(k, SHORT))
+        self.matched.zero_()
+        self.rejected.zero_()
+        to_plan = (live & self.is_stale[rows]).nonzero()[:, 0]
+        if len(to_plan):
+            self._plan(rows[to_plan], tokens, written[to_plan], SHORT)
 
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor

@@ -358,7 +358,7 @@ TABLE = {
         (
             "a first token apart from the guess ends all drafts",
             "_Drafter.propose",
-            "self.plans.plan(rows, live & self.plans.is_stale[rows], tokens, lengths[rows])",
+            "self.plans.begin(rows, live, tokens, lengths[rows])",
             "pass",
         ),
         (
