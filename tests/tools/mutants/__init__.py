@@ -5,7 +5,7 @@ There is a table for each part of the project.
 
 from typing import NamedTuple
 
-from mutants import learn, model, run, tasks, training
+from mutants import learn, model, rollout, run, tasks, training
 
 
 class Mutant(NamedTuple):
@@ -25,7 +25,7 @@ class Mutant(NamedTuple):
 
 
 # (file, its tests): (name, where, old, new) of each mutant. Test paths are relative to tests/.
-TABLES = (learn.TABLE, model.TABLE, training.TABLE, run.TABLE, tasks.TABLE)
+TABLES = (learn.TABLE, model.TABLE, rollout.TABLE, training.TABLE, run.TABLE, tasks.TABLE)
 
 MUTANTS = [
     Mutant(name, file, " ".join(f"tests/{path}" for path in tests.split()), where, old, new)
