@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the layers, if queries and outputs are as wide as the model."""
+        """The number of weights in the layers, assuming that queries are as wide as the model."""
         attention = self.width * (2 * self.width + 2 * self.keys)
         return self.layers * (attention + 3 * self.width * self.inner)
 

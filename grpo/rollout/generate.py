@@ -237,9 +237,10 @@ class _Drafter:
 
     - `longest`: the most tokens of a draft; `draft_length`: those of the last drafts;
     - `distinct`: rows that differ, which decide what a pass costs;
-    - `has_first_tokens`: whether each row has written its first token. That is drawn without a
-      draft and says nothing about the next ones: many models begin an answer with a space that the
-      guess lacks. What follows is planned anew where it was not the expected one.
+    - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
+      and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
+      not have. So a different first token is not counted as a rejection, and the rest is planned
+      again from there.
     """
 
     def __init__(

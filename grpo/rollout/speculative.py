@@ -231,22 +231,21 @@ class DraftPlans:
             return torch.empty(len(rows), 0, dtype=torch.long)
 
         needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
-        to_plan = (live & needs_plan).nonzero()[:, 0]
-        if len(to_plan):
-            self._plan(rows[to_plan], tokens, written[to_plan], max(k, SHORT))
-
+        chosen = live & needs_plan
+        if chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], max(k, SHORT))
         return self.planned[rows[:, None], written[:, None] + torch.arange(k)]
 
     def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
-        """Plan anew where the first token was not the planned one, and forget how often it was.
+        """Plan again where the first token was not the planned one, and reset the counts.
 
         The arguments are those of `offer`.
         """
         self.matched.zero_()
         self.rejected.zero_()
-        to_plan = (live & self.is_stale[rows]).nonzero()[:, 0]
-        if len(to_plan):
-            self._plan(rows[to_plan], tokens, written[to_plan], SHORT)
+        chosen = live & self.is_stale[rows]
+        if chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], SHORT)
 
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
