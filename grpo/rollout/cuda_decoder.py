@@ -23,14 +23,9 @@ BURST = 8  # tokens a row between two looks at which rows have finished
 class CudaDecoder:
     """The rows of one rollout while they are written; the counterpart of `EagerDecoder`."""
 
-    # See AcceptanceModel.length. A product over 206 tokens takes as long as reading its weights
-    # (990 TFLOP/s, 4.8 TB/s), and there is some overhead. One token more of Llama-3.2-3B then takes
-    # 10 us; a new plan takes 0.4 ms on the host.
-    fixed_cost_tokens = 256
-    plan_cost_tokens = 40
-
     def __init__(self, step: CudaStep, request: DecodeRequest):
         self.cuda_step, self.request = step, request
+        self.costs = step.costs
         prompts, rows = request.prompts, len(request.keys)
         self.columns = rows // len(prompts)
 
@@ -69,18 +64,14 @@ class CudaDecoder:
         rows = bucket(len(self.written))
         return [k for k in LENGTHS if k == 0 or rows * (k + 1) <= MAX_TOKENS]
 
-    def step(self, drafts_Rk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next tokens of each row, their log-probabilities (R, 1 + k or BURST), and how
-        many of them count (R,), on the CPU.
-        """
-        state = self.cuda_step.memory.state
-        R = len(self.written)
-        begin_R = state.slot[:R] * self.cuda_step.memory.capacity.row_room + state.written[:R]
-        new = self._run(drafts_Rk)
-        return self._read(begin_R, new)
+    def start(self, drafts_Rk: Tensor) -> None:
+        """Start a pass, or several where nothing is drafted."""
+        memory, R = self.cuda_step.memory, len(self.written)
+        self.begin_R = memory.state.slot[:R] * memory.capacity.row_room + memory.state.written[:R]
+        self.new = self._run(drafts_Rk)
 
     def _run(self, drafts_Rk: Tensor) -> int:
-        """Run one step, or several where nothing is drafted; return the most tokens of a row."""
+        """Launch one step, or several where nothing is drafted; return the most tokens of a row."""
         R, T = len(self.written), 1 + drafts_Rk.shape[1]
         step, truncate = self.cuda_step, self.request.truncate
 
@@ -101,10 +92,12 @@ class CudaDecoder:
             step.run(bucket(R), T, tiles, truncate)
         return new
 
-    def _read(self, begin_R: Tensor, new: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fetch what the device has written, up to `new` tokens of each row."""
-        memory, R = self.cuda_step.memory, len(begin_R)
-        places = begin_R[:, None] + torch.arange(new, device=begin_R.device)
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Wait for the pass. Return the next tokens of each row, their log-probabilities
+        (R, 1 + k or BURST), and how many of them count (R,), on the CPU.
+        """
+        memory, R, new = self.cuda_step.memory, len(self.begin_R), self.new
+        places = self.begin_R[:, None] + torch.arange(new, device=self.begin_R.device)
 
         # One transfer, so that the host waits once.
         columns = [

@@ -19,8 +19,32 @@ from torch import Tensor
 from grpo.model.policy import Policy
 from grpo.rollout.cuda_layers import CudaLayers
 from grpo.rollout.cuda_memory import WIDTH, Capacity, DecodeMemory
+from grpo.rollout.speculative import Costs
 
 LOGITS_BLOCK = 4096  # logits that a program of the sampling handles
+
+# Seconds on an H100, for `pass_costs`.
+LAYER_SECONDS = 42e-6  # of a layer, however few the tokens: nine kernels (SmolLM2-135M)
+BYTE_SECONDS = 1 / 3e12  # to read one byte of the weights
+OPERATION_SECONDS = 1 / 640e12
+LEAST_TOKEN_SECONDS = 2e-6  # a token more of SmolLM2-135M
+PLAN_SECONDS = 3e-4  # of the host
+
+
+def pass_costs(policy: Policy) -> Costs:
+    """Return how long the passes and plans of a model take, estimated from its size.
+
+    Estimates, because a measured time would make drafts, and so the rounding of the logits, differ
+    from run to run.
+    """
+    assert policy.fast_model is not None
+    weights = list(policy.causal.parameters())
+    parameters = sum(weight.numel() for weight in weights)
+
+    reading = BYTE_SECONDS * parameters * weights[0].element_size()
+    fixed = max(LAYER_SECONDS * len(policy.fast_model.blocks), reading)
+    token = max(LEAST_TOKEN_SECONDS, OPERATION_SECONDS * 2 * parameters)
+    return Costs(fixed / token, PLAN_SECONDS / token, meanwhile=True)
 
 
 @contextmanager
@@ -58,6 +82,7 @@ class CudaStep:
         self.layers = CudaLayers(policy.fast_model)
         self.kernels = self.layers.kernels
         self.stops = torch.tensor(policy.stops or (-1,), device=policy.device)
+        self.costs = pass_costs(policy)
         self.free()
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from grpo.model.policy import Policy
 from grpo.rollout.request import DecodeRequest
 from grpo.rollout.sampling import choose, uniform
-from grpo.rollout.speculative import LENGTHS
+from grpo.rollout.speculative import LENGTHS, Costs
 
 
 def accepted(chosen_CT: Tensor, drafts_Ck: Tensor, stops: Tensor) -> Tensor:
@@ -34,13 +34,11 @@ class EagerDecoder:
     - `row` (C,): the row of the forward pass that each completion shares;
     - `first` (R,): the first completion of each row, which speaks for the others;
     - `live` (C,): whether a draft is wanted, which is so for the first of each row;
-    - `last` (C,): each completion's last token, which the model has not read yet.
+    - `last` (C,): each completion's last token, which the model has not read yet;
+    - `drafts_Rk` and `drawn`: the drafts of the pass, and its tokens with log-probabilities.
     """
 
-    # See AcceptanceModel.length; measured with the embedded model on two CPU cores.
-    fixed_cost_tokens = 48
-    plan_cost_tokens = 3
-
+    costs = Costs(fixed=48, plan=3)  # measured with the embedded model on two CPU cores
     lengths = LENGTHS
     live: Tensor
 
@@ -60,12 +58,8 @@ class EagerDecoder:
         self.row = torch.arange(prompts).repeat_interleave(group_size)
         self.first = torch.arange(prompts) * group_size
 
-    def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next tokens of each completion, their log-probabilities (C, T), and how many
-        of them count (C,), on the CPU.
-
-        All completions of a row use the draft of the first of them.
-        """
+    def start(self, drafts_Ck: Tensor) -> None:
+        """Start a pass. All completions of a row use the draft of the first of them."""
         device, drafts_Rk = self.policy.device, drafts_Ck[self.first]
         if self.last is None:  # the first tokens follow the prompts
             drafts_Rk = drafts_Rk[:, :0]
@@ -75,16 +69,21 @@ class EagerDecoder:
             hidden_RTE = self.policy.extend(tokens.to(device), self.cache)
 
         places_CT = self.written[:, None] + torch.arange(hidden_RTE.shape[1])
-        chosen, logprobs = choose(
+        self.drafts_Rk = drafts_Rk
+        self.drawn = choose(
             self.policy.logits(hidden_RTE),
             self.temperature[self.first].to(device),
             uniform(self.keys[:, None], places_CT).to(device),
             self.row.to(device),
             self.truncate,
         )
-        chosen, logprobs = chosen.cpu(), logprobs.cpu()
 
-        count = accepted(chosen, drafts_Rk[self.row], self.stops)
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next tokens of each completion, their log-probabilities (C, T), and how many
+        of them count (C,), on the CPU.
+        """
+        chosen, logprobs = (drawn.cpu() for drawn in self.drawn)
+        count = accepted(chosen, self.drafts_Rk[self.row], self.stops)
         count = count.minimum(self.budget - self.written)
         self.last = chosen.gather(1, count[:, None] - 1)[:, 0]
         self.written = self.written + count

@@ -28,6 +28,7 @@ from grpo.rollout.speculative import (
     LENGTHS,
     SHORT,
     AcceptanceModel,
+    Costs,
     DraftPlans,
     Observation,
     RowRecord,
@@ -39,14 +40,11 @@ MAX_TOO_LONG = 16
 
 
 class Decoder(Protocol):
-    """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU.
+    """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU."""
 
-    `fixed_cost_tokens` and `plan_cost_tokens` describe what a pass and a plan cost; see
-    `AcceptanceModel.length`.
-    """
-
-    fixed_cost_tokens: int
-    plan_cost_tokens: int
+    @property
+    def costs(self) -> Costs:
+        """How long its passes take, and plans for them."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -56,8 +54,11 @@ class Decoder(Protocol):
     def live(self) -> Tensor:
         """A mask (C,) of the completions that need a draft: one of each set of identical ones."""
 
-    def step(self, drafts_Ck: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Verify the drafts and draw one more token.
+    def start(self, drafts_Ck: Tensor) -> None:
+        """Start a pass, which verifies the drafts and draws one more token."""
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Wait for the pass.
 
         Returns tokens (C, T), their log-probabilities (C, T), and how many of them count (C,).
         """
@@ -194,7 +195,10 @@ def _generate(
     while len(rows):
         # One forward pass: the drafts are verified, and one more token is drawn.
         start = time.perf_counter()
-        chosen, chosen_logprobs, count = decoder.step(drafts)
+        decoder.start(drafts)
+        if drafter is not None:
+            drafter.plan_meanwhile(tokens)
+        chosen, chosen_logprobs, count = decoder.finish()
         written = lengths[rows]
         if drafter is not None:
             drafter.observe(rows, written, chosen, count, start)
@@ -270,7 +274,7 @@ class _Drafter:
             Observation(
                 draft_length=self.draft_length,
                 rows=self.distinct,
-                fixed_cost_tokens=self.decoder.fixed_cost_tokens,
+                fixed_cost=self.decoder.costs.fixed,
                 matched=matched,
                 rejected=rejected,
                 completions=int((count > 0).sum()),
@@ -294,13 +298,19 @@ class _Drafter:
         )
         k = self.drafting.length(
             record,
-            self.decoder.fixed_cost_tokens,
-            self.decoder.plan_cost_tokens,
+            self.decoder.costs,
             [k for k in self.decoder.lengths if k <= self.longest],
         )
-        drafts = self.plans.offer(rows, live, tokens, lengths[rows], k)
-        self.draft_length = drafts.shape[1]
-        return drafts
+        self.plans.request(rows, live, lengths[rows], k)
+        if not self.decoder.costs.meanwhile:
+            self.plans.make(tokens)
+        self.draft_length = k
+        return self.plans.drafts()
+
+    def plan_meanwhile(self, tokens: Tensor) -> None:
+        """Make the plans that are missing, while the device runs the pass."""
+        if self.draft_length:
+            self.plans.make(tokens)
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:

@@ -4,11 +4,15 @@ import pytest
 import torch
 
 from grpo.model.load import load_policy
-from grpo.rollout.speculative import (
-    NO_TOKEN,
-    DraftPlans,
-)
+from grpo.rollout.speculative import NO_TOKEN, DraftPlans
 from tasks.drafts import Guess
+
+
+def offer(plans, rows, live, tokens, written, k):
+    """The drafts of k tokens, once the plans that they need are made."""
+    plans.request(rows, live, written, k)
+    plans.make(tokens)
+    return plans.drafts()
 
 
 def test_plans_by_hand():
@@ -37,11 +41,11 @@ def test_plans_by_hand():
         torch.zeros(2, dtype=torch.long),
     )
     written = torch.zeros(2, 38, dtype=torch.long)
-    assert plans.offer(rows, live, written, nothing, 3).tolist() == [[0, 1, 2], [7, 6, 9]]
-    assert plans.offer(rows, live, written, nothing, 0).shape == (2, 0)
+    assert offer(plans, rows, live, written, nothing, 3).tolist() == [[0, 1, 2], [7, 6, 9]]
+    assert offer(plans, rows, live, written, nothing, 0).shape == (2, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "_plan", None)  # a plan up to the end of the text lasts
-        assert plans.offer(rows, live, written, torch.tensor([2, 1]), 4).tolist() == [
+        assert offer(plans, rows, live, written, torch.tensor([2, 1]), 4).tolist() == [
             [2, 3, 9, NO_TOKEN],
             [6, 9, NO_TOKEN, NO_TOKEN],
         ]
@@ -54,7 +58,7 @@ def test_plans_by_hand():
         0,
         0,
     )  # a stale plan is no evidence
-    assert plans.offer(rows, torch.tensor([True, False]), written, torch.tensor([2, 3]), 3)[
+    assert offer(plans, rows, torch.tensor([True, False]), written, torch.tensor([2, 3]), 3)[
         0
     ].tolist() == [2, 3, 9]  # "cd", aimed anew
     assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NO_TOKEN
@@ -77,7 +81,7 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
     while place + 8 <= len(target):
         k = 7 if place % 3 else 0
         written = torch.tensor([place])
-        assert plans.offer(rows, live, tokens, written, k)[0].tolist() == target[place : place + k]
+        assert offer(plans, rows, live, tokens, written, k)[0].tolist() == target[place : place + k]
         assert (
             plans.observe(rows, written, tokens[:, place : place + k + 1], torch.tensor([k + 1]))[1]
             == 0
@@ -162,10 +166,26 @@ def test_rows_that_have_written_the_same_are_aimed_once():
     plans._encode = lambda texts: encoded.append(texts) or encode(texts)
     asked.clear()
     some = torch.tensor([0, 1, 2, 4])
-    offered = plans.offer(some, some >= 0, tokens, written[some], 3)
+    offered = offer(plans, some, some >= 0, tokens, written[some], 3)
     assert sorted(asked) == [("a", "the"), ("a", "the sea"), ("b", "the")] and len(encoded) == 1
     assert offered.tolist() == [ids[0][1:4], ids[0][1:4], ids[0][2:5], ids[0][1:4]]
     assert plans.is_stale.tolist() == [False, False, False, True, False]
     asked.clear()
-    plans.offer(rows, rows >= 0, tokens, written, 3)
+    offer(plans, rows, rows >= 0, tokens, written, 3)
     assert asked == [("a", "the cat")]
+
+
+def test_a_row_whose_plan_is_not_made_yet_has_no_draft():
+    policy = load_policy("builtin", device="cpu")
+    words = "the sea and the owl"
+    plans = DraftPlans(policy, [lambda text: words[len(text) :]] * 2, 64)
+    rows, nothing = torch.arange(2), torch.zeros(2, 64, dtype=torch.long)
+    plans.is_stale[1] = True
+
+    plans.request(rows, rows >= 0, nothing[:, 0], 3)
+    first, second = plans.drafts().tolist()
+    assert policy.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
+
+    plans.make(nothing)
+    assert policy.decode(plans.drafts()[1].tolist()).strip() == "the sea and"
+    assert not plans.is_stale.any()

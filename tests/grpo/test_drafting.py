@@ -16,6 +16,7 @@ from grpo.rollout.sampling import sample_key, uniform
 from grpo.rollout.speculative import (
     LENGTHS,
     AcceptanceModel,
+    Costs,
     DraftPlans,
     Observation,
     RowRecord,
@@ -162,9 +163,7 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
     monkeypatch.setattr(
         AcceptanceModel,
         "length",
-        lambda self, record, fixed_cost_tokens, plan_cost_tokens, lengths: (
-            asked.append((record.rows, lengths[-1])) or 0
-        ),
+        lambda self, record, costs, lengths: asked.append((record.rows, lengths[-1])) or 0,
     )
     _, groups = rollout(
         tiny_policy,
@@ -193,12 +192,12 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
         decoder.written = torch.zeros(rows)
         longest.append(decoder.lengths[-1])
     assert longest == [127, 127, 63, 7, 0]
-    widths, step = [], EagerDecoder.step
+    widths, start = [], EagerDecoder.start
     monkeypatch.setattr(EagerDecoder, "lengths", (0, 1, 3))
     monkeypatch.setattr(
         EagerDecoder,
-        "step",
-        lambda self, drafts: widths.append(drafts.shape[1]) or step(self, drafts),
+        "start",
+        lambda self, drafts: widths.append(drafts.shape[1]) or start(self, drafts),
     )
     rollout(tiny_policy, guesses=[str] * 3, drafting=AcceptanceModel("7"))
     assert set(widths[1:]) == {3}
@@ -207,18 +206,23 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
 class Scripted:
     """A decoder whose rows write given tokens, whatever is drafted."""
 
-    fixed_cost_tokens, plan_cost_tokens, lengths = 8, 100, (0, 3, 7, 15)  # drafts must be good
+    lengths = (0, 3, 7, 15)
 
-    def __init__(self, texts):
+    def __init__(self, texts, costs):
         self.texts, self.places = texts, [0] * len(texts)
+        self.costs, self.runs = costs, False
         self.passes = self.drafted_passes = 0
 
     @property
     def live(self):
         return torch.tensor([place < len(text) for text, place in zip(self.texts, self.places)])
 
-    def step(self, drafts):
+    def start(self, drafts):
+        self.drafts, self.runs = drafts, True
+
+    def finish(self):
         """Write what agrees with the draft and one token more, as many as 8 without drafts."""
+        drafts, self.runs = self.drafts, False
         k = drafts.shape[1]
         width = k + 1 if k else (8 if self.passes else 1)
         self.passes += 1
@@ -238,7 +242,8 @@ class Scripted:
         return torch.arange(len(self.texts)) if self.live.any() else torch.arange(0)
 
 
-def test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_the_same(monkeypatch):
+@pytest.mark.parametrize("costs", [Costs(8, plan=100), Costs(8, plan=100, meanwhile=True)])
+def test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_the_same(monkeypatch, costs):
     """As of models that begin with a space, for which once no draft was ever made."""
     policy = load_policy("builtin", device="cpu")
     words = " the sea and the owl" * 20
@@ -250,11 +255,50 @@ def test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_the_same(mo
     monkeypatch.setattr(engine, "_make_decoder", lambda *_: decoder)
     drafting = AcceptanceModel()
     for _ in range(3):
-        decoder = Scripted([text] * 4)
+        decoder = Scripted([text] * 4, costs)
         request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
         (answers,) = engine.generate(policy, request, drafting)
         assert [list(answer.tokens) for answer in answers] == [text] * 4
     assert drafting.acceptance > 0.995 and decoder.drafted_passes > 5
+
+
+def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
+    """Each row writes a wrong word, is planned again during the next pass, and drafted then."""
+    policy = load_policy("builtin", device="cpu")
+    words = ["the", "sea", "and", "the", "owl"] * 20
+    written = [*words[:40], "cat", *words[40:]]
+    text = policy.tokenizer(" ".join(written), add_special_tokens=False).input_ids + [policy.end]
+
+    decoder = Scripted([text] * 4, Costs(8, plan=1, meanwhile=True))
+    planned_in, plan = [], DraftPlans._plan
+    monkeypatch.setattr(engine, "_make_decoder", lambda *_: decoder)
+    monkeypatch.setattr(
+        DraftPlans, "_plan", lambda *args: planned_in.append(decoder.runs) or plan(*args)
+    )
+
+    def guess(so_far):
+        rest = words[len(so_far.split()) - ("cat" in so_far) :]
+        return " " * bool(so_far) + " ".join(rest)
+
+    drafting = AcceptanceModel("15")
+    request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
+    (answers,) = engine.generate(policy, request, drafting)
+    assert [list(answer.tokens) for answer in answers] == [text] * 4
+    assert planned_in[0] is False and planned_in[-1] is True
+    assert decoder.passes < 16
+
+
+def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
+    drafting = AcceptanceModel("auto")
+    drafting.matched, drafting.rejected = 985.0, 15.0
+    record = RowRecord(256)
+
+    def length(plan, meanwhile):
+        return drafting.length(record, Costs(630, plan, meanwhile))
+
+    assert length(150, True) > length(150, False) == 0
+    assert length(0.0, True) <= length(0.0, False)  # the pass without a draft is lost
+    assert length(5000, True) == 0
 
 
 def test_lengths_follow_acceptance_and_batch():
@@ -262,16 +306,18 @@ def test_lengths_follow_acceptance_and_batch():
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
-        lengths[acceptance] = [drafting.length(RowRecord(rows), 64, 3) for rows in (1, 16, 256)]
+        lengths[acceptance] = [
+            drafting.length(RowRecord(rows), Costs(64, 3)) for rows in (1, 16, 256)
+        ]
         assert lengths[acceptance] == sorted(
             lengths[acceptance], reverse=True
         )  # the more rows, the shorter
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
-    assert drafting.length(RowRecord(16, matched=10, rejected=90), 64, 3) < drafting.length(
-        RowRecord(16), 64, 3
+    assert drafting.length(RowRecord(16, matched=10, rejected=90), Costs(64, 3)) < drafting.length(
+        RowRecord(16), Costs(64, 3)
     )  # the rows' own record
-    assert drafting.length(RowRecord(16), 64, 400) < drafting.length(
-        RowRecord(16), 64, 3
+    assert drafting.length(RowRecord(16), Costs(64, 400)) < drafting.length(
+        RowRecord(16), Costs(64, 3)
     )  # aiming anew is dear
     assert (
         all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
@@ -280,12 +326,12 @@ def test_lengths_follow_acceptance_and_batch():
 
 def test_a_fixed_length_off_and_nonsense():
     assert (
-        AcceptanceModel("off").length(RowRecord(1), 64, 3) == 0
-        and AcceptanceModel("5").length(RowRecord(1000), 64, 3) == 5
+        AcceptanceModel("off").length(RowRecord(1), Costs(64, 3)) == 0
+        and AcceptanceModel("5").length(RowRecord(1000), Costs(64, 3)) == 5
     )
     assert (
-        AcceptanceModel("127").length(RowRecord(1), 64, 3) == 127
-        and AcceptanceModel("127").length(RowRecord(1000), 64, 3, (0, 1, 3, 7)) == 7
+        AcceptanceModel("127").length(RowRecord(1), Costs(64, 3)) == 127
+        and AcceptanceModel("127").length(RowRecord(1000), Costs(64, 3), (0, 1, 3, 7)) == 7
     )  # as far as there is room
     for mode in ("on", "-1", "128", "1.5"):
         with pytest.raises(

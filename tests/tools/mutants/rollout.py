@@ -44,11 +44,47 @@ TABLE = {
     ("grpo/rollout/speculative.py", "grpo/test_draft_plans.py::test_plans_by_hand"): [
         (
             "drafts aimed a token too far",
-            "DraftPlans.offer",
-            "written[:, None]",
-            "written[:, None] + 1",
+            "DraftPlans.drafts",
+            "self.written[:, None]",
+            "self.written[:, None] + 1",
         ),
         ("end of the text not drafted", "DraftPlans._plan", "[*plan, *self.end]", "plan"),
+    ],
+    (
+        "grpo/rollout/speculative.py",
+        "grpo/test_draft_plans.py::test_a_row_whose_plan_is_not_made_yet_has_no_draft "
+        "grpo/test_drafting.py::test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_"
+        "longer_than_the_pass",
+    ): [
+        (
+            "an old plan as the draft of a row that departed from it",
+            "DraftPlans.drafts",
+            "drafts.masked_fill(self.without_plan[:, None], NO_TOKEN)",
+            "drafts",
+        ),
+        (
+            "plans made meanwhile take the time of the pass as well",
+            "AcceptanceModel.length",
+            "max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)",
+            "(costs.fixed + rows * (k + 1) + rows * plans * costs.plan)",
+        ),
+    ],
+    (
+        "grpo/rollout/generate.py",
+        "grpo/test_drafting.py::test_rows_are_planned_again_while_the_next_pass_runs",
+    ): [
+        (
+            "plans never made meanwhile",
+            "_Drafter.plan_meanwhile",
+            "self.draft_length",
+            "None",
+        ),
+        (
+            "plans made before the pass",
+            "_Drafter.propose",
+            "self.decoder.costs.meanwhile",
+            "None",
+        ),
     ],
     (
         "grpo/rollout/generate.py",
@@ -94,13 +130,13 @@ TABLE = {
         ),
         (
             "numbers repeated within a draft",
-            "EagerDecoder.step",
+            "EagerDecoder.start",
             "torch.arange(hidden_RTE.shape[1])",
             "0 * torch.arange(hidden_RTE.shape[1])",
         ),
         (
             "budget exceeded by one",
-            "EagerDecoder.step",
+            "EagerDecoder.finish",
             "self.budget - self.written",
             "self.budget - self.written + 1",
         ),
