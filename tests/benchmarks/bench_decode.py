@@ -21,8 +21,8 @@ import random
 import time
 from dataclasses import dataclass
 
-import bench_model
 import torch
+from bench_model import SHAPES
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.model.load import BUILTIN
@@ -36,32 +36,6 @@ from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
 from tasks.base import problem_at
 from tasks.interleave import Interleave
-
-
-def shape(
-    layers: int, width: int, inner: int, heads: tuple[int, int, int], vocabulary: int
-) -> dict[str, int]:
-    """Return the sizes of a Llama; `heads` are its query heads, key heads, and their size."""
-    return dict(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        head_dim=heads[2],
-        max_position_embeddings=131072,
-    )
-
-
-# The shapes of SmolLM2-135M, Qwen2.5-0.5B, and Llama 3 of 1, 3 and 8 billion parameters.
-SHAPES = {
-    "135m": shape(30, 576, 1536, (9, 3, 64), 49152),
-    "0.5b": shape(24, 896, 4864, (14, 2, 64), 151936),
-    "1b": shape(16, 2048, 8192, (32, 8, 64), 128256),
-    "3b": bench_model.SHAPES["3b"],
-    "8b": shape(32, 4096, 14336, (32, 8, 128), 128256),
-}
 
 # P prompts, G completions each, new tokens, tokens of a prompt.
 ROLLOUTS = (

@@ -3,27 +3,37 @@
 import random
 from pathlib import Path
 
+
+def shape(
+    layers: int,
+    width: int,
+    inner: int,
+    heads: tuple[int, int, int],
+    vocabulary: int,
+    context: int = 131072,
+) -> dict[str, int]:
+    """Return the sizes of a Llama; `heads` are its query heads, key heads, and their size."""
+    return dict(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=heads[2],
+        max_position_embeddings=context,
+    )
+
+
+# After the tiny one: the shapes of SmolLM2-135M, Qwen2.5-0.5B, and Llama 3 of 1, 3 and 8 billion
+# parameters.
 SHAPES = {
-    "tiny": dict(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=2048,
-    ),
-    "3b": dict(
-        vocab_size=128256,
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_hidden_layers=28,
-        num_attention_heads=24,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-    ),
+    "tiny": shape(6, 256, 768, (8, 4, 32), 4096, context=2048),
+    "135m": shape(30, 576, 1536, (9, 3, 64), 49152),
+    "0.5b": shape(24, 896, 4864, (14, 2, 64), 151936),
+    "1b": shape(16, 2048, 8192, (32, 8, 64), 128256),
+    "3b": shape(28, 3072, 8192, (24, 8, 128), 128256),
+    "8b": shape(32, 4096, 14336, (32, 8, 128), 128256),
 }
 
 

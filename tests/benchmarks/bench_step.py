@@ -92,6 +92,7 @@ def parse():
         default=0,
         help="ours: use at most this many GB of each GPU (0: all)",
     )
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="ours: see train.py")
     parser.add_argument("--optimizer", default="adamw", help="ours: see train.py")
     parser.add_argument("--shard", action="store_true", help="ours: see train.py")
     parser.add_argument("--quantise", default="none", help="ours: see train.py")

@@ -66,6 +66,7 @@ def config_of(arguments, folder: Path):
         warmup=0,
         steps=arguments.steps,
         micro_tokens=arguments.micro_tokens or None,
+        gradient_checkpointing=arguments.gradient_checkpointing,
         draft=arguments.draft,
         optimizer=arguments.optimizer,
         shard=arguments.shard,
