@@ -268,7 +268,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
                 RolloutRequest(
                     [prompt],
                     keys=[[rng.getrandbits(62) for _ in range(1024)]],
-                    temperatures=[0.4],
+                    temperatures=[0.3],
                     budgets=[places],
                     guesses=[str],
                 ),
