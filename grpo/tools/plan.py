@@ -183,7 +183,8 @@ def start(argv: list[str]) -> int:
     if total > USABLE * own.gpu.memory:
         advice = "give --optimizer adamw8bit, or several GPUs and --shard"
         if model.is_lora:
-            advice = "give a smaller micro_tokens (--config) or --group-size"
+            first = "" if config.gradient_checkpointing else "--gradient-checkpointing, "
+            advice = f"give {first}a smaller --group-size, or a lower level"
         print(f"          does not fit: {advice}")
         return 1
 

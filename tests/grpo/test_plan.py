@@ -144,6 +144,18 @@ def test_the_command(llama, capsys):
     assert "does not fit: give --optimizer adamw8bit" in capsys.readouterr().out
 
 
+def test_what_would_make_a_lora_run_fit(llama, capsys):
+    flags = ["--model", llama, "--words", "1000", "--gpus", "1xRTX4090", "--lora-rank", "16"]
+    assert plan.start(flags) == 1
+    said = capsys.readouterr().out
+    assert "does not fit: give --gradient-checkpointing, a smaller --group-size, or" in said
+
+    flags.append("--gradient-checkpointing")
+    assert plan.start(flags) == 0
+    assert plan.start([*flags, "--group-size", "64"]) == 1
+    assert "does not fit: give a smaller --group-size, or a lower" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
