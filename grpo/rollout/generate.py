@@ -301,8 +301,9 @@ class _Drafter:
             self.decoder.costs,
             [k for k in self.decoder.lengths if k <= self.longest],
         )
-        self.plans.request(rows, live, lengths[rows], k)
-        if not self.decoder.costs.meanwhile:
+        meanwhile = self.decoder.costs.meanwhile
+        self.plans.request(rows, live, lengths[rows], k, meanwhile)
+        if not meanwhile:
             self.plans.make(tokens)
         self.draft_length = k
         return self.plans.drafts()

@@ -207,7 +207,8 @@ class DraftPlans:
     same guess and the same text are planned together.
 
     `request` says which drafts are wanted, `make` makes the plans that they need, and `drafts`
-    returns them. Rows whose plan was not made get a draft that will be rejected.
+    returns them. Rows that departed from their plan, and have no new one yet, get a draft that will
+    be rejected.
 
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
@@ -238,29 +239,32 @@ class DraftPlans:
         no_tokens = torch.empty(count, 0, dtype=torch.long)
         self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
-    def request(self, rows: Tensor, live: Tensor, written: Tensor, k: int) -> None:
+    def request(
+        self, rows: Tensor, live: Tensor, written: Tensor, k: int, meanwhile: bool = False
+    ) -> None:
         """Ask for drafts of k tokens for the completions `rows`.
 
         `live` (R,) says which of them a draft is wanted for; `written` (R,) tokens of each have
-        been written.
+        been written. If plans are made `meanwhile`, they must also last for the pass after.
         """
         self.rows, self.written, self.draft_length = rows, written, k
-        needs_plan = self.is_stale[rows] | (self.until[rows] < written + k)
-        self.without_plan = live & needs_plan if k else torch.zeros_like(live)
+        self.needed = 2 * k + 1 if meanwhile else k
+        needs_plan = self.is_stale[rows] | (self.until[rows] < written + self.needed)
+        self.needs_plan = live & needs_plan if k else torch.zeros_like(live)
 
     def make(self, tokens: Tensor) -> None:
         """Make the plans that the requested drafts need; `tokens` (C, width) have been written."""
-        missing = self.without_plan
-        if missing.any():
-            length = max(self.draft_length, SHORT)
-            self._plan(self.rows[missing], tokens, self.written[missing], length)
-            self.without_plan = torch.zeros_like(missing)
+        chosen = self.needs_plan
+        if chosen.any():
+            length = max(self.needed, SHORT)
+            self._plan(self.rows[chosen], tokens, self.written[chosen], length)
+            self.needs_plan = torch.zeros_like(chosen)
 
     def drafts(self) -> Tensor:
         """Return the requested drafts (R, k): the tokens expected next."""
         places = self.written[:, None] + torch.arange(self.draft_length)
         drafts = self.planned[self.rows[:, None], places]
-        return drafts.masked_fill(self.without_plan[:, None], NO_TOKEN)
+        return drafts.masked_fill(self.is_stale[self.rows, None], NO_TOKEN)
 
     def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
         """Plan again where the first token was not the planned one, and reset the counts.

@@ -1,6 +1,7 @@
 """Speculative decoding: drafts change no sample, and how long they are."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -286,6 +287,22 @@ def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
     assert [list(answer.tokens) for answer in answers] == [text] * 4
     assert planned_in[0] is False and planned_in[-1] is True
     assert decoder.passes < 16
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
+    policy = load_policy("builtin", device="cpu")
+    words = " the sea and the owl" * 100
+    text = policy.tokenizer(words, add_special_tokens=False).input_ids + [policy.end]
+    decoder = Scripted([text], Costs(8, plan=1, meanwhile=meanwhile))
+    monkeypatch.setattr(engine, "_make_decoder", lambda *_: decoder)
+
+    def guess(written):
+        return words[1 + len(written.lstrip()) :] if written.strip() else words
+
+    request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
+    engine.generate(policy, request, AcceptanceModel("15"))
+    assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 
 
 def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():

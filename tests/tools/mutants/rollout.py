@@ -59,7 +59,7 @@ TABLE = {
         (
             "an old plan as the draft of a row that departed from it",
             "DraftPlans.drafts",
-            "drafts.masked_fill(self.without_plan[:, None], NO_TOKEN)",
+            "drafts.masked_fill(self.is_stale[self.rows, None], NO_TOKEN)",
             "drafts",
         ),
         (
@@ -67,6 +67,17 @@ TABLE = {
             "AcceptanceModel.length",
             "max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)",
             "(costs.fixed + rows * (k + 1) + rows * plans * costs.plan)",
+        ),
+    ],
+    (
+        "grpo/rollout/speculative.py",
+        "grpo/test_drafting.py::test_a_long_guess_is_drafted_in_every_pass",
+    ): [
+        (
+            "plans for this pass only, although they are made for the next",
+            "DraftPlans.request",
+            "2 * k + 1 if meanwhile else k",
+            "k",
         ),
     ],
     (
@@ -83,7 +94,7 @@ TABLE = {
             "plans made before the pass",
             "_Drafter.propose",
             "self.decoder.costs.meanwhile",
-            "None",
+            "False",
         ),
     ],
     (
