@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
 from grpo.rollout.cuda_decoder import CudaDecoder
+from grpo.rollout.cuda_graph import pass_costs
 from grpo.rollout.eager_decoder import EagerDecoder
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, uniform
@@ -303,6 +305,25 @@ def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
     request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
     engine.generate(policy, request, AcceptanceModel("15"))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
+
+
+@pytest.mark.parametrize(
+    "parameters, layers, fixed, plan",
+    [
+        (134_515_008, 30, 630, 150),  # SmolLM2-135M: launching kernels, 1.26 ms of 2 us
+        (3_212_749_824, 28, 213, 30),  # Llama-3.2-3B: reading 6.4 GB at 3 TB/s, 2.1 ms of 10 us
+    ],
+)
+def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers, fixed, plan):
+    weights = torch.empty(parameters, dtype=torch.bfloat16, device="meta")
+    policy = SimpleNamespace(
+        causal=SimpleNamespace(parameters=lambda: [weights]),
+        fast_model=SimpleNamespace(blocks=range(layers)),
+    )
+    costs = pass_costs(policy)
+    assert costs.meanwhile
+    assert costs.fixed == pytest.approx(fixed, rel=0.01)
+    assert costs.plan == pytest.approx(plan, rel=0.01)
 
 
 def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
