@@ -30,6 +30,7 @@ from grpo.rollout.speculative import (
     AcceptanceModel,
     Costs,
     DraftPlans,
+    DraftRequest,
     Observation,
     RowRecord,
 )
@@ -239,7 +240,7 @@ def _make_decoder(policy: Policy, request: RolloutRequest, room: int) -> Decoder
 class _Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went.
 
-    - `longest`: the most tokens of a draft; `draft_length`: those of the last drafts;
+    - `longest`: the most tokens of a draft; `request`: the last drafts, None before any;
     - `distinct`: rows that differ, which decide what a pass costs;
     - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
       and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
@@ -260,7 +261,7 @@ class _Drafter:
         self.drafting = drafting
         self.longest = longest
         self.distinct = distinct
-        self.draft_length = 0
+        self.request: DraftRequest | None = None
         self.has_first_tokens = False
 
     def observe(
@@ -272,7 +273,7 @@ class _Drafter:
             matched = rejected = 0
         self.drafting.observe(
             Observation(
-                draft_length=self.draft_length,
+                draft_length=self.request.length if self.request else 0,
                 rows=self.distinct,
                 fixed_cost=self.decoder.costs.fixed,
                 matched=matched,
@@ -301,17 +302,18 @@ class _Drafter:
             self.decoder.costs,
             [k for k in self.decoder.lengths if k <= self.longest],
         )
+        # Plans that are made while a pass runs must also last for the pass after it.
         meanwhile = self.decoder.costs.meanwhile
-        self.plans.request(rows, live, lengths[rows], k, meanwhile)
+        needed = 2 * k + 1 if meanwhile else k
+        self.request = DraftRequest(rows, lengths[rows], live, length=k, needed=needed)
         if not meanwhile:
-            self.plans.make(tokens)
-        self.draft_length = k
-        return self.plans.drafts()
+            self.plans.make(self.request, tokens)
+        return self.plans.drafts(self.request)
 
     def plan_meanwhile(self, tokens: Tensor) -> None:
-        """Make the plans that are missing, while the device runs the pass."""
-        if self.draft_length:
-            self.plans.make(tokens)
+        """Make the plans that are missing while the device runs the pass, if its costs say so."""
+        if self.request and self.decoder.costs.meanwhile:
+            self.plans.make(self.request, tokens)
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:

@@ -199,6 +199,22 @@ def parse_mode(mode: str) -> int | None:
     return 0 if mode == "off" else int(mode)
 
 
+@dataclass(frozen=True)
+class DraftRequest:
+    """Which drafts are wanted for the rows of a pass.
+
+    - `rows` (R,): the completions that they write; `written` (R,): the tokens that each has so far;
+    - `live` (R,): which of them a draft is wanted for;
+    - `length`: the tokens of a draft; `needed`: those that the plans must still have.
+    """
+
+    rows: Tensor
+    written: Tensor
+    live: Tensor
+    length: int
+    needed: int
+
+
 class DraftPlans:
     """What each completion is expected to write, in tokens.
 
@@ -206,9 +222,8 @@ class DraftPlans:
     gets a new plan if it has departed from the old one, or reached its end. Completions with the
     same guess and the same text are planned together.
 
-    `request` says which drafts are wanted, `make` makes the plans that they need, and `drafts`
-    returns them. Rows that departed from their plan, and have no new one yet, get a draft that will
-    be rejected.
+    `make` makes the plans that a request needs, and `drafts` returns the drafts. Rows that departed
+    from their plan, and have no new one yet, get a draft that will be rejected.
 
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
@@ -239,37 +254,24 @@ class DraftPlans:
         no_tokens = torch.empty(count, 0, dtype=torch.long)
         self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
-    def request(
-        self, rows: Tensor, live: Tensor, written: Tensor, k: int, meanwhile: bool = False
-    ) -> None:
-        """Ask for drafts of k tokens for the completions `rows`.
+    def make(self, request: DraftRequest, tokens: Tensor) -> None:
+        """Make the plans that are missing; `tokens` (C, width) are those of all completions."""
+        rows, written = request.rows, request.written
+        needs_plan = self.is_stale[rows] | (self.until[rows] < written + request.needed)
+        chosen = request.live & needs_plan
+        if request.length and chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], max(request.needed, SHORT))
 
-        `live` (R,) says which of them a draft is wanted for; `written` (R,) tokens of each have
-        been written. If plans are made `meanwhile`, they must also last for the pass after.
-        """
-        self.rows, self.written, self.draft_length = rows, written, k
-        self.needed = 2 * k + 1 if meanwhile else k
-        needs_plan = self.is_stale[rows] | (self.until[rows] < written + self.needed)
-        self.needs_plan = live & needs_plan if k else torch.zeros_like(live)
-
-    def make(self, tokens: Tensor) -> None:
-        """Make the plans that the requested drafts need; `tokens` (C, width) have been written."""
-        chosen = self.needs_plan
-        if chosen.any():
-            length = max(self.needed, SHORT)
-            self._plan(self.rows[chosen], tokens, self.written[chosen], length)
-            self.needs_plan = torch.zeros_like(chosen)
-
-    def drafts(self) -> Tensor:
-        """Return the requested drafts (R, k): the tokens expected next."""
-        places = self.written[:, None] + torch.arange(self.draft_length)
-        drafts = self.planned[self.rows[:, None], places]
-        return drafts.masked_fill(self.is_stale[self.rows, None], NO_TOKEN)
+    def drafts(self, request: DraftRequest) -> Tensor:
+        """Return the drafts (R, length): the tokens expected next."""
+        places = request.written[:, None] + torch.arange(request.length)
+        drafts = self.planned[request.rows[:, None], places]
+        return drafts.masked_fill(self.is_stale[request.rows, None], NO_TOKEN)
 
     def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
         """Plan again where the first token was not the planned one, and reset the counts.
 
-        The arguments are those of `request` and `make`.
+        The arguments are named as in `DraftRequest` and `make`.
         """
         self.matched.zero_()
         self.rejected.zero_()

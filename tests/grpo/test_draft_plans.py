@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from grpo.model.load import load_policy
-from grpo.rollout.speculative import NO_TOKEN, DraftPlans
+from grpo.rollout.speculative import NO_TOKEN, DraftPlans, DraftRequest
 from tasks.drafts import Guess
 
 
 def offer(plans, rows, live, tokens, written, k):
     """The drafts of k tokens, once the plans that they need are made."""
-    plans.request(rows, live, written, k)
-    plans.make(tokens)
-    return plans.drafts()
+    request = DraftRequest(rows, written, live, length=k, needed=k)
+    plans.make(request, tokens)
+    return plans.drafts(request)
 
 
 def test_plans_by_hand():
@@ -182,10 +182,10 @@ def test_a_row_whose_plan_is_not_made_yet_has_no_draft():
     rows, nothing = torch.arange(2), torch.zeros(2, 64, dtype=torch.long)
     plans.is_stale[1] = True
 
-    plans.request(rows, rows >= 0, nothing[:, 0], 3)
-    first, second = plans.drafts().tolist()
+    request = DraftRequest(rows, nothing[:, 0], rows >= 0, length=3, needed=3)
+    first, second = plans.drafts(request).tolist()
     assert policy.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
 
-    plans.make(nothing)
-    assert policy.decode(plans.drafts()[1].tolist()).strip() == "the sea and"
+    plans.make(request, nothing)
+    assert policy.decode(plans.drafts(request)[1].tolist()).strip() == "the sea and"
     assert not plans.is_stale.any()

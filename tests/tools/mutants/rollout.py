@@ -45,8 +45,8 @@ TABLE = {
         (
             "drafts aimed a token too far",
             "DraftPlans.drafts",
-            "self.written[:, None]",
-            "self.written[:, None] + 1",
+            "request.written[:, None]",
+            "request.written[:, None] + 1",
         ),
         ("end of the text not drafted", "DraftPlans._plan", "[*plan, *self.end]", "plan"),
     ],
@@ -59,7 +59,7 @@ TABLE = {
         (
             "an old plan as the draft of a row that departed from it",
             "DraftPlans.drafts",
-            "drafts.masked_fill(self.is_stale[self.rows, None], NO_TOKEN)",
+            "drafts.masked_fill(self.is_stale[request.rows, None], NO_TOKEN)",
             "drafts",
         ),
         (
@@ -70,12 +70,12 @@ TABLE = {
         ),
     ],
     (
-        "grpo/rollout/speculative.py",
+        "grpo/rollout/generate.py",
         "grpo/test_drafting.py::test_a_long_guess_is_drafted_in_every_pass",
     ): [
         (
             "plans for this pass only, although they are made for the next",
-            "DraftPlans.request",
+            "_Drafter.propose",
             "2 * k + 1 if meanwhile else k",
             "k",
         ),
@@ -87,8 +87,8 @@ TABLE = {
         (
             "plans never made meanwhile",
             "_Drafter.plan_meanwhile",
-            "self.draft_length",
-            "None",
+            "self.decoder.costs.meanwhile",
+            "False",
         ),
         (
             "plans made before the pass",
