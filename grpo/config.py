@@ -390,7 +390,7 @@ class Config:
     schedule: str | None = flag(
         None,
         "learning rate after the warm-up (default: constant for builtin; for other models cosine, "
-        "which falls to zero over the steps of the last level)",
+        "which falls to zero from the last level on, or from half of the steps)",
         group=OPTIMIZER,
         choices=SCHEDULES,
     )

@@ -14,8 +14,9 @@ def lr_factor(
     A constant rate does not depend on the length of the run, so a run that is continued beyond its
     plan equals one that was planned longer. The warm-up of a cosine schedule is shortened to
     `steps` - 1, so that even a short run reaches the full rate. The fall begins after
-    `cosine_start` steps; None means that it has not begun. A ladder lets it begin at the last
-    level, so that the hardest level is not left with the smallest rates.
+    `cosine_start` steps; a ladder gives the number of steps before its last level, so that the
+    hardest level is not left with the smallest rates, and None before that level is reached. After
+    half of the steps the fall begins in any case: at the full rate a level may never be passed.
     """
     if schedule != "cosine":
         return min(1.0, step / (warmup + 1))
@@ -24,8 +25,9 @@ def lr_factor(
     warmup = min(warmup, steps - 1)
     if step <= warmup:
         return step / (warmup + 1)
-    if cosine_start is None:
-        return 1.0
 
-    start = max(warmup, cosine_start)
+    half = steps // 2
+    start = max(warmup, half if cosine_start is None else min(cosine_start, half))
+    if step <= start:
+        return 1.0
     return 0.5 * (1 + math.cos(math.pi * (step - start - 1) / (steps - start)))

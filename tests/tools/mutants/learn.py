@@ -265,8 +265,20 @@ TABLE = {
         (
             "cosine falls on every level",
             "lr_factor",
-            "max(warmup, cosine_start)",
-            "warmup",
+            "max(warmup, half if",
+            "max(warmup, 0 if",
+        ),
+        (
+            "cosine waits for the last level for ever",
+            "lr_factor",
+            "max(warmup, half if",
+            "max(warmup, steps if",
+        ),
+        (
+            "cosine begins anew at a level that is reached late",
+            "lr_factor",
+            "min(cosine_start, half)",
+            "cosine_start",
         ),
     ],
 }
