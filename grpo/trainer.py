@@ -29,6 +29,7 @@ from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, update
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport
+from grpo.rollout.memory import rollout_memory
 from grpo.training.build import (
     Parts,
     build_curriculum,
@@ -279,7 +280,7 @@ class Trainer:
     ) -> StepReport:
         """Let the monitor, the progress and the curriculum take note of a step; report it."""
         metrics = self.metrics(step, groups, learned, timer)
-        events = self.oom_retry.take_notes()
+        events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
         events += self.monitor.observe(groups, self.curriculum.level)
         metrics["events"] = events
 

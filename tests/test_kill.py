@@ -12,6 +12,7 @@ from compare_runs import assert_same_run
 from small_runs import BY_PLACE, FEW, whole_run
 
 from grpo.evaluate import summarise
+from grpo.run import interrupt
 from grpo.run.lock import locked
 from grpo.tools import train
 from grpo.trainer import Trainer
@@ -106,8 +107,27 @@ def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
     assert_same_run(whole, Path("runs/cut"))
 
 
+def test_a_signal_that_is_sent_twice_is_one(tmp_path, monkeypatch, capfd, flags, whole):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(interrupt, "SAME", 60.0)
+    step = Trainer.step
+
+    def doubled(self):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", doubled)
+        assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGINT
+    assert capfd.readouterr().err.count("finishing and saving the current step") == 1
+    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(whole, Path("runs/cut"))
+
+
 def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(interrupt, "SAME", -1.0)
 
     def twice(self):
         signal.raise_signal(signal.SIGINT)

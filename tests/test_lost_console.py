@@ -359,10 +359,11 @@ def test_an_error_without_a_file_is_one_line(capsys):
     assert capsys.readouterr().err == "eval.py: No space left on device\n"
 
 
-def test_signals_after_a_hangup(capfd):
+def test_signals_after_a_hangup(monkeypatch, capfd):
     """A terminal that is closed hangs up more than once; a first Ctrl-C after it is the first one
     still.
     """
+    monkeypatch.setattr("grpo.run.interrupt.SAME", -1.0)
     was = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with Interrupt() as interrupt:

@@ -23,6 +23,7 @@ from grpo.model.policy import Policy
 from grpo.records import Completion
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
 from grpo.rollout.eager_decoder import EagerDecoder
+from grpo.rollout.memory import rollout_memory
 from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import (
     LENGTHS,
@@ -150,23 +151,29 @@ def generate(
 
     If a GPU has too little memory for all prompts at once, they are answered in several batches.
     Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
-    UserError if memory runs out.
+    UserError if memory runs out for a single prompt.
     """
     longest = max(map(len, request.prompts))
     room = max(request.budgets) + SHORT + 1
-    batch_size = policy.prompts_at_once(request.group_size, longest, room)
+    memory = rollout_memory(policy)
 
     answers: list[list[Completion]] = []
-    for start in range(0, len(request.prompts), batch_size):
-        batch = request.of(slice(start, start + batch_size))
+    while (start := len(answers)) < len(request.prompts):
+        at_once = memory.prompts(request.group_size, longest, room)
+        batch = request.of(slice(start, start + at_once))
         try:
             answers += _generate(policy, batch, drafting)
+            continue
         except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"out of memory in the rollout of {len(batch.keys) * batch.group_size} completions "
-                f"of up to {max(batch.budgets)} tokens; give a smaller --group-size, a lower "
-                "level, or a smaller model"
-            ) from error
+            if len(batch.prompts) == 1:
+                raise UserError(
+                    f"out of memory in the rollout of {batch.group_size} completions of up to "
+                    f"{max(batch.budgets)} tokens; give a smaller --group-size, a lower level, or "
+                    "a smaller model"
+                ) from error
+
+        # Not in the except block: there the exception keeps the tensors of the failed rollout.
+        memory.halve(len(batch.prompts), request.group_size, room)
     return answers
 
 

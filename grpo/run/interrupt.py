@@ -1,6 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP end a run after its current step, which is saved.
 
-A second Ctrl-C or SIGTERM ends the program immediately.
+A second Ctrl-C or SIGTERM ends the program immediately, unless it follows within a second: many
+programs that start others send a signal twice, once to the process and once to its group (GNU
+`timeout` does).
 
 A terminal that is closed often sends SIGHUP twice: once by the shell to its jobs, and once by the
 system to the foreground process. So a second SIGHUP changes nothing. If SIGHUP is ignored when the
@@ -11,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -18,17 +21,21 @@ FIRST = "\n{}: finishing and saving the current step{}\n"
 AGAIN = "; send it again to stop immediately and lose this step"
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
+# A signal that follows the first one within so many seconds is the same request.
+SAME = 1.0
+
 
 class Interrupt:
     """Records the first SIGINT, SIGTERM or SIGHUP within a `with` block.
 
-    A second SIGINT or SIGTERM goes to the handler that was there before. `wanted` is the signal
-    that was received, or None. Python can handle signals only in the main thread; in any other one
-    nothing is recorded.
+    A second SIGINT or SIGTERM, after more than `SAME` seconds, goes to the handler that was there
+    before. `wanted` is the signal that was received, or None. Python can handle signals only in the
+    main thread; in any other one nothing is recorded.
     """
 
     def __init__(self) -> None:
         self.wanted: signal.Signals | None = None
+        self.time = 0.0  # of the first signal, by the monotonic clock
         self.earlier: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -45,13 +52,16 @@ class Interrupt:
         self.earlier = {}
 
     def note(self, number: int, _: object) -> None:
-        """Remember a signal, and announce how the run ends."""
+        """Remember the first signal, and announce how the run ends; pass a second one on."""
         if number == HANGUP and self.wanted:
             return
+        if self.wanted and self.wanted != HANGUP:
+            if time.monotonic() - self.time > SAME:
+                self._give_back()
+                signal.raise_signal(number)
+            return
 
-        self.wanted = signal.Signals(number)
-        if number != HANGUP:
-            self._give_back()
+        self.wanted, self.time = signal.Signals(number), time.monotonic()
         line = FIRST.format(self.wanted.name, "" if number == HANGUP else AGAIN)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
             # Not print: a handler may run in the middle of one.

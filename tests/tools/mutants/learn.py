@@ -265,14 +265,14 @@ TABLE = {
         (
             "cosine falls on every level",
             "lr_factor",
-            "max(warmup, half if",
-            "max(warmup, 0 if",
+            "half if cosine_start is None else min(cosine_start, half)",
+            "0 if cosine_start is None else min(cosine_start, half)",
         ),
         (
             "cosine waits for the last level for ever",
             "lr_factor",
-            "max(warmup, half if",
-            "max(warmup, steps if",
+            "half if cosine_start is None else min(cosine_start, half)",
+            "steps if cosine_start is None else min(cosine_start, half)",
         ),
         (
             "cosine begins anew at a level that is reached late",

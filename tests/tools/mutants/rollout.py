@@ -21,6 +21,14 @@ TABLE = {
             "torch.backends.cuda.preferred_blas_library()",
         ),
     ],
+    ("grpo/rollout/memory.py", "grpo/test_rollout_memory.py"): [
+        (
+            "what did not fit is tried again in each rollout",
+            "RolloutMemory.prompts",
+            "min(at_once, self.most_tokens / (completions * room))",
+            "at_once",
+        ),
+    ],
     ("grpo/rollout/sampling.py", "grpo/test_sampling.py"): [
         (
             "counters added, not hashed",

@@ -47,6 +47,22 @@ TABLE = {
             "HANGUP",
         ),
     ],
+    ("grpo/run/interrupt.py", "test_kill.py::test_a_signal_that_is_sent_twice_is_one"): [
+        (
+            "a signal that is sent twice loses the step",
+            "Interrupt.note",
+            "time.monotonic() - self.time > SAME",
+            "True",
+        ),
+    ],
+    ("grpo/run/interrupt.py", "test_kill.py::test_a_second_signal_ends_the_run_at_once"): [
+        (
+            "no signal stops at once",
+            "Interrupt.note",
+            "time.monotonic() - self.time > SAME",
+            "False",
+        ),
+    ],
     ("grpo/run/saver.py", "grpo/test_background.py"): [
         (
             "what is being written goes on learning",
