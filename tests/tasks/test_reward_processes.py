@@ -160,8 +160,11 @@ def test_a_process_that_hangs_is_ended_and_replaced(in_processes, tmp_path):
 def test_a_file_that_hangs_in_a_process_is_named(tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text(
-        "import sys, time\nif sys.argv[0] == '-c': time.sleep(60)\ndef nap(completion): return 0\n"
+        "import os, time\n"
+        "if os.environ['PARENT'] != str(os.getpid()): time.sleep(60)\n"
+        "def nap(completion): return 0\n"
     )
+    monkeypatch.setenv("PARENT", str(os.getpid()))
     monkeypatch.setattr(reward_calls, "LOADING", 0.3)
     spec = f"{path}:nap"
     with pytest.raises(UserError, match="reward nap, row p, completion 1: took more than 0.1 s"):
