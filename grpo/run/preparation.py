@@ -58,7 +58,10 @@ def make_preflight(run: RunContext) -> Start:
 def _survey_levels(
     run: RunContext, levels: Sequence[int]
 ) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
-    """Return a row for each level up to the last of `levels`, its groups, and the perplexity."""
+    """Return a row for each level up to the last of `levels`, its groups, and the perplexity.
+
+    That of the embedded model says nothing: it was made for the task alone.
+    """
     config, trainer = run.config, run.trainer
     mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
     run.console.say(
@@ -70,7 +73,8 @@ def _survey_levels(
             run.subject, levels_to_survey(trainer.stream.supply, levels), training_levels=levels
         )
 
-        texts = plain_texts_of(trainer.task, "validation")
+        is_builtin = config.model == "builtin"
+        texts = [] if is_builtin else plain_texts_of(trainer.task, "validation")
         perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
     return rows, groups, perplexity
 

@@ -305,6 +305,15 @@ def test_only_the_pre_flight(start, capsys):
     assert report.main(["runs/a"]) == 0
 
 
+def test_the_perplexity_of_the_embedded_model_is_not_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = "--words 1 --group-size 2 --device cpu --preflight only --name a".split()
+    assert train.main(flags) == 0
+    assert "perplexity" not in capsys.readouterr().out
+    (decision,) = load_run("runs/a").decisions
+    assert decision["figures"]["perplexity"] is None
+
+
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
     assert start("a", *flags, "--warm-start", "off", task="Hard") == 0
