@@ -501,8 +501,8 @@ class Config:
     dynamic_sampling: int | None = setting(
         None,
         "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
-        "times --prompts (0: off; default: 4 with the embedded model's 8 prompts, else 8 if "
-        "held-out problems promote, else 0)",
+        "times --prompts (0: off; default: 4 with the embedded model's 8 prompts, else half of "
+        "--prompts, at most 8, if held-out problems promote, else 0)",
         group=DEGENERATE,
     )
     variance_threshold: float = setting(

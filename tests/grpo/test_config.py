@@ -156,7 +156,9 @@ def test_what_is_left_to_defaults(tmp_path, given, settled):
     [
         (dict(), 8, 4),
         (dict(prompts=6), 6, 0),
-        (dict(prompts=6, promote_by="heldout"), 6, 8),
+        (dict(prompts=6, promote_by="heldout"), 6, 3),
+        (dict(prompts=1, promote_by="heldout"), 1, 1),
+        (dict(prompts=32, promote_by="heldout"), 32, 8),
         (dict(dynamic_sampling=0), 8, 0),
         (dict(model="somewhere/else"), 16, 0),
         (dict(model="somewhere/else", promote_by="heldout"), 16, 8),
