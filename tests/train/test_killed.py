@@ -38,7 +38,7 @@ CLIMBS = {
         "--config",
         "{step_tokens: 120}",
     ],
-    "budgets": ["--curriculum", "3,4,5", "--config", "{level_tokens: 300}", "--promote-at", "1"],
+    "budgets": ["--curriculum", "3,4,5", "--config", "{level_tokens: 150}", "--promote-at", "1"],
 }
 
 
