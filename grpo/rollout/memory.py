@@ -1,12 +1,11 @@
 """Repeat rollouts that run out of GPU memory with fewer prompts at a time.
 
-The samples are the same, but for what rounding changes in a batch of another size.
+The samples stay the same, up to rounding, which depends on the size of the batch.
 """
 
 import torch
 
 from grpo.model.policy import Policy
-from grpo.rollout.cuda_decoder import cuda_step
 
 
 class RolloutMemory:
@@ -31,7 +30,7 @@ class RolloutMemory:
 
     def halve(self, prompts: int, completions: int, room: int) -> None:
         """Free the decoder's memory; later batches have half the room of this one, which failed."""
-        step = cuda_step(self.policy)
+        step = self.policy.decoder_cache.get("cuda")  # None if there is none, or none yet
         if step is not None:
             step.free()
         torch.cuda.empty_cache()

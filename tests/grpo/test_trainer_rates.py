@@ -37,35 +37,34 @@ def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
     ]
 
 
+def rates_of(trainer, climbs=()):
+    """Return the factor of each step of a ladder that climbs after the steps `climbs`."""
+    shares = []
+    for step in range(1, trainer.config.steps + 1):
+        shares.append(round(trainer.lr_factor(step), 4))
+        trainer.curriculum.observe(StepSummary(step, {trainer.curriculum.level: [0.5]}))
+        if step in climbs:
+            trainer.curriculum._climb(step, "")
+    return shares
+
+
 def test_on_a_ladder_cosine_begins_at_the_last_level(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=7, warmup=1, schedule="cosine")
     trainer.curriculum = Ladder([3, 5, 10])
-    shares = []
-    for step in range(1, 8):
-        shares.append(round(trainer.lr_factor(step), 4))
-        trainer.curriculum.observe(StepSummary(step, {trainer.curriculum.level: [0.5]}))
-        if step in (1, 3):  # up; the last level is reached after step 3
-            trainer.curriculum._climb(step, "")
-    assert shares == [0.5, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+    # The last level is reached after step 3.
+    assert rates_of(trainer, climbs=(1, 3)) == [0.5, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 def test_a_ladder_that_does_not_climb_falls_after_half_of_the_steps(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=8, warmup=1, schedule="cosine")
     trainer.curriculum = Ladder([3, 5, 10])
-    shares = [round(trainer.lr_factor(step), 4) for step in range(1, 9)]
-    assert shares == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+    assert rates_of(trainer) == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 def test_a_ladder_that_climbs_late_falls_on_from_half_of_the_steps(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=8, warmup=1, schedule="cosine")
     trainer.curriculum = Ladder([3, 5])
-    shares = []
-    for step in range(1, 9):
-        shares.append(round(trainer.lr_factor(step), 4))
-        trainer.curriculum.observe(StepSummary(step, {trainer.curriculum.level: [0.5]}))
-        if step == 6:
-            trainer.curriculum._climb(step, "")
-    assert shares == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+    assert rates_of(trainer, climbs=(6,)) == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))

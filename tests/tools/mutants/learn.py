@@ -269,13 +269,13 @@ TABLE = {
             "0 if cosine_start is None else min(cosine_start, half)",
         ),
         (
-            "cosine waits for the last level for ever",
+            "cosine waits for the last level, however late",
             "lr_factor",
             "half if cosine_start is None else min(cosine_start, half)",
             "steps if cosine_start is None else min(cosine_start, half)",
         ),
         (
-            "cosine begins anew at a level that is reached late",
+            "reaching the last level late restarts the cosine",
             "lr_factor",
             "min(cosine_start, half)",
             "cosine_start",
