@@ -10,7 +10,8 @@ It counts:
   and 2 more with a reference; the head, which runs forward twice; attention; the optimizer's
   memory traffic.
 
-The shares and the fixed times are fitted to measurements on an H200 (runs/LOG.md).
+The shares and the fixed times are fitted to measurements on an H200 (runs/LOG.md). What a GPU
+can do is measured by `grpo.tools.probe`.
 """
 
 import math
@@ -60,16 +61,13 @@ class Gpu:
     link: float  # bytes per second to another GPU of the kind
 
 
-# The H200 is measured, except for the link. The H100 has the same chip. Its memory bandwidth, and
-# all figures of the other GPUs, are nine tenths of those in the data sheets.
+# The bytes per second to another GPU, where this is neither measured nor known: PCIe 4.0.
+LINK = 20e9
+
+# Kinds that can be planned for without having one. They are measured, except for the link.
 GPUS = {
     "H200": Gpu(150.7e9, 4.2e12, 780e12, 300e9),
     "H100": Gpu(85.5e9, 3.0e12, 780e12, 300e9),
-    "A100-80GB": Gpu(85.0e9, 1.83e12, 281e12, 200e9),
-    "A100-40GB": Gpu(42.4e9, 1.4e12, 281e12, 200e9),
-    "L40S": Gpu(47.7e9, 0.78e12, 326e12, 20e9),
-    "RTX4090": Gpu(25.3e9, 0.91e12, 149e12, 20e9),
-    "RTX3090": Gpu(25.3e9, 0.84e12, 64e12, 20e9),
 }
 
 

@@ -1,10 +1,11 @@
 """Estimate the memory and the time of a run before it starts.
 
-    python -m grpo.plan --model DIRECTORY --words 500 --gpus 1xH200     and the flags of train.py
+    python -m grpo.plan --model DIRECTORY --words 500 --gpus 1     and the flags of train.py
 
 The estimate is for one step, on one or several GPUs. It is made from the model's configuration (its
 weights are not read), the task's texts and the flags. Speculative decoding is left out, because its
-gain depends on the policy; so are evaluations and checkpoints. The arithmetic is that of
+gain depends on the policy; so are evaluations and checkpoints. What the GPU can do is measured in a
+few seconds (`grpo.tools.probe`), unless a kind is named. The arithmetic is that of
 `grpo.tools.estimate`.
 """
 
@@ -31,6 +32,7 @@ from grpo.resolve import resolve_config
 from grpo.rollout.generate import ModelContext, budget
 from grpo.run.start import start_from
 from grpo.tools.estimate import GPUS, Gpu, Model, Work, forecast
+from grpo.tools.probe import probe
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
 # The number of problems whose tokens are counted.
@@ -125,8 +127,8 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
     )
     parser.add_argument(
         "--gpus",
-        default="1xH200",
-        help=f"number and kind: 1x, 2x, ... {', '.join(GPUS)} (default: 1xH200)",
+        help="a number of GPUs like the one at hand, which is measured; or a number and a kind: "
+        f"1x, 2x, ... {', '.join(GPUS)} (default: 1 if there is a GPU, else 1xH200)",
     )
     parser.add_argument(
         "--completion-tokens",
@@ -135,7 +137,7 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
         help="mean tokens of a completion (default: those of the right answers)",
     )
     own, others = parser.parse_known_args(argv)
-    own.number, own.gpu = _gpus_of(own.gpus)
+    own.gpus = own.gpus or ("1" if torch.cuda.is_available() else "1xH200")
 
     config, _ = start_from(*parse_training(others))
     if config.dataset and not (config.level or config.curriculum):
@@ -148,21 +150,29 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
     return config, own
 
 
-def _gpus_of(text: str) -> tuple[int, Gpu]:
-    """Return the number and the kind of GPUs in "2xH100"."""
-    found = re.fullmatch(r"(\d+)x(.+)", text)
-    if not found or found[2] not in GPUS or int(found[1]) < 1:
-        raise UserError(f"--gpus {text}: give a number and one of {', '.join(GPUS)}, e.g. 2xH100")
-    return int(found[1]), GPUS[found[2]]
+def _gpus_of(text: str) -> tuple[int, Gpu, str]:
+    """Return number, capacity and name of the GPUs in "2xH100", or in "2", which measures one."""
+    found = re.fullmatch(r"([1-9]\d*)(?:x(.+))?", text)
+    if not found or found[2] and found[2] not in GPUS:
+        raise UserError(
+            f"--gpus {text}: give a number of GPUs like the one here, or a number and one of "
+            f"{', '.join(GPUS)}, e.g. 2xH100"
+        )
+    if found[2]:
+        return int(found[1]), GPUS[found[2]], found[2]
+    gpu = probe()
+    speed = f"{gpu.bandwidth / 1e12:.2f} TB/s, {gpu.rate / 1e12:.0f} TFLOP/s measured"
+    return int(found[1]), gpu, f"{torch.cuda.get_device_name()} ({speed})"
 
 
 def start(argv: list[str]) -> int:
     """Print the plan; return 1 if the run does not fit into memory."""
     config, own = parse(argv)
+    number, gpu, name = _gpus_of(own.gpus)
     with contextlib.redirect_stdout(sys.stderr):
         model = model_of(config)
     work = work_of(config, model, own.completion_tokens)
-    memory, seconds = forecast(config, model, work, own.gpu, own.number)
+    memory, seconds = forecast(config, model, work, gpu, number)
 
     total = sum(memory.values())
     step = sum(seconds.values())
@@ -172,15 +182,15 @@ def start(argv: list[str]) -> int:
         f"model     {config.model}: {model.size / 1e6:,.0f} M parameters, {tuning}, "
         f"{model.trained / 1e6:,.1f} M trained; {config.task}, level {config.level}\n"
         f"step      {work.prompts} prompts of {work.prompt:,.0f} tokens × {work.group} completions "
-        f"of {work.tokens:,.0f} tokens, on {own.gpus}\n"
-        f"memory    {total / 1e9:.1f} of {own.gpu.memory / 1e9:.0f} GB on each GPU: "
+        f"of {work.tokens:,.0f} tokens, on {number}x{name}\n"
+        f"memory    {total / 1e9:.1f} of {gpu.memory / 1e9:.0f} GB on each GPU: "
         f"{_parts_of(memory, 1e9)}\n"
         f"time      {step:.2f} s per step without speculative decoding, {tokens / step:,.0f} "
         f"tokens/s: {_parts_of(seconds, 1)}"
     )
     print(printable(lines))
 
-    if total > USABLE * own.gpu.memory:
+    if total > USABLE * gpu.memory:
         advice = "give --optimizer adamw8bit, or several GPUs and --shard"
         if model.is_lora:
             first = "" if config.gradient_checkpointing else "--gradient-checkpointing, "

@@ -34,6 +34,7 @@ from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.cuda_memory import bucket
 from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
+from grpo.tools.probe import copy_rate, product_rate
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 
@@ -74,21 +75,6 @@ def make_policy(size: str, lora: int) -> Policy:
     policy = Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name=size)
     policy.stops = ()
     return policy
-
-
-def copy_speed() -> float:
-    """Return bytes read and written a second by copying 4 GB."""
-    source = torch.randn(1 << 30, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / time_of(lambda: target.copy_(source))
-
-
-def product_rate() -> float:
-    """Return the operations a second of a large product of matrices in bfloat16."""
-    size = 8192
-    left = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    right = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    return 2 * size**3 / time_of(lambda: left @ right)
 
 
 def time_of(work, repeats: int = 20) -> float:
@@ -235,7 +221,7 @@ def main():
         parser.error("no GPU was found, and the CUDA decoder needs one")
 
     policy = make_policy(arguments.size, arguments.lora)
-    bandwidth, rate = copy_speed(), product_rate()
+    bandwidth, rate = copy_rate("cuda"), product_rate("cuda", torch.bfloat16)
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA "
         f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s, products {rate / 1e12:.0f} TFLOPS"

@@ -76,17 +76,17 @@ def config_of(arguments, folder: Path):
 
 
 def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
-    """Return the row that `grpo.plan` estimates; None if it does not know the GPU."""
+    """Return the row that `grpo.plan` estimates; None if it has no estimate."""
     import torch
 
     from grpo.tools import estimate, plan
+    from grpo.tools.probe import probe
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    known = next((gpu for called, gpu in estimate.GPUS.items() if called in name), None)
-    if known is None or arguments.quantise != "none":
+    if not torch.cuda.is_available() or arguments.quantise != "none":
         return None
     config = config_of(arguments, folder)
-    gpu = replace(known, memory=arguments.gb * 1e9) if arguments.gb else known
+    gpu = probe()
+    gpu = replace(gpu, memory=arguments.gb * 1e9) if arguments.gb else gpu
     work = estimate.Work(
         arguments.groups,
         sum(map(len, prompts)) / len(prompts),
@@ -241,27 +241,15 @@ def trl_config(arguments, folder: Path):
     )
 
 
-def measured_rates(arguments) -> dict:
-    """Return the FLOP/s of a large matrix product, and the bytes/s that a large copy moves.
-
-    Each is the best of several measurements.
-    """
+def measured_rates(arguments) -> dict[str, float]:
+    """Return the FLOP/s of a large matrix product, and the bytes/s that a large copy moves."""
     import torch
 
+    from grpo.tools import probe
+
     device, dtype = precision(arguments)
-    side, size = (8192, 1 << 30) if device == "cuda" else (2048, 1 << 28)
-    a, b = (torch.randn(side, side, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
-    source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
-
-    def least(work) -> float:
-        times = []
-        for _ in range(8):
-            start = now()
-            work()
-            times.append(now() - start)
-        return min(times)
-
+    side, size = (probe.SIDE, probe.COPIED) if device == "cuda" else (2048, 1 << 28)
     return {
-        "flops": 2 * side**3 / least(lambda: a @ b),
-        "bandwidth": 2 * size / least(lambda: target.copy_(source)),
+        "flops": probe.product_rate(device, getattr(torch, dtype), side),
+        "bandwidth": probe.copy_rate(device, size=size),
     }

@@ -6,15 +6,20 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from make_llama import CONFIG
 from transformers import AutoTokenizer, GPT2Config
 
 from grpo.model.load import BUILTIN
 from grpo.tools import estimate, plan
-from grpo.tools.estimate import GPUS, Work, forecast
+from grpo.tools import probe as measuring
+from grpo.tools.estimate import GPUS, LINK, Gpu, Work, forecast
+from grpo.tools.probe import copy_rate, probe, product_rate
 from tasks.base import UserError
 
 H200 = GPUS["H200"]
+# A GPU of 24 GB, by its data sheet (an RTX 4090).
+SMALL = Gpu(25.3e9, 0.91e12, 149e12, 20e9)
 # flags, GPUs, GB of each, (prompts, prompt, group, tokens, room), seconds of a step, GB used:
 # bench_step.py on 2026-11-22, see runs/LOG.md
 MEASURED = [
@@ -123,13 +128,20 @@ def test_more_work_takes_longer_and_more_gpus_less(llama):
     assert slower["update"] > 1.2 * time["update"] and referred["weights"] == 2 * memory["weights"]
     eight = foretold(llama, "--lora-rank 0 --optimizer adamw8bit", 1, work)[0]
     assert memory["optimizer"] - eight["optimizer"] == 6 * 3_212_749_824
-    small = foretold(llama, "--lora-rank 16", 1, work, GPUS["RTX4090"])
+    small = foretold(llama, "--lora-rank 16", 1, work, SMALL)
     assert sum(small[0].values()) < 25e9 and sum(small[1].values()) > 3 * sum(
         foretold(llama, "--lora-rank 16", 1, work)[1].values()
     )
 
 
-def test_the_command(llama, capsys):
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """The command measures a GPU of 24 GB."""
+    monkeypatch.setattr(plan, "probe", lambda: SMALL)
+    monkeypatch.setattr(plan.torch.cuda, "get_device_name", lambda: "RTX")
+
+
+def test_the_command(llama, small_gpu, capsys):
     assert plan.start(["--model", llama, "--words", "25", "--gpus", "2xH100", "--steps", "30"]) == 0
     said = capsys.readouterr().out
     assert (
@@ -137,15 +149,15 @@ def test_the_command(llama, capsys):
         and "on 2xH100" in said
         and "30 steps" in said
     )
-    assert (
-        plan.start(["--model", llama, "--words", "25", "--gpus", "1xRTX4090", "--lora-rank", "0"])
-        == 1
-    )
-    assert "does not fit: give --optimizer adamw8bit" in capsys.readouterr().out
+    assert plan.start(["--model", llama, "--words", "25", "--gpus", "3", "--lora-rank", "0"]) == 1
+    said = capsys.readouterr().out
+    assert "on 3xRTX (0.91 TB/s, 149 TFLOP/s measured)" in said
+    assert "of 25 GB on each GPU" in said
+    assert "does not fit: give --optimizer adamw8bit" in said
 
 
-def test_what_would_make_a_lora_run_fit(llama, capsys):
-    flags = ["--model", llama, "--words", "1000", "--gpus", "1xRTX4090", "--lora-rank", "16"]
+def test_what_would_make_a_lora_run_fit(llama, small_gpu, capsys):
+    flags = ["--model", llama, "--words", "1000", "--gpus", "1", "--lora-rank", "16"]
     assert plan.start(flags) == 1
     said = capsys.readouterr().out
     assert "does not fit: give --gradient-checkpointing, a smaller --group-size, or" in said
@@ -159,8 +171,9 @@ def test_what_would_make_a_lora_run_fit(llama, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--gpus", "H200"], "--gpus H200: give a number and one of H200, H100"),
+        (["--gpus", "H200"], "--gpus H200: give a number of GPUs like the one here, or a number"),
         (["--gpus", "0xH200"], "--gpus 0xH200: give a number"),
+        (["--gpus", "0"], "--gpus 0: give a number"),
         (["--gpus", "2xTPU"], "one of H200"),
         (
             ["--model", "builtin", "--words", "900", "--no-ramp"],
@@ -189,3 +202,43 @@ def test_examples_and_a_system_turn_are_counted(llama):
     assert prompt_of("--system", "word " * 50) > alone + 50
     with pytest.raises(UserError, match="--chat-template-kwargs: a: .* has no such variable"):
         prompt_of("--chat-template-kwargs", '{"a": 1}')
+
+
+def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan.main(["--gpus", "2"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "there is no GPU here to measure; name a kind, e.g. --gpus 1xH200" in line
+
+    assert plan.main(["--words", "10"]) == 0
+    assert "on 1xH200" in capsys.readouterr().out
+
+
+def test_rates_are_work_by_time(monkeypatch):
+    done = []
+
+    def two_seconds(work):
+        done.append(work())
+        return 2.0
+
+    monkeypatch.setattr(measuring, "least_time", two_seconds)
+    assert copy_rate("cpu", size=1000) == 1000  # bytes read and written, by seconds
+    assert product_rate("cpu", torch.float32, side=10) == 1000
+    assert [tuple(result.shape) for result in done] == [(1000,), (10, 10)]
+
+
+def test_the_shortest_time_counts_but_not_the_first(monkeypatch):
+    clock = iter([0, 1, 10, 15, 20, 23] + [30, 40] * measuring.REPEATS)
+    monkeypatch.setattr(measuring, "_now", lambda: next(clock))
+    assert measuring.least_time(lambda: None) == 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured(llama, capsys):
+    gpu = probe()
+    assert gpu.memory == torch.cuda.get_device_properties(0).total_memory
+    assert 1e11 < gpu.bandwidth < 2e13 and 1e13 < gpu.rate < 1e16
+    assert (gpu.link == LINK) == (torch.cuda.device_count() == 1)
+
+    assert plan.start(["--model", llama, "--words", "25"]) == 0
+    assert f"on 1x{torch.cuda.get_device_name()} (" in capsys.readouterr().out
