@@ -94,10 +94,9 @@ class Trainer:
         self.own_loss = parts.own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
         policy.reserved_bytes = reserved_bytes(config, policy, ranks)
-        micro_tokens = config.micro_tokens or policy.tokens_at_once
-        self.oom_retry = OomRetry(policy, self.optimizer, micro_tokens)
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
+        self.oom_retry = OomRetry(policy, self.optimizer, config.micro_tokens)
 
         self.callbacks = list(parts.callbacks)
 

@@ -1,6 +1,7 @@
 """Repeat updates that run out of GPU memory with less memory and the same gradient."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,13 +16,19 @@ class OomRetry:
     """Runs updates, and remembers the settings that fit the GPU's memory.
 
     When an update runs out of memory, the micro-batches are halved until each holds a single
-    completion. After that, gradient checkpointing is enabled. Later updates keep these settings.
+    completion. After that, the decoder's memory is freed before each update, and then gradient
+    checkpointing is enabled, with which larger micro-batches may fit. Later updates keep these
+    settings.
+
+    `chosen` is the user's largest micro-batch in tokens, None if there is none.
     """
 
-    def __init__(self, policy: Policy, optimizer: Optimizer, micro_tokens: int):
+    def __init__(self, policy: Policy, optimizer: Optimizer, chosen: int | None):
         self.policy = policy
         self.optimizer = optimizer
-        self.micro_tokens = micro_tokens  # most tokens of a micro-batch
+        self.chosen = chosen
+        self.micro_tokens = chosen or policy.tokens_at_once  # most tokens of a micro-batch
+        self.frees_decoder = False
         self.notes: list[str] = []  # lines for the console
 
     def run(
@@ -31,42 +38,44 @@ class OomRetry:
 
         Raises UserError if a single completion does not fit with gradient checkpointing.
         """
+        if self.frees_decoder:
+            self.policy.free_decoder()
         while True:
-            try:
+            # Not in the except block: there the exception keeps the tensors of the failed update.
+            with suppress(torch.OutOfMemoryError):
                 return update(self.micro_tokens)
-            except torch.OutOfMemoryError as error:
-                longest = max(
+
+            self.optimizer.clear()
+            torch.cuda.empty_cache()
+            self._save_memory(
+                max(
                     len(group.prompt) + len(completion.tokens)
                     for group in groups
                     for completion in group.completions
                 )
-                if self.micro_tokens <= longest and self.policy.gradient_checkpointing:
-                    raise UserError(
-                        f"out of memory in the update of a single completion of {longest} tokens; "
-                        "give a smaller model, a lower level, or --lora-rank 16"
-                    ) from error
-
-            # Not in the except block: there the exception keeps the tensors of the failed update.
-            self.optimizer.clear()
-            torch.cuda.empty_cache()
-            self._save_memory(longest)
+            )
 
     def _save_memory(self, longest: int) -> None:
-        """Halve the micro-batches, or enable gradient checkpointing if they are minimal.
+        """Choose settings that take less memory; the longest completion has `longest` tokens.
 
-        They are minimal if each holds one completion of up to `longest` tokens.
+        That length includes its prompt. Raises UserError if there are none.
         """
         if self.micro_tokens > longest:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
-            self.notes.append(
-                f"out of memory: micro-batches of {self.micro_tokens:,} tokens from now on "
-                "(the gradient stays the same)"
-            )
-        else:
+            change = f"micro-batches of {self.micro_tokens:,} tokens"
+        elif not self.frees_decoder and self.policy.free_decoder():
+            self.frees_decoder = True
+            change = "the sampler's memory is freed before each update"
+        elif not self.policy.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
-            self.notes.append(
-                "out of memory: gradient checkpointing from now on (the gradient stays the same)"
+            self.micro_tokens = max(longest, self.chosen or self.policy.tokens_at_once)
+            change = f"gradient checkpointing, and micro-batches of {self.micro_tokens:,} tokens"
+        else:
+            raise UserError(
+                f"out of memory in the update of a single completion of {longest} tokens; "
+                "give a smaller model, a lower level, or --lora-rank 16"
             )
+        self.notes.append(f"out of memory: {change} from now on (the gradient stays the same)")
 
     def take_notes(self) -> list[str]:
         """Return the notes since the last call."""

@@ -101,9 +101,7 @@ class FastLlama:
         y_NE = None  # the output of the layer before, which the next norm adds to x
         for i, block in enumerate(self.blocks):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_NE, y_NE = checkpoint(
-                    self._block, i, block, x_NE, y_NE, inputs, use_reentrant=False
-                )
+                x_NE = checkpoint(self._summed_block, i, block, x_NE, inputs, use_reentrant=False)
             else:
                 x_NE, y_NE = self._block(i, block, x_NE, y_NE, inputs)
 
@@ -132,6 +130,14 @@ class FastLlama:
         x_NE, normed_NE = _norm(block.post_attention_norm, x_NE, y_NE)
         gate_up = linear(normed_NE, block.gate_up, self.use_lora)
         return x_NE, linear(gate_up, block.down, self.use_lora, has_swiglu=True)
+
+    def _summed_block(self, i: int, block: Block, x_NE: Tensor, inputs: _Inputs) -> Tensor:
+        """Return the output (N, E) of the layer for its input.
+
+        To compute the layer again, one tensor has to be kept, not both parts of a sum.
+        """
+        x_NE, y_NE = self._block(i, block, x_NE, None, inputs)
+        return x_NE + y_NE
 
     def _norm_heads(self, block: Block, heads_NO: Tensor) -> Tensor:
         """Return queries, keys and values side by side, the former two normed head by head."""

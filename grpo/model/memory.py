@@ -44,15 +44,19 @@ class Shape:
         """Bytes of a token's keys and values."""
         return 2 * self.layers * self.keys * self.number
 
-    @property
-    def activations(self) -> int:
-        """Bytes of a token's activations, kept until the backward pass.
+    def activations(self, gradient_checkpointing: bool = False) -> int:
+        """Return the bytes of a token's activations, kept until the backward pass.
 
-        For the fast forward pass they are what `model.ops` saves; for others, a rough count.
+        For the fast forward pass they are what `model.ops` saves; for others, a rough count. With
+        gradient checkpointing they are the inputs of all layers, and in the backward pass one
+        layer's activations and the gradients of its MLP.
         """
         fast = 6 * self.width + 2 * self.keys + 2 * self.inner
         other = 16 * self.width + 5 * self.inner
-        return self.layers * (fast if self.is_fast else other) * self.number
+        layer = fast if self.is_fast else other
+        if gradient_checkpointing:
+            return (self.layers * self.width + layer + 4 * self.inner) * self.number
+        return self.layers * layer * self.number
 
 
 def shape_of(config: Any, number: int, is_fast: bool = True) -> Shape:
@@ -90,16 +94,19 @@ class DeviceMemory:
         return max(0.0, self.total - self.reserved)
 
 
-def update_tokens(shape: Shape, memory: DeviceMemory) -> int:
+def update_tokens(
+    shape: Shape, memory: DeviceMemory, *, gradient_checkpointing: bool = False
+) -> int:
     """Return how many tokens a micro-batch may have on a GPU.
 
     Their activations may take a sixth of its memory, or a third of what is left of it. To keep the
     GPU busy (BUSY_WORK), they may take as much as keys and values may.
     """
+    each = shape.activations(gradient_checkpointing)
     usual = min(memory.total / ACTIVATION_PART, memory.left / 3)
     busy_tokens = BUSY_WORK / shape.parameters
-    for_busy_gpu = min(CACHE_SHARE * memory.left, busy_tokens * shape.activations)
-    tokens = int(max(usual, for_busy_gpu) / shape.activations)
+    for_busy_gpu = min(CACHE_SHARE * memory.left, busy_tokens * each)
+    tokens = int(max(usual, for_busy_gpu) / each)
     return max(256, min(65_536, tokens))
 
 

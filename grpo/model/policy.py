@@ -294,12 +294,23 @@ class Policy:
             checkpoint_layers(self.model)
         self.gradient_checkpointing = True
 
+    def free_decoder(self) -> bool:
+        """Free the GPU memory of the decoder, if there is one; the next rollout takes it again."""
+        step = self.decoder_cache.get("cuda")  # None if there is none, or none yet
+        if step is None:
+            return False
+        step.free()
+        torch.cuda.empty_cache()
+        return True
+
     @property
     def tokens_at_once(self) -> int:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
-        return update_tokens(self._shape, self._memory)
+        return update_tokens(
+            self._shape, self._memory, gradient_checkpointing=self.gradient_checkpointing
+        )
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts a rollout has memory; on a CPU, any number.

@@ -30,9 +30,7 @@ class RolloutMemory:
 
     def halve(self, prompts: int, completions: int, room: int) -> None:
         """Free the decoder's memory; later batches have half the room of this one, which failed."""
-        step = self.policy.decoder_cache.get("cuda")  # None if there is none, or none yet
-        if step is not None:
-            step.free()
+        self.policy.free_decoder()
         torch.cuda.empty_cache()
         self.most_tokens = prompts * completions * room / 2
         self.notes.append(

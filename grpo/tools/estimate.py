@@ -32,11 +32,13 @@ WEIGHTS = 0.85
 CACHE = 0.78
 
 # The shares of the GPU's FLOP/s that are reached: by the matrix products of prefill and update, by
-# those of a decoding step, and by attention. The second is above 1, because reading the weights
-# counts in full, although the products overlap with it.
+# those of a decoding step, by the attention of completions, and by that of prompts to themselves.
+# The second is above 1, because reading the weights counts in full, although the products overlap
+# with it.
 PRODUCTS = 0.58
 DECODED = 1.7
 ATTENTION = 0.2
+PROMPT_ATTENTION = 0.5
 
 # Seconds that each layer adds to a decoding step, without matrix products and attention.
 LAYER = 16e-6
@@ -126,10 +128,12 @@ def forecast(
 
     # The update takes as large micro-batches as have room. The gradients appear while the
     # activations of the last micro-batch are freed.
-    most = config.micro_tokens or update_tokens(model.shape, available)
+    saves = config.gradient_checkpointing
+    most = config.micro_tokens or update_tokens(
+        model.shape, available, gradient_checkpointing=saves
+    )
     largest, number = _micro_batches(local, most)
-    kept = 0.1 if config.gradient_checkpointing else 1.0
-    activations = model.shape.activations * largest * kept
+    activations = model.shape.activations(saves) * largest
     if number == 1:
         in_update = max(gradients, activations)
     else:
@@ -192,7 +196,7 @@ def _prefill(model: Model, work: Work, gpu: Gpu) -> float:
     tokens = work.prompts * work.prompt
     products = 2 * model.body * tokens
     attention = _attention(model, tokens, work.prompt / 2)
-    return products / (PRODUCTS * gpu.rate) + attention / (ATTENTION * gpu.rate)
+    return products / (PRODUCTS * gpu.rate) + attention / (PROMPT_ATTENTION * gpu.rate)
 
 
 def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
@@ -216,14 +220,20 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> 
         work.prompts, number
     )  # each micro-batch runs its prompts
 
-    # FLOPs for each weight and token.
+    # FLOPs for each weight and token. With gradient checkpointing the layers run forward twice.
     body, head = (4, 6) if model.is_lora else (6, 8)
-    products = (body + 2 * reference) * model.body * tokens
+    more = 2 * reference + 2 * config.gradient_checkpointing
+    products = (body + more) * model.body * tokens
     products += (head + 2 * reference) * model.head * completions
-    attention = _attention(model, completions, work.prompt + work.tokens / 2)
-    attention *= 3.5 + reference
+    seconds = products / (PRODUCTS * gpu.rate)
 
-    seconds = products / (PRODUCTS * gpu.rate) + attention / (ATTENTION * gpu.rate)
+    # A backward pass of attention takes 2.5 forward passes.
+    passes = 3.5 + reference + config.gradient_checkpointing
+    attention = _attention(model, completions, work.prompt + work.tokens / 2)
+    seconds += passes * attention / (ATTENTION * gpu.rate)
+    attention = _attention(model, tokens - completions, work.prompt / 2)
+    seconds += passes * attention / (PROMPT_ATTENTION * gpu.rate)
+
     traffic = (28 if model.is_lora else 34 + 10 * number) * model.trained
     return max(seconds, LAUNCH * number) + traffic / gpu.bandwidth + HOST
 

@@ -15,8 +15,8 @@ TABLE = {
         (
             "activations and caches may take more than there is",
             "update_tokens",
-            "min(CACHE_SHARE * memory.left, busy_tokens * shape.activations)",
-            "busy_tokens * shape.activations",
+            "min(CACHE_SHARE * memory.left, busy_tokens * each)",
+            "busy_tokens * each",
         ),
         (
             "sums shared out as well",
