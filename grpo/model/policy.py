@@ -41,6 +41,19 @@ CACHED_ENCODINGS = 512
 NO_CONTEXT_LIMIT = 1 << 30
 CPU_TOKENS_AT_ONCE = 4096
 
+# On a CPU, prompts share their beginning if that saves at least so many tokens, and if the masks of
+# their attention have no more scores than this for each head.
+LEAST_SAVED = 256
+MOST_SCORES = 1 << 24
+
+
+def common_length(prompts: Sequence[tuple[int, ...]]) -> int:
+    """Return how many tokens all prompts begin with, the last token of each left out."""
+    # In lexical order, the first and the last one have the least in common.
+    first, last = min(prompts), max(prompts)
+    most = min(len(first), len(last)) - 1
+    return next((i for i in range(most) if first[i] != last[i]), max(most, 0))
+
 
 class Policy:
     """A model to be trained or sampled.
@@ -182,8 +195,20 @@ class Policy:
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
         """Run the model on each prompt once.
 
-        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`.
+        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`. On a
+        CPU, a beginning that all prompts have in common is run only once.
         """
+        common = common_length(prompts)
+        longest = max(map(len, prompts))
+        saved = common * (len(prompts) - 1)
+        scores = len(prompts) * (longest - common) * longest
+        is_worth_it = self.device.type == "cpu" and saved >= LEAST_SAVED and scores <= MOST_SCORES
+        if is_worth_it and not self.is_plain:
+            return self._prefill_after(common, prompts)
+        return self._prefill(prompts)
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
+        """Run each prompt as a whole."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -204,6 +229,28 @@ class Policy:
                 tokens_PL, position_ids=positions_L[None].expand_as(tokens_PL), shared=cache
             )
         return hidden_PLE[torch.arange(len(prompts), device=self.device), lengths_P - 1], cache
+
+    def _prefill_after(
+        self, common: int, prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, PrefixCache]:
+        """Run the first `common` tokens, which all prompts begin with, and then the rest of each.
+
+        The rests are rows that continue the beginning.
+        """
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts])
+        rest = int(lengths_P.max()) - common
+        tokens_PT = torch.zeros(len(prompts), rest, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens_PT[row, : len(prompt) - common] = torch.tensor(prompt[common:])
+
+        _, beginning = self._prefill([prompts[0][:common]])
+        assert isinstance(beginning, PrefixCache)
+        beginning.allocate(len(prompts), rest)
+        hidden_PTE = self.extend(tokens_PT, beginning)
+
+        cache = PrefixCache(lengths_P, common + rest)
+        cache.prompt = beginning.joined()
+        return hidden_PTE[torch.arange(len(prompts)), lengths_P - common - 1], cache
 
     def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
         """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
