@@ -65,18 +65,18 @@ def choose_path(policy: Runner) -> None:
 
     Raises UserError if none does; the message names the mechanism that is not supported.
     """
-    with _probe_adapters(policy.causal):
+    with probe_adapters(policy.causal):
         _choose_path(policy)
 
 
 @contextmanager
-def _probe_adapters(model: Model) -> Iterator[None]:
+def probe_adapters(model: Model) -> Iterator[None]:
     """Give each LoRA adapter a small random second matrix (B) while the paths are compared.
 
     In a new adapter B is 0, which would hide a mistake in the merging of adapters. In a trained
     one the difference can exceed the tolerance: it was 0.09 after 975 steps at a rate of 1e-3, in
-    bfloat16. So without this the path would depend on the length of the training, and a resumed run
-    could take another path than it began with.
+    bfloat16, and 0.44 between the two decoders after 1,300. So without this the path would depend
+    on the length of the training, and a resumed run could take another path than it began with.
     """
     adapters = [weight for name, weight in model.named_parameters() if ".lora_B." in name]
     kept = [weight.data for weight in adapters]

@@ -9,9 +9,11 @@ Shapes: P prompts, R rows, T tokens of each at once, k = T - 1 drafted, L prompt
 import torch
 from torch import Tensor
 
+from grpo.model.check import probe_adapters
 from grpo.model.llama import agrees, relative_difference
 from grpo.model.policy import Policy
 from grpo.model.prefix_cache import PrefixCache
+from grpo.model.probe import probe_of
 from grpo.rollout.cuda_graph import CudaStep
 from grpo.rollout.cuda_memory import MAX_TOKENS, bucket
 from grpo.rollout.request import DecodeRequest
@@ -169,15 +171,18 @@ def cuda_step(policy: Policy) -> CudaStep | None:
 def new_cuda_step(policy: Policy) -> CudaStep | None:
     """Return a new captured decode step, or None where device or model do not allow one.
 
-    It is also refused, with a warning, where it disagrees with the model's own forward pass.
+    It is also refused, with a warning, where it disagrees with the model's own forward pass. What
+    the adapters have learned does not count, see `probe_adapters`.
     """
     fast = policy.fast_model
     if policy.device.type != "cuda" or fast is None or fast.D not in (32, 64, 128):
         return None
 
     step = CudaStep(policy)
-    dtype = fast.embedding.weight.dtype
-    return step if agrees("fused decoder", disagreement(step), dtype) else None
+    with probe_adapters(policy.causal):
+        difference = disagreement(step)
+    fast.refresh()
+    return step if agrees("fused decoder", difference, fast.embedding.weight.dtype) else None
 
 
 @torch.no_grad()
@@ -186,8 +191,9 @@ def disagreement(step: CudaStep) -> float:
     forward pass, relative to these.
     """
     policy = step.policy
-    prompts = [tuple(range(5, 12)), tuple(range(20, 23))]
-    tokens = torch.arange(12, device=policy.device).view(4, 3) + 7
+    probe = probe_of(policy.causal.get_input_embeddings().weight.shape[0])
+    prompts = probe.prompts
+    tokens = torch.tensor([tokens[:3] for tokens in probe.completions], device=policy.device)
 
     _, cache = policy.prefill(prompts)
     cache.allocate(4, 3)

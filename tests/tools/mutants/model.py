@@ -121,10 +121,10 @@ TABLE = {
         "grpo/test_model_check.py::test_the_path_does_not_depend_on_how_far_an_adapter_was_trained "
         "grpo/test_model_check.py::test_a_new_adapter_hides_no_mistake_in_how_it_is_merged",
     ): [
-        ("new adapters compared as they are", "_probe_adapters", "ADAPTER_STD", "0.0"),
+        ("new adapters compared as they are", "probe_adapters", "ADAPTER_STD", "0.0"),
         (
             "adapters left as the comparison made them",
-            "_probe_adapters",
+            "probe_adapters",
             "zip(adapters, kept)",
             "()",
         ),
