@@ -28,6 +28,7 @@ from grpo.model.llama import FastLlama, checkpoint_layers
 from grpo.model.matmul import linear_no_grad
 from grpo.model.memory import DeviceMemory, Shape, prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PaddedBatch
+from grpo.model.prefill import prefill
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format
 from grpo.model.runner import ForwardPath
@@ -40,19 +41,6 @@ CACHED_ENCODINGS = 512
 
 NO_CONTEXT_LIMIT = 1 << 30
 CPU_TOKENS_AT_ONCE = 4096
-
-# On a CPU, prompts share their beginning if that saves at least so many tokens, and if the masks of
-# their attention have no more scores than this for each head.
-LEAST_SAVED = 256
-MOST_SCORES = 1 << 24
-
-
-def common_length(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all prompts begin with, the last token of each left out."""
-    # In lexical order, the first and the last one have the least in common.
-    first, last = min(prompts), max(prompts)
-    most = min(len(first), len(last)) - 1
-    return next((i for i in range(most) if first[i] != last[i]), max(most, 0))
 
 
 class Policy:
@@ -193,70 +181,17 @@ class Policy:
     # The forward pass of the rollout
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
-        """Run the model on each prompt once.
+        """Run the model on each prompt once, see `model.prefill`.
 
-        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`. On a
-        CPU, a beginning that all prompts have in common is run only once.
+        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`.
         """
-        common = common_length(prompts)
-        longest = max(map(len, prompts))
-        saved = common * (len(prompts) - 1)
-        scores = len(prompts) * (longest - common) * longest
-        is_worth_it = self.device.type == "cpu" and saved >= LEAST_SAVED and scores <= MOST_SCORES
-        if is_worth_it and not self.is_plain:
-            return self._prefill_after(common, prompts)
-        return self._prefill(prompts)
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
-        """Run each prompt as a whole."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        lengths_P, tokens_PL = lengths.to(self.device), tokens.to(self.device)
-
-        if self.fast_model:
-            self.fast_model.refresh()
-
-        cache: FallbackCache | PrefixCache
-        if self.is_plain:
-            cache = FallbackCache(lengths_P, tokens_PL)
-            hidden_PLE = self._hidden(tokens_PL)
-        else:
-            cache = PrefixCache(lengths_P, tokens_PL.shape[1])
-            positions_L = torch.arange(tokens_PL.shape[1], device=self.device)
-            hidden_PLE = self._hidden(
-                tokens_PL, position_ids=positions_L[None].expand_as(tokens_PL), shared=cache
-            )
-        return hidden_PLE[torch.arange(len(prompts), device=self.device), lengths_P - 1], cache
-
-    def _prefill_after(
-        self, common: int, prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[Tensor, PrefixCache]:
-        """Run the first `common` tokens, which all prompts begin with, and then the rest of each.
-
-        The rests are rows that continue the beginning.
-        """
-        lengths_P = torch.tensor([len(prompt) for prompt in prompts])
-        rest = int(lengths_P.max()) - common
-        tokens_PT = torch.zeros(len(prompts), rest, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            tokens_PT[row, : len(prompt) - common] = torch.tensor(prompt[common:])
-
-        _, beginning = self._prefill([prompts[0][:common]])
-        assert isinstance(beginning, PrefixCache)
-        beginning.allocate(len(prompts), rest)
-        hidden_PTE = self.extend(tokens_PT, beginning)
-
-        cache = PrefixCache(lengths_P, common + rest)
-        cache.prompt = beginning.joined()
-        return hidden_PTE[torch.arange(len(prompts)), lengths_P - common - 1], cache
+        return prefill(self, prompts)
 
     def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
         """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
         if isinstance(cache, FallbackCache):
             whole_RX, indices_RT = cache.append(tokens_RT)
-            hidden_RXE = self._hidden(whole_RX)
+            hidden_RXE = self.hidden_states(whole_RX)
             return hidden_RXE.gather(1, indices_RT[:, :, None].expand(-1, -1, hidden_RXE.shape[2]))
 
         assert isinstance(cache, PrefixCache) and cache.filled_R is not None
@@ -264,7 +199,7 @@ class Policy:
         positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
         # Drafts may reach beyond the context; there they are never accepted.
         positions_RT = positions_RT.clamp(max=self.context - 1)
-        return self._hidden(tokens_RT, position_ids=positions_RT, shared=cache)
+        return self.hidden_states(tokens_RT, position_ids=positions_RT, shared=cache)
 
     # The forward pass of the update
 
@@ -289,7 +224,7 @@ class Policy:
             self.fast_model.refresh()
 
         if isinstance(packing, Packing):
-            hidden_1NE = self._hidden(
+            hidden_1NE = self.hidden_states(
                 packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
             )
             return hidden_1NE[0].index_select(0, packing.predictors_U)
@@ -302,7 +237,7 @@ class Policy:
         before_RTE = torch.cat([last_R1E, hidden_RTE[:, :-1]], 1)
         return before_RTE[packing.mask_RT]
 
-    def _hidden(
+    def hidden_states(
         self,
         tokens_BT: Tensor,
         position_ids: Tensor | None = None,

@@ -72,19 +72,6 @@ class PrefixCache:
         self.room = room
         self.next = None
 
-    def joined(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Return keys and values of each row with those of its prompt before them, by layer.
-
-        The prompts have no padding. The shapes are those of `prompt`, with a row for a prompt.
-        """
-        return {
-            layer: (
-                torch.cat([self._of_each_row(keys), self.own[layer][0]], 2),
-                torch.cat([self._of_each_row(values), self.own[layer][1]], 2),
-            )
-            for layer, (keys, values) in self.prompt.items()
-        }
-
     def reorder(self, rows_R: Tensor, filled_R: Tensor) -> None:
         """Make row i the first `filled_R[i]` tokens of the present row `rows_R[i]`.
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from grpo.model.interfaces import Model, RolloutCache
+from grpo.model.interfaces import Model, RolloutCache, SharedAttention
 from grpo.model.llama import FastLlama
 from grpo.model.packed_attention import Packing, PaddedBatch
 
@@ -46,6 +46,14 @@ class Runner(Protocol):
 
     def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
         """Run the next tokens of each row; return their hidden states."""
+
+    def hidden_states(
+        self,
+        tokens_BT: Tensor,
+        position_ids: Tensor | None = None,
+        shared: SharedAttention | None = None,
+    ) -> Tensor:
+        """Run the model; return its last hidden states (B, T, E)."""
 
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]

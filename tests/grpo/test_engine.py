@@ -15,10 +15,10 @@ from transformers import (
 
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.update import completion_logprobs
-from grpo.model import policy as policy_module
+from grpo.model import prefill as prefill_module
 from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
-from grpo.model.policy import common_length
+from grpo.model.prefill import after_beginning, common_length, whole
 from grpo.records import Group
 from grpo.rollout.cuda_graph import light_products
 from grpo.rollout.eager_decoder import EagerDecoder, accepted
@@ -389,21 +389,21 @@ RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 5
 
 def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch):
     """Hidden states, keys and values, and what follows them, with rests of several lengths."""
-    monkeypatch.setattr(policy_module, "LEAST_SAVED", 1)
+    monkeypatch.setattr(prefill_module, "LEAST_SAVED", 1)
     prompts = [BEGINNING + rest for rest in RESTS]
     run = []
     monkeypatch.setattr(
         tiny_policy,
-        "_hidden",
-        lambda tokens, _hidden=tiny_policy._hidden, **others: (
-            run.append(tuple(tokens.shape)) or _hidden(tokens, **others)
+        "hidden_states",
+        lambda tokens, run_model=tiny_policy.hidden_states, **others: (
+            run.append(tuple(tokens.shape)) or run_model(tokens, **others)
         ),
     )
 
-    whole, plain = tiny_policy._prefill(prompts)
+    expected, plain = whole(tiny_policy, prompts)
     shared, cache = tiny_policy.prefill(prompts)
     assert run == [(5, 60), (1, 40), (5, 20)]
-    torch.testing.assert_close(shared, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(shared, expected, atol=1e-5, rtol=0)
     for layer, pair in plain.prompt.items():
         for expected, found in zip(pair, cache.prompt[layer], strict=True):
             assert found.shape == expected.shape
@@ -439,15 +439,16 @@ def test_what_prompts_begin_with(prompts, common):
 
 def test_few_tokens_and_large_masks_are_not_worth_it(tiny_policy, monkeypatch):
     called = []
-    after = tiny_policy._prefill_after
     monkeypatch.setattr(
-        tiny_policy, "_prefill_after", lambda *given: called.append(given[0]) or after(*given)
+        prefill_module,
+        "after_beginning",
+        lambda *given: called.append(given[2]) or after_beginning(*given),
     )
     prompts = [BEGINNING + rest for rest in RESTS]
     tiny_policy.prefill(prompts)
     assert called == []
     tiny_policy.prefill(2 * prompts)
     assert called == [40]
-    monkeypatch.setattr(policy_module, "MOST_SCORES", 10 * 20 * 60 - 1)
+    monkeypatch.setattr(prefill_module, "MOST_SCORES", 10 * 20 * 60 - 1)
     tiny_policy.prefill(2 * prompts)
     assert called == [40]
