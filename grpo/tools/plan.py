@@ -190,13 +190,21 @@ def start(argv: list[str]) -> int:
     )
     print(printable(lines))
 
-    if total > USABLE * gpu.memory:
+    # The trainer frees the decoder's memory before each update if it has to.
+    freed = min(memory["keys and values"], memory["gradients and activations"])
+    if total - freed > USABLE * gpu.memory:
         advice = "give --optimizer adamw8bit, or several GPUs and --shard"
         if model.is_lora:
             first = "" if config.gradient_checkpointing else "--gradient-checkpointing, "
             advice = f"give {first}a smaller --group-size, or a lower level"
         print(f"          does not fit: {advice}")
         return 1
+
+    if total > USABLE * gpu.memory:
+        print(
+            f"          fits in {(total - freed) / 1e9:.1f} GB, because keys and values are freed "
+            "before each update"
+        )
 
     assert config.steps is not None, "the configuration is resolved"
     minutes = config.steps * step / 60

@@ -156,7 +156,8 @@ def test_the_command(llama, small_gpu, capsys):
     assert "does not fit: give --optimizer adamw8bit" in said
 
 
-def test_what_would_make_a_lora_run_fit(llama, small_gpu, capsys):
+def test_what_would_make_a_lora_run_fit(llama, small_gpu, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "probe", lambda: replace(SMALL, memory=16e9))
     flags = ["--model", llama, "--words", "1000", "--gpus", "1", "--lora-rank", "16"]
     assert plan.start(flags) == 1
     said = capsys.readouterr().out
@@ -166,6 +167,22 @@ def test_what_would_make_a_lora_run_fit(llama, small_gpu, capsys):
     assert plan.start(flags) == 0
     assert plan.start([*flags, "--group-size", "64"]) == 1
     assert "does not fit: give a smaller --group-size, or a lower" in capsys.readouterr().out
+
+
+def test_keys_and_values_are_freed_before_a_run_does_not_fit(llama, small_gpu, monkeypatch, capsys):
+    """With less and less memory: all fits, then one part after the other, then nothing."""
+    flags = ["--model", llama, "--words", "1000", "--gpus", "1", "--lora-rank", "16"]
+    flags += ["--gradient-checkpointing", "--prompts", "1"]
+    outcomes = []
+    for gigabytes in range(24, 6, -3):
+        gpu = replace(SMALL, memory=gigabytes * 1e9)
+        monkeypatch.setattr(plan, "probe", lambda gpu=gpu: gpu)
+        status = plan.start(flags)
+        said = capsys.readouterr().out
+        freed = "because keys and values are freed before each update" in said
+        outcomes.append((status, freed))
+        assert ("does not fit" in said) == bool(status)
+    assert outcomes == sorted(outcomes) and set(outcomes) == {(0, False), (0, True), (1, False)}
 
 
 @pytest.mark.parametrize(
