@@ -7,6 +7,38 @@ TRAINER = (
 
 # See `mutants`.
 TABLE = {
+    ("grpo/learn/oom_retry.py", "grpo/test_trainer.py"): [
+        (
+            "the decoder's memory is freed once",
+            "OomRetry.run",
+            "self.policy.free_decoder()",
+            "pass",
+        ),
+        (
+            "micro-batches stay small with checkpointing",
+            "OomRetry._save_memory",
+            "max(longest, self.chosen or self.policy.tokens_at_once)",
+            "longest",
+        ),
+        (
+            "completions are cut",
+            "OomRetry._save_memory",
+            "max(longest, self.chosen or self.policy.tokens_at_once)",
+            "self.chosen or self.policy.tokens_at_once",
+        ),
+    ],
+    ("grpo/tools/probe.py", "grpo/test_plan.py"): [
+        ("the first time counts", "least_time", "min(times[1:])", "min(times)"),
+        ("bytes are only read", "copy_rate", "2 * size", "size"),
+    ],
+    ("grpo/tools/plan.py", "grpo/test_plan.py"): [
+        (
+            "keys and values stay",
+            "start",
+            "min(memory['keys and values'], memory['gradients and activations'])",
+            "0",
+        ),
+    ],
     ("grpo/learn/advantages.py", "grpo/test_advantages.py"): [
         (
             "deviation with divisor n",

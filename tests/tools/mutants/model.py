@@ -19,11 +19,34 @@ TABLE = {
             "busy_tokens * each",
         ),
         (
+            "gradient checkpointing makes no room",
+            "update_tokens",
+            "shape.activations(gradient_checkpointing)",
+            "shape.activations()",
+        ),
+        (
             "sums shared out as well",
             "optimizer_bytes",
             "masters + MOMENT_BYTES[kind] * trained // parts + sums",
             "masters + MOMENT_BYTES[kind] * trained // parts + sums // parts",
         ),
+    ],
+    ("grpo/model/prefill.py", "grpo/test_engine.py"): [
+        (
+            "no token left after the beginning",
+            "common_length",
+            "min(len(first), len(last)) - 1",
+            "min(len(first), len(last))",
+        ),
+        ("neighbour's beginning", "common_length", "min(prompts), max(prompts)", "*prompts[:2],"),
+        (
+            "rests without their beginning's length",
+            "after_beginning",
+            "PrefixCache(common + lengths_P, common + T)",
+            "PrefixCache(lengths_P, common + T)",
+        ),
+        ("last token of the padding", "after_beginning", "lengths_P - 1", "T - 1"),
+        ("masks of any size", "prefill", "scores <= MOST_SCORES", "scores"),
     ],
     ("grpo/model/varlen_attention.py", "grpo/test_packing.py"): [
         (

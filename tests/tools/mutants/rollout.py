@@ -21,6 +21,15 @@ TABLE = {
             "torch.backends.cuda.preferred_blas_library()",
         ),
     ],
+    ("grpo/rollout/cuda_decoder.py", "grpo/test_decoder_choice.py"): [
+        (
+            "adapters compared as they are",
+            "new_cuda_step",
+            "probe_adapters(policy.causal)",
+            "torch.no_grad()",
+        ),
+        ("small adapters kept", "new_cuda_step", "fast.refresh()", "pass"),
+    ],
     ("grpo/rollout/memory.py", "grpo/test_rollout_memory.py"): [
         (
             "what did not fit is tried again in each rollout",
