@@ -75,7 +75,7 @@ def parse():
     parser.add_argument("--new", type=int, default=128, help="tokens of each completion, exactly")
     parser.add_argument("--steps", type=int, default=4, help="the first one included")
     parser.add_argument(
-        "--micro-tokens", type=int, default=0, help="ours: most tokens of a micro-batch (0: ours)"
+        "--micro-tokens", type=int, default=0, help="ours: tokens of a micro-batch (0: what fits)"
     )
     parser.add_argument(
         "--gpus",
