@@ -15,6 +15,7 @@ without its ending, and what is finished there is not made again.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,9 @@ def row(task: str, found: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     own = parse(argv)
+    # Programs beside each other share the cores.
+    share = max(1, (os.cpu_count() or 1) // (own.jobs * own.together))
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
     own.output = own.output.resolve()
     folder = own.output.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
