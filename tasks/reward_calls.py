@@ -100,9 +100,11 @@ class Calls:
         self._threads: list[threading.Thread] = []
         self._processes: list[RewardProcess] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
 
     def start(self, bound: Bound) -> Call:
-        """Start a call, which runs as soon as a worker is free."""
+        """Start a call, which runs as soon as a worker is free. There is none after `close`."""
+        assert not self._is_closed, "the workers have ended, so the call would wait for ever"
         call = Call()
         if bound.is_async:
             asyncio.run_coroutine_threadsafe(self._run_async(bound, call), self._event_loop())
@@ -152,6 +154,7 @@ class Calls:
 
         A thread ends when its call does: nothing can interrupt it.
         """
+        self._is_closed = True
         with suppress(queue.Empty):
             while True:
                 self._waiting.get_nowait()
