@@ -41,10 +41,10 @@ class OomRetry:
         if self.frees_decoder:
             self.policy.free_decoder()
         while True:
-            # Not in the except block: there the exception keeps the tensors of the failed update.
             with suppress(torch.OutOfMemoryError):
                 return update(self.micro_tokens)
 
+            # Not while the error is handled: it keeps the tensors of the failed update.
             self.optimizer.clear()
             torch.cuda.empty_cache()
             self._save_memory(

@@ -174,13 +174,13 @@ def _branches(
             read = completions[r][:-1]
             stem: list[int] = []
             if shares_beginnings and before is not None:
-                stem = before.path[: _common_length(completions[before.completion][:-1], read)]
+                stem = before.path[: common_length(completions[before.completion][:-1], read)]
             before = _Branch(r, stem, start, len(read) - len(stem))
             yield before
             start += before.length
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return how many tokens two sequences have in common at their beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

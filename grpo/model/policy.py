@@ -277,13 +277,15 @@ class Policy:
         self.gradient_checkpointing = True
 
     def free_decoder(self) -> bool:
-        """Free the GPU memory of the decoder, if there is one; the next rollout takes it again."""
+        """Free the decoder's GPU memory, which the next rollout takes again, and unused memory.
+
+        Returns whether there is a decoder.
+        """
         step = self.decoder_cache.get("cuda")  # None if there is none, or none yet
-        if step is None:
-            return False
-        step.free()
+        if step is not None:
+            step.free()
         torch.cuda.empty_cache()
-        return True
+        return step is not None
 
     @property
     def tokens_at_once(self) -> int:

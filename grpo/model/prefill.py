@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo.model.fallback import FallbackCache
 from grpo.model.interfaces import RolloutCache
+from grpo.model.packed_attention import common_length
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.runner import Runner
 
@@ -24,22 +26,20 @@ def prefill(policy: Runner, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor,
     if policy.fast_model:
         policy.fast_model.refresh()
 
-    common = common_length(prompts)
-    longest = max(map(len, prompts))
-    saved = common * (len(prompts) - 1)
-    scores = len(prompts) * (longest - common) * longest
-    is_worth_it = policy.device.type == "cpu" and saved >= LEAST_SAVED and scores <= MOST_SCORES
-    if is_worth_it and policy.path != "plain":
-        return after_beginning(policy, prompts, common)
+    if policy.device.type == "cpu" and policy.path != "plain":
+        common = common_beginning(prompts)
+        longest = max(map(len, prompts))
+        saved = common * (len(prompts) - 1)
+        scores = len(prompts) * (longest - common) * longest
+        if saved >= LEAST_SAVED and scores <= MOST_SCORES:
+            return after_beginning(policy, prompts, common)
     return whole(policy, prompts)
 
 
-def common_length(prompts: Sequence[tuple[int, ...]]) -> int:
+def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
     """Return how many tokens all prompts begin with, the last token of each left out."""
     # In lexical order, the first and the last one have the least in common.
-    first, last = min(prompts), max(prompts)
-    most = min(len(first), len(last)) - 1
-    return next((i for i in range(most) if first[i] != last[i]), max(most, 0))
+    return common_length(min(prompts)[:-1], max(prompts)[:-1])
 
 
 def whole(policy: Runner, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
@@ -86,8 +86,5 @@ def after_beginning(
 
 def _padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
     """Return the tokens of the prompts (P, L), with zeros on the right, and their lengths (P,)."""
-    lengths_P = torch.tensor([len(prompt) for prompt in prompts])
-    tokens_PL = torch.zeros(len(prompts), int(lengths_P.max()), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        tokens_PL[row, : len(prompt)] = torch.tensor(prompt)
-    return tokens_PL, lengths_P
+    tokens_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    return tokens_PL, torch.tensor([len(prompt) for prompt in prompts])

@@ -3,8 +3,6 @@
 The samples stay the same, up to rounding, which depends on the size of the batch.
 """
 
-import torch
-
 from grpo.model.policy import Policy
 
 
@@ -31,7 +29,6 @@ class RolloutMemory:
     def halve(self, prompts: int, completions: int, room: int) -> None:
         """Free the decoder's memory; later batches have half the room of this one, which failed."""
         self.policy.free_decoder()
-        torch.cuda.empty_cache()
         self.most_tokens = prompts * completions * room / 2
         self.notes.append(
             f"out of memory: rollouts of at most {max(1, prompts // 2) * completions} completions "

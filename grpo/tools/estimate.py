@@ -11,7 +11,7 @@ It counts:
   memory traffic.
 
 The shares and the fixed times are fitted to measurements on an H200 (runs/LOG.md). What a GPU
-can do is measured by `grpo.tools.probe`.
+can do is measured by `grpo.tools.measure`.
 """
 
 import math
@@ -222,8 +222,8 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> 
 
     # FLOPs for each weight and token. With gradient checkpointing the layers run forward twice.
     body, head = (4, 6) if model.is_lora else (6, 8)
-    more = 2 * reference + 2 * config.gradient_checkpointing
-    products = (body + more) * model.body * tokens
+    extra = 2 * reference + 2 * config.gradient_checkpointing
+    products = (body + extra) * model.body * tokens
     products += (head + 2 * reference) * model.head * completions
     seconds = products / (PRODUCTS * gpu.rate)
 

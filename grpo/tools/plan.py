@@ -5,7 +5,7 @@
 The estimate is for one step, on one or several GPUs. It is made from the model's configuration (its
 weights are not read), the task's texts and the flags. Speculative decoding is left out, because its
 gain depends on the policy; so are evaluations and checkpoints. What the GPU can do is measured in a
-few seconds (`grpo.tools.probe`), unless a kind is named. The arithmetic is that of
+few seconds (`grpo.tools.measure`), unless a kind is named. The arithmetic is that of
 `grpo.tools.estimate`.
 """
 
@@ -32,7 +32,7 @@ from grpo.resolve import resolve_config
 from grpo.rollout.generate import ModelContext, budget
 from grpo.run.start import start_from
 from grpo.tools.estimate import GPUS, Gpu, Model, Work, forecast
-from grpo.tools.probe import probe
+from grpo.tools.measure import measure_gpu
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
 # The number of problems whose tokens are counted.
@@ -160,7 +160,7 @@ def _gpus_of(text: str) -> tuple[int, Gpu, str]:
         )
     if found[2]:
         return int(found[1]), GPUS[found[2]], found[2]
-    gpu = probe()
+    gpu = measure_gpu()
     speed = f"{gpu.bandwidth / 1e12:.2f} TB/s, {gpu.rate / 1e12:.0f} TFLOP/s measured"
     return int(found[1]), gpu, f"{torch.cuda.get_device_name()} ({speed})"
 

@@ -34,7 +34,7 @@ from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.cuda_memory import bucket
 from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
-from grpo.tools.probe import copy_rate, product_rate
+from grpo.tools.measure import copy_rate, product_rate
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 

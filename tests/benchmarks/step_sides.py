@@ -80,12 +80,12 @@ def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, 
     import torch
 
     from grpo.tools import estimate, plan
-    from grpo.tools.probe import probe
+    from grpo.tools.measure import measure_gpu
 
     if not torch.cuda.is_available() or arguments.quantise != "none":
         return None
     config = config_of(arguments, folder)
-    gpu = probe()
+    gpu = measure_gpu()
     gpu = replace(gpu, memory=arguments.gb * 1e9) if arguments.gb else gpu
     work = estimate.Work(
         arguments.groups,
@@ -245,11 +245,11 @@ def measured_rates(arguments) -> dict[str, float]:
     """Return the FLOP/s of a large matrix product, and the bytes/s that a large copy moves."""
     import torch
 
-    from grpo.tools import probe
+    from grpo.tools import measure
 
     device, dtype = precision(arguments)
-    side, size = (probe.SIDE, probe.COPIED) if device == "cuda" else (2048, 1 << 28)
+    side, size = (measure.SIDE, measure.COPIED) if device == "cuda" else (2048, 1 << 28)
     return {
-        "flops": probe.product_rate(device, getattr(torch, dtype), side),
-        "bandwidth": probe.copy_rate(device, size=size),
+        "flops": measure.product_rate(device, getattr(torch, dtype), side),
+        "bandwidth": measure.copy_rate(device, size=size),
     }

@@ -11,10 +11,9 @@ from make_llama import CONFIG
 from transformers import AutoTokenizer, GPT2Config
 
 from grpo.model.load import BUILTIN
-from grpo.tools import estimate, plan
-from grpo.tools import probe as measuring
+from grpo.tools import estimate, measure, plan
 from grpo.tools.estimate import GPUS, LINK, Gpu, Work, forecast
-from grpo.tools.probe import copy_rate, probe, product_rate
+from grpo.tools.measure import copy_rate, measure_gpu, product_rate
 from tasks.base import UserError
 
 H200 = GPUS["H200"]
@@ -137,7 +136,7 @@ def test_more_work_takes_longer_and_more_gpus_less(llama):
 @pytest.fixture
 def small_gpu(monkeypatch):
     """The command measures a GPU of 24 GB."""
-    monkeypatch.setattr(plan, "probe", lambda: SMALL)
+    monkeypatch.setattr(plan, "measure_gpu", lambda: SMALL)
     monkeypatch.setattr(plan.torch.cuda, "get_device_name", lambda: "RTX")
 
 
@@ -157,7 +156,7 @@ def test_the_command(llama, small_gpu, capsys):
 
 
 def test_what_would_make_a_lora_run_fit(llama, small_gpu, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "probe", lambda: replace(SMALL, memory=16e9))
+    monkeypatch.setattr(plan, "measure_gpu", lambda: replace(SMALL, memory=16e9))
     flags = ["--model", llama, "--words", "1000", "--gpus", "1", "--lora-rank", "16"]
     assert plan.start(flags) == 1
     said = capsys.readouterr().out
@@ -176,7 +175,7 @@ def test_keys_and_values_are_freed_before_a_run_does_not_fit(llama, small_gpu, m
     outcomes = []
     for gigabytes in range(24, 6, -3):
         gpu = replace(SMALL, memory=gigabytes * 1e9)
-        monkeypatch.setattr(plan, "probe", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(plan, "measure_gpu", lambda gpu=gpu: gpu)
         status = plan.start(flags)
         said = capsys.readouterr().out
         freed = "because keys and values are freed before each update" in said
@@ -238,21 +237,21 @@ def test_rates_are_work_by_time(monkeypatch):
         done.append(work())
         return 2.0
 
-    monkeypatch.setattr(measuring, "least_time", two_seconds)
+    monkeypatch.setattr(measure, "least_time", two_seconds)
     assert copy_rate("cpu", size=1000) == 1000  # bytes read and written, by seconds
     assert product_rate("cpu", torch.float32, side=10) == 1000
     assert [tuple(result.shape) for result in done] == [(1000,), (10, 10)]
 
 
 def test_the_shortest_time_counts_but_not_the_first(monkeypatch):
-    clock = iter([0, 1, 10, 15, 20, 23] + [30, 40] * measuring.REPEATS)
-    monkeypatch.setattr(measuring, "_now", lambda: next(clock))
-    assert measuring.least_time(lambda: None) == 3
+    clock = iter([0, 1, 10, 15, 20, 23] + [30, 40] * measure.REPEATS)
+    monkeypatch.setattr(measure, "_now", lambda: next(clock))
+    assert measure.least_time(lambda: None) == 3
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured(llama, capsys):
-    gpu = probe()
+    gpu = measure_gpu()
     assert gpu.memory == torch.cuda.get_device_properties(0).total_memory
     assert 1e11 < gpu.bandwidth < 2e13 and 1e13 < gpu.rate < 1e16
     assert (gpu.link == LINK) == (torch.cuda.device_count() == 1)

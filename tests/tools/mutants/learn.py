@@ -27,7 +27,7 @@ TABLE = {
             "self.chosen or self.policy.tokens_at_once",
         ),
     ],
-    ("grpo/tools/probe.py", "grpo/test_plan.py"): [
+    ("grpo/tools/measure.py", "grpo/test_plan.py"): [
         ("the first time counts", "least_time", "min(times[1:])", "min(times)"),
         ("bytes are only read", "copy_rate", "2 * size", "size"),
     ],

@@ -31,14 +31,14 @@ TABLE = {
             "masters + MOMENT_BYTES[kind] * trained // parts + sums // parts",
         ),
     ],
-    ("grpo/model/prefill.py", "grpo/test_engine.py"): [
+    ("grpo/model/prefill.py", "grpo/test_prefill.py"): [
         (
             "no token left after the beginning",
-            "common_length",
-            "min(len(first), len(last)) - 1",
-            "min(len(first), len(last))",
+            "common_beginning",
+            "min(prompts)[:-1]",
+            "min(prompts)",
         ),
-        ("neighbour's beginning", "common_length", "min(prompts), max(prompts)", "*prompts[:2],"),
+        ("first two beginnings alone", "common_beginning", "max(prompts)", "prompts[0]"),
         (
             "rests without their beginning's length",
             "after_beginning",
@@ -91,12 +91,12 @@ TABLE = {
         (
             "stem of the completion before, one token too long",
             "_branches",
-            "before.path[: _common_length(completions[before.completion][:-1], read)]",
-            "before.path[: 1 + _common_length(completions[before.completion][:-1], read)]",
+            "before.path[: common_length(completions[before.completion][:-1], read)]",
+            "before.path[: 1 + common_length(completions[before.completion][:-1], read)]",
         ),
         (
             "completions share what they have in common after a difference",
-            "_common_length",
+            "common_length",
             "next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))",
             "sum(a == b for _, (a, b) in pairs)",
         ),

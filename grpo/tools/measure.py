@@ -16,7 +16,7 @@ COPIED = 1 << 31
 SIDE = 8192
 
 
-def probe() -> Gpu:
+def measure_gpu() -> Gpu:
     """Return the capacity of the current GPU, and of its link to another one if there are two.
 
     Raises UserError if there is no GPU, or if other programs have taken its memory.
@@ -32,7 +32,7 @@ def probe() -> Gpu:
         if torch.cuda.device_count() > 1:
             other = (here + 1) % torch.cuda.device_count()
             link = copy_rate(f"cuda:{here}", f"cuda:{other}") / 2  # read here, written there
-    except torch.cuda.OutOfMemoryError as error:
+    except torch.OutOfMemoryError as error:
         raise UserError(
             "the GPU has no memory for the measurement; wait for other programs, or name a kind, "
             "e.g. --gpus 1xH200"
