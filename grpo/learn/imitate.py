@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from grpo.learn.batch import BatchSettings, micro_batches
+from torch import Tensor
+
+from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs, named_tensors
 from grpo.model.finite import check_step
@@ -32,26 +34,29 @@ def imitate(
     step.
     """
     ranks = optimizer.ranks
-    optimizer.clear()
 
-    batches = micro_batches(
-        groups,
-        # All tokens of the step have the same weight.
-        BatchSettings("dapo", max_length=0, micro_tokens=micro_tokens),
-        device=policy.device,
-        rank=ranks.rank,
-        ranks=ranks.size,
-    )
-    losses = []
-    for batch in batches:
-        logp_RT, _ = completion_logprobs(policy, batch)
-        loss = -(batch.weights_R[:, None] * logp_RT).sum()
-        with low_precision_backward(policy.low_precision_backward):
-            loss.backward()
-        losses.append(loss.detach())
+    def run() -> list[Tensor]:
+        batches = micro_batches(
+            groups,
+            # All tokens of the step have the same weight.
+            BatchSettings("dapo", max_length=0, micro_tokens=micro_tokens),
+            device=policy.device,
+            rank=ranks.rank,
+            ranks=ranks.size,
+        )
+        return [_backward(policy, optimizer, batch) for batch in batches]
 
+    losses, grad_norm = optimizer.gradients(run, max_grad_norm)
     total = sum(ranks.gather([sum(loss.item() for loss in losses)]))
-    grad_norm = optimizer.collect(max_grad_norm)
     optimizer.step()
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
     return {"loss": total, "grad_norm": grad_norm}
+
+
+def _backward(policy: Policy, optimizer: Optimizer, batch: MicroBatch) -> Tensor:
+    """Add the gradient of one micro-batch to that of the step; return its loss."""
+    logp_RT, _ = completion_logprobs(policy, batch)
+    loss = -(batch.weights_R[:, None] * logp_RT).sum()
+    with low_precision_backward(policy.low_precision_backward):
+        optimizer.backward(loss)
+    return loss.detach()

@@ -1,11 +1,11 @@
 """The optimizer, its float32 master weights, its moments, and the sums of the gradients.
 
 bfloat16 has three significant digits, so a weight in bfloat16 would lose a step of a hundred
-thousandth. Therefore each trained weight in bfloat16 has a float32 master, on which the steps are
-taken, and its gradients are summed over the micro-batches in float32 (mixed precision training,
-arXiv:1710.03740). A float32 weight is its own master. For each bfloat16 weight this takes 4 bytes
-for the master, 8 for the moments (2 by `adamw8bit`, arXiv:2110.02861) and, during the update, 4 for
-the sum.
+thousandth. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
+master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
+(mixed precision training, arXiv:1710.03740). A float32 weight is its own master. For each weight in
+half precision this takes 4 bytes for the master, 8 for the moments (2 by `adamw8bit`,
+arXiv:2110.02861) and, during the update, 4 for the sum.
 
 Without `shard` every rank holds an identical copy of all of this. With `shard` each rank holds the
 masters and moments of some rows of each weight, cut as FSDP2 cuts them, and steps on these rows. It
@@ -13,15 +13,20 @@ gets their gradients by reduce-scatter, and all ranks get the new weights by all
 arXiv:1910.02054). The weights themselves are not sharded, because sampling a token reads them all.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
+from grpo.learn.loss_scale import LossScale
 from tasks.base import needs
+
+T = TypeVar("T")
 
 Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -53,6 +58,7 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
 class Optimizer:
     """Steps on `weights` by the optimizer that `make` returns for their masters.
 
+    `dtype` is the precision of the model's hidden states, which the trained weights need not have.
     Each of several `ranks` takes the same steps or, with `shard`, those on its own rows.
     """
 
@@ -61,6 +67,7 @@ class Optimizer:
         weights: Sequence[nn.Parameter],
         make: Maker,
         *,
+        dtype: torch.dtype = torch.float32,
         ranks: Ranks = SINGLE,
         shard: bool = False,
     ):
@@ -75,7 +82,9 @@ class Optimizer:
         ]
         self.inner = make(self.masters)
 
-        # During an update: the summed gradients of the bfloat16 weights, by number of the weight.
+        self.loss_scale = LossScale.of(dtype)
+
+        # During an update: the summed gradients of weights in half precision, by their number.
         self.sums: dict[int, Tensor] = {}
         for number, weight in enumerate(self.weights):
             if weight.dtype != _wide(weight):
@@ -85,6 +94,24 @@ class Optimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         """PyTorch's parameter groups, for the learning rate."""
         return self.inner.param_groups
+
+    def gradients(self, passes: Callable[[], T], max_norm: float) -> tuple[T, float]:
+        """Give the masters the gradients of the backward passes that `passes` runs by `backward`.
+
+        Returns its result, and the norm of all gradients before they are clipped to `max_norm` (0:
+        they are not). If float16 overflows, the passes are repeated with a smaller factor on the
+        loss. So a norm that is not finite is the fault of the loss or of the model.
+        """
+        while True:
+            self.clear()
+            result = passes()
+            norm = self.collect(max_norm)
+            if math.isfinite(norm) or not self.loss_scale.reduce():
+                return result, norm
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`, times the factor of the loss, to those of the update."""
+        (loss * self.loss_scale.factor).backward()
 
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
@@ -109,6 +136,8 @@ class Optimizer:
             master.grad = total
 
         gradients = [master.grad for master in self.masters if master.grad is not None]
+        if self.loss_scale.factor != 1:
+            torch._foreach_div_(gradients, self.loss_scale.factor)
         if not self.is_sharded:
             self.ranks.all_reduce(gradients)
 
@@ -137,6 +166,7 @@ class Optimizer:
             for master in set(self.inner.state) - known:
                 del self.inner.state[master]
             raise
+        self.loss_scale.count_step()
         self._publish()
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:
@@ -163,7 +193,7 @@ class Optimizer:
                 weight.copy_(self.ranks.all_gather(part, len(weight)) if self.is_sharded else part)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "param_groups", and "state" by number of the weight.
+        """Return "param_groups", "loss_scale", and "state" by number of the weight.
 
         The state has all rows of each tensor. A weight that is not its own master has its
         "master" there, too. Every rank calls this.
@@ -181,7 +211,11 @@ class Optimizer:
                 state.setdefault(number, {})["master"] = master.detach()
             if self.is_sharded:
                 self._gather(state.get(number, {}), weight, master)
-        return {"state": state, "param_groups": self.inner.state_dict()["param_groups"]}
+        return {
+            "state": state,
+            "param_groups": self.inner.state_dict()["param_groups"],
+            "loss_scale": self.loss_scale.state_dict(),
+        }
 
     def _gather(self, entry: dict[str, Any], weight: Tensor, master: Tensor) -> None:
         """Replace the tensors in the state of one weight by copies with the rows of all ranks."""
@@ -204,7 +238,9 @@ class Optimizer:
                 master.copy_(state[number].pop("master"))
 
         moments = {number: entry for number, entry in state.items() if entry}
-        self.inner.load_state_dict(saved | {"state": moments})
+        self.inner.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
+        if "loss_scale" in saved:  # checkpoints of older versions have none
+            self.loss_scale = replace(self.loss_scale, **saved["loss_scale"])
         self._publish()
 
     def rows(self, number: int) -> slice:

@@ -146,25 +146,26 @@ def update(
     step, before anything is saved.
     """
     ranks = optimizer.ranks
-    optimizer.clear()
 
     # Losses and log-probabilities stay on the device, so that the host can queue every micro-batch
     # before it waits for the first.
-    batches = micro_batches(
-        groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
-    )
-    passes = [_backward(policy, batch, settings, before) for batch in batches]
+    def run() -> list[_BackwardPass]:
+        batches = micro_batches(
+            groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
+        )
+        return [_backward(policy, optimizer, batch, settings, before) for batch in batches]
 
+    passes, grad_norm = optimizer.gradients(run, settings.max_grad_norm)
     figures = _figures(passes)
     if ranks.size > 1:
         figures = _of_all_ranks(ranks, figures)
-    grad_norm = optimizer.collect(settings.max_grad_norm)
 
     _refuse_bad_step(settings, figures, grad_norm)
     optimizer.step()
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
 
-    return _metrics(figures, grad_norm, has_kl=settings.beta > 0)
+    metrics = _metrics(figures, grad_norm, has_kl=settings.beta > 0)
+    return metrics | optimizer.loss_scale.metrics()
 
 
 def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, Any]:
@@ -189,7 +190,11 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
 
 
 def _backward(
-    policy: Policy, batch: MicroBatch, settings: UpdateSettings, before: FirstPass | None
+    policy: Policy,
+    optimizer: Optimizer,
+    batch: MicroBatch,
+    settings: UpdateSettings,
+    before: FirstPass | None,
 ) -> _BackwardPass:
     """Add the gradient of one micro-batch to that of the step."""
     packing = policy.pack(batch.prompts, batch.completions)
@@ -220,7 +225,7 @@ def _backward(
     )
     loss, sums = step_loss(inputs, settings.loss)
     with low_precision_backward(policy.low_precision_backward):
-        loss.backward()
+        optimizer.backward(loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 

@@ -125,6 +125,11 @@ class Policy:
         return self.model.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the hidden states."""
+        return self.causal.dtype
+
+    @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]

@@ -327,7 +327,13 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     for number, part in enumerate(_parts(_separate(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
     (folder / "optimizer.json").write_text(
-        json.dumps({"rest": rest, "param_groups": state["param_groups"]})
+        json.dumps(
+            {
+                "rest": rest,
+                "param_groups": state["param_groups"],
+                "loss_scale": state["loss_scale"],
+            }
+        )
     )
 
 
@@ -385,7 +391,7 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
     for group in saved["param_groups"]:
         if "betas" in group:
             group["betas"] = tuple(group["betas"])  # JSON has no tuples
-    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    optimizer.load_state_dict({**saved, "state": state})
 
 
 def step_of(path: Path) -> int:

@@ -373,11 +373,19 @@ class ParamGroup(TypedDict):
     fused: NotRequired[bool | None]
 
 
+class LossScaleState(TypedDict):
+    """Entry "loss_scale" of optimizer.json."""
+
+    factor: Positive
+    steps: Count
+
+
 class OptimizerFile(TypedDict):
     """optimizer.json."""
 
     rest: dict[str, Number]
     param_groups: list[ParamGroup]
+    loss_scale: NotRequired[LossScaleState]
 
 
 class RngFile(TypedDict):

@@ -76,7 +76,7 @@ def _climb(config: Config, trainer: Trainer) -> str:
 def _model(config: Config, trainer: Trainer) -> str:
     policy = trainer.policy
     size = sum(p.numel() for p in policy.model.parameters())
-    dtype = str(policy.model.dtype).removeprefix("torch.")
+    dtype = str(policy.dtype).removeprefix("torch.")
 
     line = f"{config.model}, {size / 1e6:.1f} M parameters, {dtype}"
     if config.start not in (None, config.model):

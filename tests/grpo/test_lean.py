@@ -271,6 +271,7 @@ class Doubling:
         ("cpu", torch.bfloat16, 2e-2),
         pytest.param("cuda", torch.float32, 1e-5, marks=pytest.mark.gpu),
         pytest.param("cuda", torch.bfloat16, 2e-2, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.float16, 2.5e-3, marks=pytest.mark.gpu),
     ],
 )
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -31,7 +31,7 @@ def update(policy, optimizer, groups, *, before=None, **settings):
 
 
 def sgd(policy, rate):
-    return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate))
+    return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate), dtype=policy.dtype)
 
 
 def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
