@@ -249,9 +249,10 @@ class Config:
     # Model
     dtype: str = flag(
         "auto",
-        "float32; bfloat16 or float16 (with float32 masters of what is trained; float16 is more "
-        "exact, and its loss is scaled); auto: float32 on a CPU, with a bfloat16 backward pass if "
-        "it has AMX; on a GPU bfloat16 for LoRA and for models saved in bfloat16, else float32",
+        "float32; float16 or bfloat16 (with float32 masters of what is trained); auto: float32 on "
+        "a CPU, with a bfloat16 backward pass if it has AMX; on a GPU, for LoRA and for models "
+        "saved in half precision, float16 (bfloat16 if hidden states are too large for it), else "
+        "float32",
         group=MODEL,
         choices=("auto", "float32", "bfloat16", "float16"),
     )

@@ -160,7 +160,7 @@ def update(
     if ranks.size > 1:
         figures = _of_all_ranks(ranks, figures)
 
-    _refuse_bad_step(settings, figures, grad_norm)
+    _refuse_bad_step(settings, figures, grad_norm, policy.dtype)
     optimizer.step()
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
 
@@ -229,11 +229,14 @@ def _backward(
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
-def _refuse_bad_step(settings: UpdateSettings, figures: _Figures, grad_norm: float) -> None:
+def _refuse_bad_step(
+    settings: UpdateSettings, figures: _Figures, grad_norm: float, dtype: torch.dtype
+) -> None:
     """Raise FloatingPointError if the step must not be taken; no weight has changed yet."""
+    hint = "; numbers may be too large for float16: --dtype bfloat16" * (dtype == torch.float16)
     for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
-            raise FloatingPointError(f"the {name} is {value}")
+            raise FloatingPointError(f"the {name} is {value}{hint}")
 
     if settings.parity_limit and figures.parity > settings.parity_limit:
         raise FloatingPointError(

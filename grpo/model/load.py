@@ -40,6 +40,7 @@ from grpo.model.interfaces import Model
 from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
+from grpo.model.precision import TEXT, default_dtype, fits_float16
 from tasks.base import UserError, needs
 
 # A model's files are data: none of them is executed or unpickled.
@@ -77,21 +78,14 @@ def load_policy(
 
     files = _find_files(spec, weights, options.start, options.keep_reference)
     is_lora = bool(options.adapter or files.adapter)
-
-    if options.dtype == "auto":
-        dtype = dtype_on(device, spec, files.source, is_lora)
-    else:
-        dtype = getattr(torch, options.dtype)
     _check_quantise(options.quantise, device, files.source)
-    model = _load_model(files.source, device, dtype, options.quantise)
-    check_loaded(dict(model.named_parameters()), files.name)
-    tokenizer, notes = _read_tokenizer(files.source)
+    model, tokenizer, notes = _load_base(files, spec, device, options)
 
     # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
     if options.keep_reference and not is_lora:
         is_new = weights is None
-        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, dtype)
+        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, model.dtype)
     elif options.keep_reference and files.start_adapter:
         frozen = load_adapter(copy.deepcopy(model), files.start_adapter)
 
@@ -120,6 +114,7 @@ class _Files:
     name: str  # what messages call it
     adapter: Path | None  # the adapter on top of it
     start_adapter: Path | None  # the adapter from which training started, if it is needed
+    is_continued: bool = False  # `source` is a checkpoint of a run that trained all weights
 
 
 def _find_files(spec: str, weights: Path | None, start: str | None, keep_reference: bool) -> _Files:
@@ -138,7 +133,30 @@ def _find_files(spec: str, weights: Path | None, start: str | None, keep_referen
     if (weights / "adapter_config.json").exists():
         return _Files(resolve(spec), f"--model {spec}", weights, start_adapter)
     check_files(weights)
-    return _Files(str(weights), str(weights), None, start_adapter)
+    return _Files(str(weights), str(weights), None, start_adapter, is_continued=True)
+
+
+def _load_base(
+    files: _Files, spec: str, device: str, options: LoadOptions
+) -> tuple[Model, Tokenizer, list[str]]:
+    """Return the whole model without an adapter, its tokenizer, and warnings about them."""
+    is_automatic = options.dtype == "auto"
+    if is_automatic:
+        is_lora = bool(options.adapter or files.adapter)
+        dtype = dtype_on(device, spec, files.source, is_lora, files.is_continued)
+    else:
+        dtype = getattr(torch, options.dtype)
+
+    model = _load_model(files.source, device, dtype, options.quantise)
+    tokenizer, notes = _read_tokenizer(files.source)
+
+    is_asked = is_automatic and dtype == torch.float16 and not files.is_continued
+    if is_asked and not fits_float16(model, tokenizer(TEXT).input_ids):
+        del model
+        model = _load_model(files.source, device, torch.bfloat16, options.quantise)
+        notes.append(f"{files.name}: its hidden states are too large for float16; in bfloat16 now")
+    check_loaded(dict(model.named_parameters()), files.name)
+    return model, tokenizer, notes
 
 
 def _configure_libraries() -> None:
@@ -179,16 +197,18 @@ def _check_quantise(quantise: str, device: str, source: str) -> None:
         )
 
 
-def dtype_on(device: str, spec: str, source: str, is_lora: bool) -> torch.dtype:
+def dtype_on(
+    device: str, spec: str, source: str, is_lora: bool, is_continued: bool = False
+) -> torch.dtype:
     """Return the default precision of a model: `source`, which the user named `spec`.
 
-    bfloat16 on a GPU with LoRA, and for a model that is saved in it; float32 otherwise.
+    float32 on a CPU; on a GPU see `grpo.model.precision.default_dtype`. Whether the model fits
+    float16 is not known yet.
     """
     if not device.startswith("cuda"):
         return torch.float32
-    if is_lora or spec != "builtin" and load_shape(source).dtype == torch.bfloat16:
-        return torch.bfloat16
-    return torch.float32
+    saved = None if spec == "builtin" and not is_continued else load_shape(source).dtype
+    return default_dtype(is_lora=is_lora, saved=saved, is_continued=is_continued)
 
 
 def resolve(spec: str) -> str:

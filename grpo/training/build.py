@@ -80,9 +80,7 @@ def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
     """Return the optimizer of the policy's parameters."""
     assert config.learning_rate is not None, "the configuration is resolved"
     make = maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay)
-    return Optimizer(
-        policy.parameters, make, dtype=policy.dtype, ranks=ranks, shard=config.shard
-    )
+    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks, shard=config.shard)
 
 
 def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:

@@ -16,7 +16,8 @@ What is the same on both sides: the start; the problems, their order and the tok
 completion; prompts x group size; temperature 1; the dapo loss with its clip range and without KL;
 advantages divided by the group's standard deviation; rank, scale and targets of LoRA; AdamW with
 our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (--warmup
-steps, then constant); bfloat16 on a GPU. Each side tries every learning rate of its list.
+steps, then constant); bfloat16 on a GPU, unless --dtype gives ours another precision. Each side
+tries every learning rate of its list.
 
 What TRL gets: the largest micro-batch that fits (the whole step, halved as often as memory runs
 out), no gradient checkpointing, and vLLM in its own process with --trl-vllm; without that flag it
@@ -109,6 +110,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--eval-every", type=int, default=10, help="steps between evaluations")
     add("--eval-problems", type=int, default=64)
     add("--trainers", default=",".join(TRAINERS), help="the trainers to run now")
+    add("--dtype", default="auto", help="our precision, as in train.py")
     add("--trl-micro", type=int, default=0, help="completions of TRL's micro-batch (0: all)")
     add("--trl-vllm", action="store_true", help="TRL generates by vLLM")
     add("--jobs", type=int, default=1, help="runs at once")
@@ -164,6 +166,7 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
         eval_every=arguments.eval_every,
         eval_problems=arguments.eval_problems,
         enough=arguments.enough,
+        dtype=arguments.dtype,
         micro=arguments.trl_micro if is_trl else 0,
         vllm=arguments.trl_vllm and is_trl,
         budget=arguments.max_new_tokens,

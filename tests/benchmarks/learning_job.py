@@ -17,6 +17,7 @@ class Job:
     - `trainer`: "ours", "trl", or "start" for the score before training alone;
     - `reward`: one of the task's rewards, or None for its default;
     - `budget`: the completion budget in tokens (None: as long as the longest answer);
+    - `dtype`: our precision, as in train.py; TRL's is bfloat16 on a GPU;
     - `micro`: the number of completions in TRL's micro-batch (0: the whole step);
     - `at_once`: how many runs share the device.
 
@@ -40,6 +41,7 @@ class Job:
     eval_every: int
     eval_problems: int
     enough: float
+    dtype: str = "auto"
     micro: int = 0
     vllm: bool = False
     at_once: int = 1
@@ -66,6 +68,7 @@ class Job:
             reward=self.reward,
             ramp=False,
             model=self.model,
+            dtype=self.dtype,
             lora_rank=self.lora_rank,
             lora_alpha=self.lora_alpha,
             prompts=self.prompts,

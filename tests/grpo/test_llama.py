@@ -95,11 +95,11 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
                 for key in file.keys()
                 if key.endswith("/master") and file.get_slice(key).get_shape() == [8192, 3072]
             ]
-    master = next(each for each in masters if torch.equal(each.bfloat16(), after[name]))
+    master = next(each for each in masters if torch.equal(each.to(torch.float16), after[name]))
     moved = (master - before[name].float()).abs()
     assert (
         moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4
-    )  # most of which bfloat16 does not show yet
+    )  # most of which float16 does not show yet
     assert after[name].ne(before[name]).float().mean() < 0.9
 
 

@@ -105,9 +105,7 @@ def test_updates_and_imitation_survive_an_overflow(
         optimizer = sgd(policy, 0.0)
         metrics = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)
         assert metrics["loss_scale"] == optimizer.loss_scale.factor
-        answers = [
-            replace(group, advantages=[1.0] * len(group.completions)) for group in groups
-        ]
+        answers = [replace(group, advantages=[1.0] * len(group.completions)) for group in groups]
         imitated = imitate(policy, optimizer, answers, micro_tokens=60, max_grad_norm=1.0)
         norms[largest] = metrics["grad_norm"], imitated["grad_norm"]
         assert optimizer.loss_scale.factor < 2.0**40

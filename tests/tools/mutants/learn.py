@@ -188,7 +188,6 @@ TABLE = {
         "grpo/learn/update.py",
         "grpo/update/test_exact.py grpo/update/test_step.py grpo/update/test_precision.py",
     ): [
-        ("gradients of the step before stay", "update", "optimizer.clear()", "pass"),
         (
             "truncation not seen by the loss",
             "completion_logprobs",
@@ -243,6 +242,38 @@ TABLE = {
             "pass",
         ),
     ],
+    ("grpo/learn/optimizer.py", "grpo/update/test_loss_scale.py"): [
+        ("gradients of the passes before stay", "Optimizer.gradients", "self.clear()", "pass"),
+        (
+            "gradients keep the factor",
+            "Optimizer.collect",
+            "torch._foreach_div_(gradients, self.loss_scale.factor)",
+            "pass",
+        ),
+        ("the loss is not scaled", "Optimizer.backward", "self.loss_scale.factor", "1.0"),
+        (
+            "an overflow is not repeated",
+            "Optimizer.gradients",
+            "math.isfinite(norm) or not self.loss_scale.reduce()",
+            "True",
+        ),
+        (
+            "the factor is forgotten on resume",
+            "Optimizer.load_state_dict",
+            "self.loss_scale = replace(self.loss_scale, **saved['loss_scale'])",
+            "pass",
+        ),
+    ],
+    ("grpo/learn/loss_scale.py", "grpo/update/test_loss_scale.py"): [
+        ("the factor never grows back", "LossScale.count_step", "2 * self.factor", "self.factor"),
+        ("the factor falls below 1", "LossScale.reduce", "self.factor <= 1", "False"),
+        (
+            "bfloat16 is scaled",
+            "LossScale.of",
+            "dtype == torch.float16",
+            "dtype != torch.float32",
+        ),
+    ],
     ("grpo/learn/optimizer.py", "grpo/test_optimizer.py"): [
         (
             "gradients added up in bfloat16",
@@ -282,7 +313,7 @@ TABLE = {
     ("grpo/learn/imitate.py", "grpo/test_ways.py"): [
         (
             "imitation away from the answer",
-            "imitate",
+            "_backward",
             "-(batch.weights_R[:, None] * logp_RT).sum()",
             "(batch.weights_R[:, None] * logp_RT).sum()",
         ),

@@ -289,6 +289,35 @@ TABLE = {
     ("grpo/model/distance.py", "grpo/test_model_check.py"): [
         ("rounding excuses float32", "tolerance", "FLOAT32_TOLERANCE", "1e3"),
     ],
+    ("grpo/model/precision.py", "grpo/test_precision.py"): [
+        (
+            "what layers pass on is not looked at",
+            "fits_float16",
+            "module.register_forward_hook(see)",
+            "model.register_forward_hook(see)",
+        ),
+        ("the limit is float16's own", "fits_float16", "LIMIT", "1e30"),
+        (
+            "a continued run changes its precision",
+            "default_dtype",
+            "is_continued and is_half",
+            "False",
+        ),
+    ],
+    ("grpo/model/load.py", "grpo/test_precision.py"): [
+        (
+            "a model that does not fit stays in float16",
+            "_load_base",
+            "_load_model(files.source, device, torch.bfloat16, options.quantise)",
+            "_load_model(files.source, device, dtype, options.quantise)",
+        ),
+        (
+            "a continued run is asked again",
+            "_load_base",
+            "is_automatic and dtype == torch.float16 and not files.is_continued",
+            "is_automatic and dtype == torch.float16",
+        ),
+    ],
     ("grpo/model/load.py", "grpo/test_weights.py"): [
         ("missing weights pass", "_load_model", "info['missing_keys']", "()"),
     ],
@@ -305,8 +334,8 @@ TABLE = {
         (
             "reference shares the policy's weights",
             "load_policy",
-            "copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, dtype)",
-            "copy.copy(model) if is_new else _load_model(resolve(spec), device, dtype)",
+            "copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, model.dtype)",
+            "copy.copy(model) if is_new else _load_model(resolve(spec), device, model.dtype)",
         ),
     ],
     ("grpo/model/load.py", "test_start.py"): [
