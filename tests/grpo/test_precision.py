@@ -7,7 +7,7 @@ import torch
 from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
-from grpo.model import load
+from grpo.model import load, precision
 from grpo.model.load import load_policy
 from grpo.model.precision import LIMIT, default_dtype, fits_float16
 
@@ -41,7 +41,9 @@ def enlarge(folder, factor):
     """Multiply what the first layer's MLP adds to the hidden states of the model in `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight.mul_(factor)
+        mlp = model.model.layers[0].mlp
+        for layer in (mlp.up_proj, mlp.down_proj):  # so that no weight gets too large
+            layer.weight.mul_(factor**0.5)
     model.save_pretrained(folder)
     return model
 
@@ -54,6 +56,20 @@ def test_a_model_whose_numbers_are_too_large_does_not_fit(folder, factor, fits):
 
 def test_the_limit_leaves_room_for_training():
     assert torch.finfo(torch.float16).max > 1.9 * LIMIT
+
+
+def test_numbers_up_to_half_of_the_largest_fit(folder):
+    tokens = list(range(20))
+    model = enlarge(folder, 1)
+    outputs = []
+    down = model.model.layers[0].mlp.down_proj
+    down.register_forward_hook(
+        lambda module, inputs, output: outputs.append(output.detach().abs().max())
+    )
+    model(input_ids=torch.tensor([tokens]))
+    factor = LIMIT / float(outputs[0])
+    assert fits_float16(enlarge(folder, 0.9 * factor).to(torch.float16), tokens)
+    assert not fits_float16(enlarge(folder, 1.1 / 0.9).to(torch.float16), tokens)
 
 
 def test_a_number_that_is_none_does_not_fit(folder):
@@ -90,8 +106,9 @@ def test_what_is_asked_for_is_not_replaced(folder, half_by_default):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_continued_run_keeps_its_precision(folder, tmp_path, half_by_default, dtype):
+def test_a_continued_run_keeps_its_precision(folder, tmp_path, half_by_default, monkeypatch, dtype):
     policy = load_policy(str(folder), device="cpu", options=loading(dtype=dtype))
     policy.save(tmp_path / "saved")
+    monkeypatch.setattr(precision, "LIMIT", 0.0)  # so that a new run would take bfloat16
     again = load_policy(str(folder), device="cpu", weights=tmp_path / "saved", options=loading())
     assert again.dtype == getattr(torch, dtype)
