@@ -5,7 +5,7 @@ It counts:
 - memory: weights, masters and moments (`grpo.model.memory`), keys and values of the rollout,
   activations of a micro-batch, logits;
 - a decoding step: reading weights, keys and values at a share of the GPU's bandwidth, matrix
-  products at a share of its FLOP/s, and a fixed time for each layer;
+  products at a share of its FLOP/s, and what each layer takes for its kernels;
 - the update: matrix products of 4 (LoRA) or 6 (full fine-tuning) FLOPs for each weight and token,
   and 2 more with a reference; the head, which runs forward twice; attention; the optimizer's
   memory traffic.
@@ -27,27 +27,30 @@ from grpo.model.memory import (
 )
 from grpo.rollout.cuda_memory import bucket
 
-# The shares of the GPU's bandwidth at which a decoding step reads weights, and keys and values.
-WEIGHTS = 0.85
-CACHE = 0.78
+# A decoding step, fitted to 35 steps of five shapes and to ten rollouts: seconds that each layer
+# takes, also for each row, and for each token of a prompt (the stretches of a prompt are summed one
+# after another); the shares of the GPU's bandwidth at which it reads weights, and keys and values;
+# and the share of its FLOP/s. These are above 1, because they overlap with what the layers take.
+LAYER = 37e-6
+LAYER_ROW = 51e-9
+LAYER_PROMPT_TOKEN = 6.3e-9
+WEIGHTS = 1.38
+CACHE = 1.09
+DECODED = 1.11
 
-# The shares of the GPU's FLOP/s that are reached: by the matrix products of prefill and update, by
-# those of a decoding step, by the attention of completions, and by that of prompts to themselves.
-# The second is above 1, because reading the weights counts in full, although the products overlap
-# with it.
+# The shares of the GPU's FLOP/s that prefill and update reach: by the matrix products, by the
+# attention of completions, and by that of prompts to themselves.
 PRODUCTS = 0.58
-DECODED = 1.7
-ATTENTION = 0.2
-PROMPT_ATTENTION = 0.5
-
-# Seconds that each layer adds to a decoding step, without matrix products and attention.
-LAYER = 16e-6
+ATTENTION = 0.3
+PROMPT_ATTENTION = 0.7
 
 # Seconds that the host needs to launch all kernels of a micro-batch: the least time it can take.
 LAUNCH = 0.1
 
-# Seconds of other work on the host, in each of rollout, update and communication.
+# Seconds of other work on the host: in each of rollout, update and communication, and in the update
+# for each completion.
 HOST = 0.02
+HOST_ROW = 0.4e-3
 
 # Tokens whose logits exist at the same time.
 LOGITS = 1024
@@ -203,8 +206,9 @@ def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
     """Return the seconds in which the completions of `batch` prompts are decoded."""
     rows = batch * work.group
     cached = model.shape.cache * (rows * work.tokens / 2 + batch * work.prompt)
+    layer = LAYER + LAYER_ROW * rows + LAYER_PROMPT_TOKEN * work.prompt
     decoding_step = (
-        LAYER * model.shape.layers
+        layer * model.shape.layers
         + model.size * model.shape.number / (WEIGHTS * gpu.bandwidth)
         + cached / (CACHE * gpu.bandwidth)
         + 2 * model.size * rows / (DECODED * gpu.rate)
@@ -235,7 +239,8 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> 
     seconds += passes * attention / (PROMPT_ATTENTION * gpu.rate)
 
     traffic = (28 if model.is_lora else 34 + 10 * number) * model.trained
-    return max(seconds, LAUNCH * number) + traffic / gpu.bandwidth + HOST
+    host = HOST + HOST_ROW * work.prompts * work.group
+    return max(seconds, LAUNCH * number) + traffic / gpu.bandwidth + host
 
 
 def _communication(config: Config, model: Model, gpu: Gpu, gpus: int) -> float:
