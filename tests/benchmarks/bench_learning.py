@@ -16,8 +16,7 @@ What is the same on both sides: the start; the problems, their order and the tok
 completion; prompts x group size; temperature 1; the dapo loss with its clip range and without KL;
 advantages divided by the group's standard deviation; rank, scale and targets of LoRA; AdamW with
 our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (--warmup
-steps, then constant); bfloat16 on a GPU, unless --dtype gives ours another precision. Each side
-tries every learning rate of its list.
+steps, then constant). Each side tries every learning rate of its list.
 
 What TRL gets: the largest micro-batch that fits (the whole step, halved as often as memory runs
 out), no gradient checkpointing, and vLLM in its own process with --trl-vllm; without that flag it
@@ -25,7 +24,8 @@ generates by `transformers`, its default.
 
 What differs: how completions are generated (ours: shared prompts, a fused decoder, speculative
 decoding), how the update is computed, and that ours leaves groups without variance out of the loss,
-where TRL counts their tokens in the mean.
+where TRL counts their tokens in the mean; and on a GPU the precision: TRL's is bfloat16, ours
+--dtype, float16 by default.
 
 How it is measured:
 

@@ -49,12 +49,13 @@ def config_of(arguments, folder: Path):
     from grpo.resolve import resolve_config
 
     task = RandomRewards()
+    device, dtype = precision(arguments)
     config = Config(
         task=task.name,
         level=arguments.words,
         ramp=False,
         model=str(model_in(arguments, folder)),
-        device=precision(arguments)[0],
+        device=device,
         lora_rank=arguments.lora,
         prompts=arguments.groups,
         group_size=arguments.group_size,
@@ -71,6 +72,7 @@ def config_of(arguments, folder: Path):
         optimizer=arguments.optimizer,
         shard=arguments.shard,
         quantise=arguments.quantise,
+        dtype=dtype if device == "cuda" else "auto",
     )
     return resolve_config(config, task)
 
