@@ -1,8 +1,8 @@
 """The precision that `auto` stands for.
 
-On a GPU, float16 is as fast as bfloat16 and rounds eight times as finely. With it a policy learns
-as with float32, where bfloat16 needs more steps (runs/LOG.md, 2026-11-26; arXiv:2510.26788). But
-its numbers end at 65,504, and some models have larger hidden states. So a forward pass tells.
+On a GPU, float16 is as fast as bfloat16 and rounds eight times as finely. With it, policies learned
+as with float32, or better than with bfloat16 (runs/LOG.md, 2026-11-26; arXiv:2510.26788). But its
+numbers end at 65,504, and some models have larger hidden states. So a forward pass tells.
 """
 
 from collections.abc import Iterator

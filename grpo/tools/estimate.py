@@ -47,10 +47,11 @@ PROMPT_ATTENTION = 0.7
 # Seconds that the host needs to launch all kernels of a micro-batch: the least time it can take.
 LAUNCH = 0.1
 
-# Seconds of other work on the host: in each of rollout, update and communication, and in the update
-# for each completion.
+# Seconds of other work on the host, in each of rollout, update and communication.
 HOST = 0.02
-HOST_ROW = 0.4e-3
+
+# Seconds that each completion adds to an update beside its products, fitted to small models.
+COMPLETION = 0.4e-3
 
 # Tokens whose logits exist at the same time.
 LOGITS = 1024
@@ -239,8 +240,8 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> 
     seconds += passes * attention / (PROMPT_ATTENTION * gpu.rate)
 
     traffic = (28 if model.is_lora else 34 + 10 * number) * model.trained
-    host = HOST + HOST_ROW * work.prompts * work.group
-    return max(seconds, LAUNCH * number) + traffic / gpu.bandwidth + host
+    seconds = max(seconds, LAUNCH * number) + COMPLETION * work.prompts * work.group
+    return seconds + traffic / gpu.bandwidth + HOST
 
 
 def _communication(config: Config, model: Model, gpu: Gpu, gpus: int) -> float:

@@ -25,7 +25,7 @@ generates by `transformers`, its default.
 What differs: how completions are generated (ours: shared prompts, a fused decoder, speculative
 decoding), how the update is computed, and that ours leaves groups without variance out of the loss,
 where TRL counts their tokens in the mean; and on a GPU the precision: TRL's is bfloat16, ours
---dtype, float16 by default.
+float16, or what --ours says, e.g. '{"dtype": "bfloat16"}'.
 
 How it is measured:
 
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--eval-every", type=int, default=10, help="steps between evaluations")
     add("--eval-problems", type=int, default=64)
     add("--trainers", default=",".join(TRAINERS), help="the trainers to run now")
-    add("--dtype", default="auto", help="our precision, as in train.py")
+    add("--ours", type=json.loads, default={}, metavar="JSON", help="settings of ours alone")
     add("--trl-micro", type=int, default=0, help="completions of TRL's micro-batch (0: all)")
     add("--trl-vllm", action="store_true", help="TRL generates by vLLM")
     add("--jobs", type=int, default=1, help="runs at once")
@@ -166,7 +166,7 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
         eval_every=arguments.eval_every,
         eval_problems=arguments.eval_problems,
         enough=arguments.enough,
-        dtype=arguments.dtype,
+        ours=arguments.ours,
         micro=arguments.trl_micro if is_trl else 0,
         vllm=arguments.trl_vllm and is_trl,
         budget=arguments.max_new_tokens,

@@ -1,6 +1,7 @@
 """The settings of one run of `bench_learning.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from grpo.config import Config
 from grpo.resolve import resolve_config
@@ -17,7 +18,7 @@ class Job:
     - `trainer`: "ours", "trl", or "start" for the score before training alone;
     - `reward`: one of the task's rewards, or None for its default;
     - `budget`: the completion budget in tokens (None: as long as the longest answer);
-    - `dtype`: our precision, as in train.py; TRL's is bfloat16 on a GPU;
+    - `ours`: settings of our trainer alone, by name;
     - `micro`: the number of completions in TRL's micro-batch (0: the whole step);
     - `at_once`: how many runs share the device.
 
@@ -41,7 +42,7 @@ class Job:
     eval_every: int
     eval_problems: int
     enough: float
-    dtype: str = "auto"
+    ours: dict[str, Any] = field(default_factory=dict)
     micro: int = 0
     vllm: bool = False
     at_once: int = 1
@@ -68,7 +69,6 @@ class Job:
             reward=self.reward,
             ramp=False,
             model=self.model,
-            dtype=self.dtype,
             lora_rank=self.lora_rank,
             lora_alpha=self.lora_alpha,
             prompts=self.prompts,
@@ -92,6 +92,7 @@ class Job:
             patience=0,
             steps=self.steps,
             seed=self.seed,
+            **self.ours,
         )
         return resolve_config(config, self.make_task())
 
