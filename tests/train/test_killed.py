@@ -62,7 +62,10 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
     assert decides_late(tmp_path / "runs" / "cut") == ("--curriculum" in tuning)
 
 
-@pytest.mark.parametrize("tuning", [ADAPTER, DORA, *CLIMBS.values()])
+FLOAT16 = ["--dtype", "float16"]
+
+
+@pytest.mark.parametrize("tuning", [ADAPTER, DORA, FLOAT16, *CLIMBS.values()])
 def test_a_quick_run_killed_and_resumed_is_the_run_that_was_not(
     tmp_path, monkeypatch, quick, tuning
 ):
