@@ -233,7 +233,8 @@ def _refuse_bad_step(
     settings: UpdateSettings, figures: _Figures, grad_norm: float, dtype: torch.dtype
 ) -> None:
     """Raise FloatingPointError if the step must not be taken; no weight has changed yet."""
-    hint = "; numbers may be too large for float16: --dtype bfloat16" * (dtype == torch.float16)
+    is_float16 = dtype == torch.float16
+    hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
     for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}{hint}")

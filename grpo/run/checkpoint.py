@@ -326,15 +326,8 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
 
     for number, part in enumerate(_parts(_separate(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
-    (folder / "optimizer.json").write_text(
-        json.dumps(
-            {
-                "rest": rest,
-                "param_groups": state["param_groups"],
-                "loss_scale": state["loss_scale"],
-            }
-        )
-    )
+    others = {name: value for name, value in state.items() if name != "state"}
+    (folder / "optimizer.json").write_text(json.dumps({"rest": rest} | others))
 
 
 def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

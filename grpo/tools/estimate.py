@@ -27,10 +27,10 @@ from grpo.model.memory import (
 )
 from grpo.rollout.cuda_memory import bucket
 
-# A decoding step, fitted to 35 steps of five shapes and to ten rollouts: seconds that each layer
-# takes, also for each row, and for each token of a prompt (the stretches of a prompt are summed one
-# after another); the shares of the GPU's bandwidth at which it reads weights, and keys and values;
-# and the share of its FLOP/s. These are above 1, because they overlap with what the layers take.
+# A decoding step, fitted to 35 steps of five shapes and to ten rollouts: the seconds that a layer
+# takes, those that it takes more for each row and for each token of a prompt; the shares of the
+# GPU's bandwidth at which the step reads weights, and keys and values; and the share of its FLOP/s.
+# The shares exceed 1, because reading and computing overlap with the layers' own seconds.
 LAYER = 37e-6
 LAYER_ROW = 51e-9
 LAYER_PROMPT_TOKEN = 6.3e-9
