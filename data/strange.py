@@ -27,8 +27,11 @@ from data.files import write_whole
 FAMILY = 24
 MOST_FAMILIES = 8
 
-# The least share of strange words in a strange text.
-LEAST_STRANGE = 0.2
+# The share of strange words in a strange text lies between these two.
+SHARE = (0.2, 1.0)
+
+# The ways to make the words of a family, and how many of a hundred families are made in each.
+KINDS = {"script": 40, "code": 20, "run": 20, "compound": 20}
 
 # How often a word of letters ends with a punctuation mark.
 MARKED = 0.1
@@ -130,10 +133,13 @@ def compound(parts: Sequence[str], rng: random.Random) -> Maker:
 
 
 def family(
-    parts: Sequence[str], rng: random.Random, script: Callable[[random.Random], Maker] = script
+    parts: Sequence[str],
+    rng: random.Random,
+    script: Callable[[random.Random], Maker] = script,
+    kinds: Sequence[str] = tuple(KINDS),
 ) -> list[str]:
-    """Return `FAMILY` words that look alike; compounds are made of `parts`."""
-    kind = rng.choices(["script", "code", "run", "compound"], [0.4, 0.2, 0.2, 0.2])[0]
+    """Return `FAMILY` words that look alike, of one of `kinds`; compounds are made of `parts`."""
+    kind = rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
     make = {
         "script": lambda: script(rng),
         "code": lambda: code(rng),
@@ -144,26 +150,38 @@ def family(
 
 
 def mingled(
-    plain: Sequence[str], families: Sequence[Sequence[str]], rng: random.Random
+    plain: Sequence[str],
+    families: Sequence[Sequence[str]],
+    rng: random.Random,
+    share: tuple[float, float] = SHARE,
 ) -> list[str]:
-    """Return the words `plain`, a fifth of them or more replaced by words of a few `families`."""
+    """Return the words `plain`, a `share` of them replaced by words of a few `families`."""
     chosen = rng.choices(families, k=log_uniform(1, MOST_FAMILIES, rng))
     stock = [word for words in chosen for word in words]
-    share = rng.uniform(LEAST_STRANGE, 1.0)
-    return [rng.choice(stock) if rng.random() < share else word for word in plain]
+    replaced = rng.uniform(*share)
+    return [rng.choice(stock) if rng.random() < replaced else word for word in plain]
 
 
-def documents(count: int, words: int, seed: int = 0) -> list[Document]:
-    """Return `count` strange documents of `words` words; the plain words are training prose."""
+def documents(
+    count: int,
+    words: int,
+    seed: int = 0,
+    kinds: Sequence[str] = tuple(KINDS),
+    share: tuple[float, float] = SHARE,
+) -> list[Document]:
+    """Return `count` strange documents of `words` words; the plain words are training prose.
+
+    Strange words are of `kinds`, and their share of a document lies between the two of `share`.
+    """
     prose = [word for document in documents_of("train", load_corpus()) for word in document.words]
     found = []
     for number in range(count):
         rng = random.Random(f"strange/{seed}/{number}")
         start = rng.randrange(max(1, len(prose) - words))
         plain = prose[start : start + words]
-        families = [family(prose, rng) for _ in range(MOST_FAMILIES)]
+        families = [family(prose, rng, kinds=kinds) for _ in range(MOST_FAMILIES)]
         title = f"strange-{seed}-{number:03}"
-        found.append(Document(title, " ".join(mingled(plain, families, rng)) + "\n"))
+        found.append(Document(title, " ".join(mingled(plain, families, rng, share)) + "\n"))
     return found
 
 
@@ -178,15 +196,38 @@ def _run(arguments: list[str] | None) -> int:
         if getattr(options, name) < 1:
             raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
 
+    kinds, share = _kinds(options.kinds), _share(options.share)
+
     folder = Path(options.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}; give a folder") from error
-    for document in documents(options.documents, options.words, options.seed):
+    for document in documents(options.documents, options.words, options.seed, kinds, share):
         write_whole(folder / f"{document.title}.txt", document.text.encode())
     print(f"{folder}: {options.documents} strange documents of {options.words} words")
     return 0
+
+
+def _kinds(text: str) -> list[str]:
+    """Return the kinds that `text` names, e.g. "code,compound"."""
+    kinds = [kind.strip() for kind in text.split(",")]
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise UserError(f"--kinds {text}: {unknown[0]!r} is not one of {', '.join(KINDS)}")
+    if len(set(kinds)) < len(kinds):
+        raise UserError(f"--kinds {text}: name each kind once")
+    return kinds
+
+
+def _share(text: str) -> tuple[float, float]:
+    """Return the two shares of `text`, e.g. "0.02,0.3"."""
+    try:
+        least, most = (float(part) for part in text.split(","))
+    except ValueError:
+        least, most = 1.0, 0.0
+    if not 0 <= least <= most <= 1:
+        raise UserError(f"--share {text}: must be two numbers from 0 to 1, such as 0.02,0.3")
+    return least, most
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -197,6 +238,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", metavar="FOLDER", help="made if it does not exist")
     parser.add_argument("--documents", type=int, default=60, metavar="N", help="default: 60")
     parser.add_argument("--words", type=int, default=600, metavar="N", help="default: 600")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        metavar="KIND,...",
+        help="what strange words are: letters of a script, codes such as 7Fe0, runs of a "
+        "character, or compounds such as 17:42; default: %(default)s",
+    )
+    parser.add_argument(
+        "--share",
+        default=",".join(map(str, SHARE)),
+        metavar="LEAST,MOST",
+        help="the share of strange words in a document; default: %(default)s",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     return parser.parse_args(arguments)
 

@@ -34,8 +34,15 @@ class Lasting:
         self.is_lost = False
 
     def write(self, text: str) -> int:
-        """Write to the stream, or discard the text if it is lost; return the length of the text."""
-        self._attempt(self.stream.write, text)
+        """Write to the stream, or discard the text if it is lost; return the length of the text.
+
+        A character that the stream's encoding lacks is written as "?".
+        """
+        try:
+            self._attempt(self.stream.write, text)
+        except UnicodeEncodeError as error:
+            readable = text.encode(error.encoding, "replace").decode(error.encoding)
+            self._attempt(self.stream.write, readable)
         return len(text)
 
     def flush(self) -> None:
@@ -120,7 +127,7 @@ def _nothing(descriptor: int) -> TextIO:
     If `descriptor` is closed it is opened to /dev/null as well. Otherwise the next file that is
     opened would get this descriptor.
     """
-    stream = open(os.devnull, "w")  # noqa: SIM115 (it lives as long as the program)
+    stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it lives as long as the program)
     try:
         os.fstat(descriptor)
     except OSError:

@@ -29,7 +29,7 @@ def main(flags):
         return status
 
     print("\n| words of each text | similarity | 95 % interval | exact |\n|---|---|---|---|")
-    for line in json.loads(figures.read_text()):
+    for line in json.loads(figures.read_text("utf-8")):
         interval = f"{line['ci_low']:.3f} to {line['ci_high']:.3f}"
         print(f"| {line['level']} | {line['mean']:.3f} | {interval} | {line['exact']:.3f} |")
     return 0

@@ -18,7 +18,7 @@ ARMS = {
 
 
 def figure(path: Path) -> str:
-    (line,) = json.loads(path.read_text())
+    (line,) = json.loads(path.read_text("utf-8"))
     return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
 
 

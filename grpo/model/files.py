@@ -31,7 +31,7 @@ def check_files(folder: Path) -> None:
 def _check_characters(path: Path) -> None:
     """Raise UserError if a JSON file holds half a surrogate pair, which cannot be saved again."""
     try:
-        json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode()
+        json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(f"--model {path.parent}: {path.name} holds a lone surrogate") from error
     except (ValueError, RecursionError):

@@ -22,7 +22,7 @@ _is_low_precision = False  # set by `low_precision_backward`
 def _is_amd() -> bool:
     """Return whether this CPU is made by AMD; only Linux tells."""
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
         return False
 

@@ -142,15 +142,17 @@ def free_host_memory(system: Path = Path("/")) -> float:
     """
     free = float("inf")
     with suppress(OSError):
-        for line in (system / "proc/meminfo").read_text().splitlines():
+        for line in (system / "proc/meminfo").read_text("utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 free = 1024 * int(line.split()[1])
 
     group = system / "sys/fs/cgroup"
     with suppress(OSError, ValueError):  # ValueError: the limit is "max", which is none
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = int((group / "memory.max").read_text("utf-8"))
+        used = int((group / "memory.current").read_text("utf-8"))
+        figures = dict(
+            line.split() for line in (group / "memory.stat").read_text("utf-8").splitlines()
+        )
         # The kernel drops cached files when it needs their memory.
         cached = int(figures["inactive_file"]) + int(figures["active_file"])
         free = min(free, limit - used + cached)

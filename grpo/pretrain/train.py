@@ -61,7 +61,7 @@ def train(arguments: argparse.Namespace) -> None:
     state = Path(arguments.state) if arguments.state else None
     counts: dict[str, Any] = dict(step=0, tokens=0, seconds=0.0)
     if state is not None and state.exists():
-        counts = json.loads(state.with_suffix(".json").read_text())
+        counts = json.loads(state.with_suffix(".json").read_text("utf-8"))
 
     # The worker processes must be forked before torch computes anything.
     queue = _start_workers(arguments, tokenizer, counts["step"])
@@ -87,7 +87,7 @@ def train(arguments: argparse.Namespace) -> None:
     is_done = _take_steps(arguments, take, queue, counts, report)
     if state:
         save_file({name: value.detach().cpu() for name, value in take.state().items()}, state)
-        state.with_suffix(".json").write_text(json.dumps(counts))
+        state.with_suffix(".json").write_text(json.dumps(counts), "utf-8")
     if not is_done:
         print(
             f"{counts['step']} steps in {counts['seconds']:.0f} s so far; the same command "
@@ -167,7 +167,7 @@ def save(
         if name not in ("output", "workers", "state", "part_minutes")
     }
     (output / "recipe.json").write_text(
-        json.dumps(recipe | cost | {"torch": str(torch.__version__)}, indent=1) + "\n"
+        json.dumps(recipe | cost | {"torch": str(torch.__version__)}, indent=1) + "\n", "utf-8"
     )
 
 

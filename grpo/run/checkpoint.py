@@ -69,7 +69,7 @@ def save_checkpoint(
 
         noted = note(time.perf_counter() - started)
         manifest = {"format": _FORMAT, "step": step, "note": noted, "files": files}
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for path in (temporary / "manifest.json", temporary):
             sync(path)
 
@@ -327,7 +327,7 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     for number, part in enumerate(_parts(_separate(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
     others = {name: value for name, value in state.items() if name != "state"}
-    (folder / "optimizer.json").write_text(json.dumps({"rest": rest} | others))
+    (folder / "optimizer.json").write_text(json.dumps({"rest": rest} | others), "utf-8")
 
 
 def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

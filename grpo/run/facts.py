@@ -25,9 +25,6 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
     else:
         device_name = platform.processor() or "cpu"
 
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -37,8 +34,28 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         "device": device_name,
         "ranks": ranks.size,
         "threads": torch.get_num_threads(),
-        "commit": git.stdout.strip() or None,
+        "commit": commit(),
     }
+
+
+def commit(file: Path = Path(__file__)) -> str | None:
+    """Return the commit of the repository of which `file` is a part.
+
+    None if there is no such repository, or git is not installed. A package that was installed into
+    an environment within somebody's repository is not a part of that.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(
+            command, cwd=file.parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)
+        return git("rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:

@@ -203,4 +203,4 @@ class Saver:
         self.trainer.policy.save(folder, tensors["weights"])
         save_optimizer(folder, tensors["optimizer"])
         for name, text in texts.items():
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, "utf-8")

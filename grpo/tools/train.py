@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
 
     # Only rank 0 prints.
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
 
 

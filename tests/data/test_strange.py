@@ -30,6 +30,18 @@ def test_a_fifth_of_the_words_or_more_is_strange():
         assert share > 0.1
 
 
+def test_kinds_and_share_of_strange_words_can_be_chosen():
+    prose = {word for document in documents_of("train", load_corpus()) for word in document.words}
+    found = strange.documents(20, 400, kinds=["code", "compound"], share=(0.02, 0.3))
+    words = [word for document in found for word in document.words]
+    assert all(word in prose or word.isascii() for word in words)
+    shares = [sum(word not in prose for word in document.words) / 400 for document in found]
+    assert max(shares) < 0.4 and 0.05 < sum(shares) / 20 < 0.25
+    only_runs = strange.documents(1, 400, kinds=["run"], share=(1, 1))[0].words
+    assert all(len(set(word)) <= 8 for word in only_runs)  # up to four units of two characters
+    assert set(strange.documents(1, 400, share=(0, 0))[0].words) <= prose
+
+
 @pytest.mark.parametrize("make", [strange.script, strange.code, strange.run])
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6))
@@ -70,12 +82,22 @@ def test_the_program_writes_documents(tmp_path, capsys):
     texts = [file.read_text("utf-8") for file in sorted(folder.glob("*.txt"))]
     assert texts == [document.text for document in strange.documents(2, 40)]
 
+    flags = ["--documents", "1", "--kinds", "code", "--share", "0.1,0.2", "--seed", "3"]
+    assert strange.main([str(folder), *flags]) == 0
+    [expected] = strange.documents(1, 600, seed=3, kinds=["code"], share=(0.1, 0.2))
+    assert (folder / "strange-3-000.txt").read_text("utf-8") == expected.text
+
 
 @pytest.mark.parametrize(
     "flags, message",
     [
         (["--documents", "0"], "--documents 0: must be at least 1"),
         (["--words", "-1"], "--words -1"),
+        (["--kinds", "code,lists"], "'lists' is not one of script, code, run, compound"),
+        (["--kinds", "code,code"], "name each kind once"),
+        (["--share", "0.3,0.2"], "--share 0.3,0.2: must be two numbers from 0 to 1"),
+        (["--share", "half"], "--share half: must be"),
+        (["--share", "nan,1"], "--share nan,1: must be"),
     ],
 )
 def test_a_wrong_count_is_one_line(flags, message, tmp_path, capsys):

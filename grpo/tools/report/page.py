@@ -83,19 +83,19 @@ def assembled(
 
     scripts = {
         "plotly": get_plotlyjs(),
-        "script": "".join((FOLDER / name).read_text() for name in SCRIPTS),
+        "script": "".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS),
     }
     hashes = " ".join(script_hash(script) for script in scripts.values())
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
-        "style": "".join((FOLDER / name).read_text() for name in STYLES),
+        "style": "".join((FOLDER / name).read_text("utf-8") for name in STYLES),
         "data": "\n".join(blocks),
         "policy": POLICY.format(hashes=hashes) + ("; connect-src 'self'" if is_live else ""),
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
-    frame = (FOLDER / "report.html").read_text()
+    frame = (FOLDER / "report.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
 
 

@@ -2,6 +2,28 @@
 
 # See `mutants`.
 TABLE = {
+    ("grpo/run/facts.py", "grpo/test_facts.py"): [
+        (
+            "the commit of any repository around the code",
+            "commit",
+            "git('ls-files', '--error-unmatch', file.name)",
+            "None",
+        ),
+        (
+            "no run without git",
+            "commit",
+            "(OSError, subprocess.CalledProcessError)",
+            "subprocess.CalledProcessError",
+        ),
+    ],
+    ("grpo/tools/report/page.py", "test_locale.py"): [
+        (
+            "the page is read as the system's text is",
+            "assembled",
+            "(FOLDER / 'report.html').read_text('utf-8')",
+            "(FOLDER / 'report.html').read_text()",
+        ),
+    ],
     ("grpo/run/difficulty.py", "grpo/test_difficulty.py"): [
         (
             "a resumed run measures again",

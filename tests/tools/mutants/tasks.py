@@ -40,6 +40,23 @@ TABLE = {
             "pass",
         ),
     ],
+    ("data/streams.py", "test_lost_console.py::test_what_cannot_be_encoded_is_a_question_mark"): [
+        ("a program ends at a character", "Lasting.write", "'replace'", "'strict'"),
+    ],
+    ("data/strange.py", "data/test_strange.py"): [
+        (
+            "every kind, whatever was asked for",
+            "documents",
+            "family(prose, rng, kinds=kinds)",
+            "family(prose, rng)",
+        ),
+        (
+            "always the usual share",
+            "documents",
+            "mingled(plain, families, rng, share)",
+            "mingled(plain, families, rng)",
+        ),
+    ],
     ("data/corpus.py", "data/test_corpus.py"): [
         ("the user's texts repeat", "without_repeats", "shingles.add(document)", "pass"),
     ],
