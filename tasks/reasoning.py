@@ -5,13 +5,14 @@ is read, and a ``<think>`` that is never closed means that there is no answer. T
 first of these that the text has:
 
 1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
-   of that line;
+   of that line, or of the text where an answer can take several lines;
 2. the content of the last ``\boxed{...}``;
 3. what follows the last ``####``, to the end of that line (the form of GSM8K);
 4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
    of arXiv:2201.11903, by which models are often prompted).
 
-Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed.
+Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed, unless a right
+answer begins or ends so itself.
 """
 
 import re
@@ -23,6 +24,11 @@ INSTRUCTION = (
     'Think about it first. Then end with one line that begins with "Answer:" and holds the final '
     "answer alone."
 )
+# The same for an answer that can take several lines.
+LINES_INSTRUCTION = (
+    'Think about it first. Then end with "Answer:" and, in the lines after it, the final answer '
+    "alone."
+)
 
 # The completion budget in tokens, unless --max-new-tokens gives one.
 BUDGET = 256
@@ -32,7 +38,7 @@ BUDGET = 256
 FORM = 0.1
 
 _ANSWER = re.compile(
-    r"^[ \t>*_#]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:(.*)$", re.IGNORECASE | re.MULTILINE
+    r"^[ \t>*_#]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####(.*)$", re.MULTILINE)
@@ -40,13 +46,19 @@ _BOXED = re.compile(r"\\boxed\s*\{")
 _THINK, _THOUGHT = "<think>", "</think>"
 
 
-def asking(question: str) -> str:
-    """Return the prompt that asks the model to reason about `question` and then to answer it."""
-    return f"{question.rstrip()}\n\n{INSTRUCTION}"
+def asking(question: str, *, has_lines: bool = False) -> str:
+    """Return the prompt that asks the model to reason about `question` and then to answer it.
+
+    With `has_lines` the answer can take several lines.
+    """
+    return f"{question.rstrip()}\n\n{LINES_INSTRUCTION if has_lines else INSTRUCTION}"
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(text: str, right: str = "", *, has_lines: bool = False) -> str | None:
     r"""Return the answer in a completion; None if there is none.
+
+    With `has_lines` an answer can take several lines. `right` is a right answer, whose marks are
+    left (see `bare`).
 
     >>> final_answer("6 times 7 is 42.\nAnswer: **42**.")
     '42'
@@ -56,19 +68,30 @@ def final_answer(text: str) -> str | None:
     if _THINK in said:
         return None
 
-    places = (_last(_ANSWER, said), _last_box(said), _last(_HASHES, said), _last(_SENTENCE, said))
+    places = (
+        _after_answer(said, has_lines),
+        _last_box(said),
+        _last(_HASHES, said),
+        _last(_SENTENCE, said),
+    )
     for found in places:
         if found is not None:
-            return bare(found) or None
+            return bare(found, right) or None
     return None
 
 
-def bare(answer: str) -> str:
-    """Return an answer without emphasis around it and without a full stop at its end."""
+def bare(answer: str, right: str = "") -> str:
+    """Return an answer without emphasis around it and without a full stop at its end.
+
+    A mark with which a `right` answer begins or ends may be part of the answer, and is left.
+    """
+    ends = right[:1] + right[-1:]
+    marks = "".join(mark for mark in "*_`$" if mark not in ends)
+    stop = "" if right.endswith(".") else "."
     before = None
     while answer != before:
         before = answer
-        answer = answer.strip().strip("*_`$").removesuffix(".")
+        answer = answer.strip().strip(marks).removesuffix(stop)
     return answer
 
 
@@ -79,6 +102,15 @@ def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]
         of_wrong = FORM if answer is not None else 0.0
         scores.append(Score(1.0 if is_right else of_wrong, {"answer": answer}, exact=is_right))
     return scores
+
+
+def _after_answer(text: str, has_lines: bool) -> str | None:
+    """Return what follows the last "Answer:"; None if there is none."""
+    ends = [match.end() for match in _ANSWER.finditer(text)]
+    if not ends:
+        return None
+    rest = text[ends[-1] :]
+    return rest if has_lines else rest.partition("\n")[0]
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

@@ -5,12 +5,14 @@ has a seed, drawn from the problem stream. If the problem's key belongs to anoth
 seed is tried, so splits never share a problem. If NAME has a curriculum, level 1 is its first
 level, and each further level raises all of its attributes by one. Otherwise there is only level 1.
 
-A completion reasons first and then answers (see `tasks.reasoning`). reasoning-gym scores the answer
-from 0 to 1; 1 is right.
+A completion reasons first and then answers (see `tasks.reasoning`), in several lines if reasoning-
+gym's own answer has several or there are many right ones. reasoning-gym scores the answer from 0 to
+1; 1 is right.
 """
 
 import copy
 import difflib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,6 +27,9 @@ from tasks.reasoning import BUDGET, asking, final_answer
 
 # The search ends after this many draws without a problem of the split.
 PATIENCE = 1000
+
+# Where a problem with many right answers has one of them, among its metadata.
+EXAMPLES = ("example_answer", "example_correct_answer", "possible_answer")
 
 # Seeds with which a dataset is tried that is to serve all seeds.
 TRIED_SEEDS = (1, 1_234_567)
@@ -72,7 +77,7 @@ class ReasoningGym:
         """Return the score of each completion."""
         entry = self._entry(problem.level, problem.data["seed"])
         dataset = self._of_level(problem.level)
-        return [self._score_of(dataset, entry, final_answer(text)) for text in completions]
+        return [self._score_of(dataset, entry, _answer_in(text, entry)) for text in completions]
 
     def _score_of(self, dataset: Any, entry: Mapping[str, Any], answer: str | None) -> Score:
         """Return the score of an answer; None earns nothing.
@@ -96,7 +101,7 @@ class ReasoningGym:
 
     def answer(self, problem: Problem, completion: str) -> str | None:
         """Return the answer in a completion, for majority votes."""
-        return final_answer(completion)
+        return _answer_in(completion, self._entry(problem.level, problem.data["seed"]))
 
     def levels(self, level: int) -> list[int]:
         """Return the levels up to `level`."""
@@ -118,12 +123,13 @@ class ReasoningGym:
         """Return the problem of a seed, whatever its split."""
         entry = self._entry(level, seed)
         question = str(entry["question"])
-        answer = entry["answer"]
+        right, has_lines = _right_answer(entry), _has_lines(entry)
 
+        prompt = asking(question, has_lines=has_lines)
+        space = "\n" if has_lines else " "
+        target = f"Answer:{space}{right}" if right else ""
         data = {"seed": seed, "question": question}
-        target = f"Answer: {answer}" if answer is not None else ""
-        key = _key(self.dataset, question)
-        return Problem(self.name, level, asking(question), target, key, data)
+        return Problem(self.name, level, prompt, target, _key(self.dataset, question), data)
 
     def _make_entry(self, level: int, seed: int) -> Mapping[str, Any]:
         """Return the entry that reasoning-gym generates from a seed."""
@@ -170,6 +176,29 @@ class ReasoningGym:
             config = curriculum.generate_configuration(given)
             dataset_class, _ = self._factory.DATASETS[self.dataset]
             return dataset_class(config=config)
+
+
+def _right_answer(entry: Mapping[str, Any]) -> str:
+    """Return a right answer to a problem, "" if reasoning-gym gives none."""
+    if entry["answer"] is not None:
+        return str(entry["answer"])
+    metadata = entry.get("metadata", {})
+    for name in EXAMPLES:
+        if name in metadata:
+            example = metadata[name]
+            return example if isinstance(example, str) else json.dumps(example)
+    return ""
+
+
+def _has_lines(entry: Mapping[str, Any]) -> bool:
+    """Return whether an answer to a problem can take several lines."""
+    answer = entry["answer"]
+    return answer is None or "\n" in str(answer).strip()
+
+
+def _answer_in(completion: str, entry: Mapping[str, Any]) -> str | None:
+    """Return the answer in a completion; None if there is none."""
+    return final_answer(completion, _right_answer(entry).strip(), has_lines=_has_lines(entry))
 
 
 def _key(dataset: str, question: str) -> str:

@@ -143,6 +143,15 @@ TABLE = {
         ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
         ("minus sign of a result dropped", "_value", "('-', '−')", "('-',)"),
     ],
+    ("tasks/reasoning.py", "tasks/test_reasoning.py"): [
+        ("an answer has one line", "_after_answer", "has_lines", "False"),
+        ("marks of a right answer removed", "bare", "mark not in ends", "True"),
+        ("its full stop removed", "bare", "right.endswith('.')", "False"),
+    ],
+    ("tasks/reasoning_gym.py", "tasks/test_reasoning.py"): [
+        ("right answers of one line alone", "_has_lines", "'\\n' in str(answer).strip()", "False"),
+        ("no example of many right answers", "_right_answer", "name in metadata", "False"),
+    ],
     ("tasks/answers.py", "tasks/test_answers.py tasks/test_answer_forms.py"): [
         ("first marker counts", "_last", "pass", "break"),
         ("minus sign of typesetters dropped", "_number", "('-', '−')", "('-',)"),
