@@ -11,8 +11,8 @@ first of these that the text has:
 4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
    of arXiv:2201.11903, by which models are often prompted).
 
-Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed, unless a right
-answer begins or ends so itself.
+Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed, unless a
+right answer begins or ends so itself.
 """
 
 import re

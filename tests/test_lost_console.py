@@ -3,7 +3,6 @@ a terminal that is closed.
 """
 
 import contextlib
-import io
 import fcntl
 import io
 import json
