@@ -223,9 +223,10 @@ def _share(text: str) -> tuple[float, float]:
     """Return the two shares of `text`, e.g. "0.02,0.3"."""
     try:
         least, most = (float(part) for part in text.split(","))
+        is_range = 0 <= least <= most <= 1
     except ValueError:
-        least, most = 1.0, 0.0
-    if not 0 <= least <= most <= 1:
+        is_range = False
+    if not is_range:
         raise UserError(f"--share {text}: must be two numbers from 0 to 1, such as 0.02,0.3")
     return least, most
 

@@ -40,9 +40,10 @@ class Lasting:
         """
         try:
             self._attempt(self.stream.write, text)
-        except UnicodeEncodeError as error:
-            readable = text.encode(error.encoding, "replace").decode(error.encoding)
-            self._attempt(self.stream.write, readable)
+        except UnicodeEncodeError:
+            # The error's encoding can be "charmap", which stands for any of Windows' code pages.
+            encoding = self.stream.encoding
+            self._attempt(self.stream.write, text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -127,7 +128,8 @@ def _nothing(descriptor: int) -> TextIO:
     If `descriptor` is closed it is opened to /dev/null as well. Otherwise the next file that is
     opened would get this descriptor.
     """
-    stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it lives as long as the program)
+    # It stays open as long as the program lives.
+    stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         os.fstat(descriptor)
     except OSError:

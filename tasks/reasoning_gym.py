@@ -5,9 +5,9 @@ has a seed, drawn from the problem stream. If the problem's key belongs to anoth
 seed is tried, so splits never share a problem. If NAME has a curriculum, level 1 is its first
 level, and each further level raises all of its attributes by one. Otherwise there is only level 1.
 
-A completion reasons first and then answers (see `tasks.reasoning`), in several lines if reasoning-
-gym's own answer has several or there are many right ones. reasoning-gym scores the answer from 0 to
-1; 1 is right.
+A completion reasons first and then answers (see `tasks.reasoning`). The answer can take several
+lines if that of reasoning-gym does, or if many are right. reasoning-gym scores it from 0 to 1; 1 is
+right.
 """
 
 import copy

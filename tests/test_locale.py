@@ -9,8 +9,9 @@ TOP = Path(__file__).resolve().parents[1]
 
 # Each program in turn, in one process, because to import torch takes longest.
 PROGRAMS = """
-import locale, runpy, sys
-assert locale.getpreferredencoding(False) != "utf-8", "the locale was not taken"
+import codecs, locale, runpy, sys
+encoding = codecs.lookup(locale.getpreferredencoding(False)).name
+assert encoding != "utf-8", "the locale was not taken"
 for line in sys.stdin.read().splitlines():
     sys.argv = line.split()
     try:

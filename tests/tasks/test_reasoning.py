@@ -320,14 +320,13 @@ def test_an_answer_that_the_scorer_cannot_take_is_wrong(gym):
     assert not wrong.reward and wrong.parts["scorer_error"] == "ZeroDivisionError: division by zero"
 
 
-class Board:
-    """A dataset whose answers have two lines, and one that gives an example of a right answer."""
+class Board(Backward):
+    """A dataset whose answers have two lines."""
 
-    def __init__(self, seed=0, size=1):
-        self.seed = seed
+    made = 0
 
     def __getitem__(self, index):
-        word = random.Random(self.seed + index).choice("stuvwxyz") * 3
+        word = super().__getitem__(index)["answer"]
         return {"question": f"twice {word}", "answer": f"_ {word}\n{word}."}
 
     def score_answer(self, answer, entry):
@@ -335,6 +334,10 @@ class Board:
 
 
 class ManyBoards(Board):
+    """A dataset of problems with many right answers, one of which is in their metadata."""
+
+    made = 0
+
     def __getitem__(self, index):
         entry = super().__getitem__(index)
         example = entry["answer"].split("\n")
