@@ -29,7 +29,7 @@ MIN_WORDS = 40
 # 79/6/11 (train, validation, test); with this one, the first that was tried, 75/10/11.
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
-NEAR = 0.8  # Jaccard similarity of the shingles from which on two documents count as one
+NEAR = 0.8  # share of the shorter one's shingles from which on two documents count as one
 MOST_TEXT = (
     20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
 )
@@ -85,7 +85,7 @@ def load_texts(path: str | Path) -> list[Document]:
     """Return the documents of a user's own folder (--texts) and its subfolders, sorted by title.
 
     Each file of UTF-8 text is a document, whatever its suffix, and its title is its path within the
-    folder. Hidden, empty and binary files are skipped. A document that repeats an earlier one (see
+    folder. Hidden, empty and binary files are skipped. A document that repeats another one (see
     `merge`) is skipped as well, because it could belong to another split. If `path` is a .txt,
     .json or .jsonl file, it is read by `load_documents`.
 
@@ -107,14 +107,21 @@ def load_texts(path: str | Path) -> list[Document]:
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:
-    """Return the documents that do not repeat an earlier one, as `merge` defines it."""
+    """Return the documents that do not repeat another one, as `merge` defines it, in their order.
+
+    Of two documents of which one repeats the other, the longer one is kept, or the first.
+    """
+    documents = list(documents)
     shingles = _Shingles()
-    kept = []
-    for document in documents:
-        if shingles.nearest(document)[1] < NEAR:
-            shingles.add(document)
-            kept.append(document)
-    return kept
+    repeats = set()
+
+    # The longest first: of a chapter and its book, the book is kept.
+    for number in sorted(range(len(documents)), key=lambda i: -len(documents[i].words)):
+        if shingles.nearest(documents[number])[1] < NEAR:
+            shingles.add(documents[number])
+        else:
+            repeats.add(number)
+    return [document for number, document in enumerate(documents) if number not in repeats]
 
 
 def fingerprint(document: Document) -> str:
@@ -147,8 +154,8 @@ def merge(
 
     `paths` are files, or folders that are searched with their subfolders. Each document is written
     to a new file, whole or not at all; existing files are not changed. A document that repeats
-    another one is dropped: their sequences of five words have a Jaccard similarity of 0.8 or more.
-    A text that cannot be read is refused by name, and the others are added. `say` is called with a
+    another one is dropped: of the shorter one's sequences of five words 80 % stand in the other. A
+    text that cannot be read is refused by name, and the others are added. `say` is called with a
     line for each document. Raises UserError if `into` cannot be read or written.
     """
     into = Path(into)
@@ -208,15 +215,15 @@ class _Shingles:
             self._titles[shingle].append(document.title)
 
     def nearest(self, document: Document) -> tuple[str, float]:
-        """Return the title of the most similar document, and the Jaccard similarity.
+        """Return the title of the most similar document, and the similarity.
 
-        Returns ("", 0.0) if no document shares a sequence of words with it.
+        That is the share of the sequences of the shorter one that stand in the other. Returns ("",
+        0.0) if no document shares a sequence of words with it.
         """
         own = self._of(document)
         shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
         ranked = [
-            (count / (len(own) + self._sizes[title] - count), title)
-            for title, count in shared.items()
+            (count / min(len(own), self._sizes[title]), title) for title, count in shared.items()
         ]
         similarity, title = max(ranked, default=(0.0, ""))
         return title, similarity

@@ -249,7 +249,11 @@ class Trainer:
             cut = replace(settings, micro_tokens=micro_tokens)
             return update(self.policy, self.optimizer, kept, cut, first_pass)
 
-        history = [self.oom_retry.run(run, kept) for _ in range(self.config.epochs)]
+        history = []
+        for _ in range(self.config.epochs):
+            history.append(self.oom_retry.run(run, kept))
+            # From now on sampler and trainer differ, because the weights have changed.
+            settings = replace(settings, parity_limit=0.0)
 
         parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
         return history[-1] | parity | masked

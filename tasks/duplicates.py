@@ -9,6 +9,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from align.words import normalise
+
 OVERLAP = 0.8
 WORDS = 3  # in a sequence
 
@@ -43,7 +45,7 @@ def near_duplicates(
 
 def _sequences(text: str) -> frozenset[str]:
     """Return the sequences of three words in a text; an empty set if it is too short."""
-    words = text.casefold().split()
+    words = normalise(text).casefold().split()
     found = frozenset(" ".join(words[k : k + WORDS]) for k in range(len(words) - WORDS + 1))
     return found if len(found) >= LEAST_SEQUENCES else frozenset()
 

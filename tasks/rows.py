@@ -4,7 +4,7 @@ A row needs a prompt, which is a text (`prompt`) or a conversation (`messages`, 
 "content"}`` whose last turn is the user's). `answer` and all other columns are passed to the reward
 function. Two optional columns have a meaning: `split` ("train", "validation" or "test") and
 `level`, a whole number. Without `split`, a hash of the prompt decides the split: 80 %, 10 % and
-10 %. Of rows whose prompts differ only in case and white space, the first is used.
+10 %. Of rows whose prompts differ only in case, white space and Unicode form, the first is used.
 """
 
 import json
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from align.words import normalise
 from data.errors import UserError
 from data.rows import Row, read_rows
 from tasks.checks import check_problem
@@ -261,7 +262,7 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
 
 def _key(prompt: str, messages: Any) -> str:
     turns = [turn["content"] for turn in messages] if messages else [prompt]
-    return key_of("data", *(" ".join(turn.casefold().split()) for turn in turns))
+    return key_of("data", *(" ".join(normalise(turn).casefold().split()) for turn in turns))
 
 
 def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], list[str]]:

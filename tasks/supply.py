@@ -3,6 +3,7 @@
 There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
 ``fixed:N`` (the first N different problems of the stream, repeated) and a data set from a file. The
 last two are used in epochs: each epoch goes through all problems, in an order shuffled by the seed.
+On a ladder that replays earlier levels the indices are shared, and an epoch passes over some.
 Problem `index` is a pure function of seed, level and index, so a run can be resumed at any step.
 """
 

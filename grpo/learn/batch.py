@@ -92,12 +92,13 @@ def micro_batches(
     """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
     A group that is too large is cut into parts, but never within a row. Each of several `ranks`
-    gets some of the rows, with about as many tokens as the others. The weights are always those of
-    the whole step.
+    gets some of the rows, with about as many tokens as the others; which ones does not depend on
+    `micro_tokens`, which may differ between ranks. The weights are always those of the whole step.
     """
     micro_tokens = settings.micro_tokens
     rows = _rows(groups, settings)
-    parts = _assign(_split(groups, rows, micro_tokens, ranks), rank, ranks)
+    dealt = _assign(_split(groups, rows, ranks), rank, ranks)
+    parts = [piece for part in dealt for piece in _cut(part, micro_tokens)]
 
     bundle: list[_Part] = []
     tokens = 0
@@ -139,34 +140,33 @@ def _rows(groups: Sequence[Group], settings: BatchSettings) -> list[list[_Row]]:
     return by_group
 
 
-def _split(
-    groups: Sequence[Group], by_group: Sequence[list[_Row]], micro_tokens: int, ranks: int
-) -> list[_Part]:
-    """Return the groups, whose rows are given, cut into parts that fit a micro-batch."""
+def _split(groups: Sequence[Group], by_group: Sequence[list[_Row]], ranks: int) -> list[_Part]:
+    """Return the groups, whose rows are given, as parts that can be dealt to the `ranks`.
+
+    With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the same
+    parts, so these do not depend on the memory that one of them has.
+    """
     parts = []
     for group, rows in zip(groups, by_group, strict=True):
-        if not rows:
-            continue
-        fit = _rows_of_a_part(group, rows, len(groups), micro_tokens, ranks)
-        parts += [_Part(group, rows[start : start + fit]) for start in range(0, len(rows), fit)]
+        parts += _pieces(_Part(group, rows), -(-len(rows) * len(groups) // ranks))
     return parts
 
 
-def _rows_of_a_part(
-    group: Group, rows: Sequence[_Row], groups: int, micro_tokens: int, ranks: int
-) -> int:
-    """Return how many of the `rows` of `group`, one of so many `groups`, make up a part."""
-    size = len(rows)
-    fit = size
-    if micro_tokens:
-        longest = max(len(row.completion.tokens) for row in rows)
-        fit = max(1, (micro_tokens - len(group.prompt)) // longest)
+def _cut(part: _Part, micro_tokens: int) -> list[_Part]:
+    """Return the part cut into parts of at most `micro_tokens` tokens (0: no bound)."""
+    if not micro_tokens:
+        return [part]
+    longest = max(len(row.completion.tokens) for row in part.rows)
+    return _pieces(part, max(1, (micro_tokens - len(part.group.prompt)) // longest))
 
-    # With fewer groups than ranks, cut them, so that no rank is idle.
-    fit = min(fit, -(-size * groups // ranks))
 
-    # Parts of about the same size.
-    return -(-size // -(-size // fit))
+def _pieces(part: _Part, most: int) -> list[_Part]:
+    """Return the part cut into parts of about the same size, of at most `most` rows each."""
+    rows = part.rows
+    if not rows:
+        return []
+    size = -(-len(rows) // -(-len(rows) // min(len(rows), most)))
+    return [_Part(part.group, rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:

@@ -48,7 +48,7 @@ def imitate(
 
     losses, grad_norm = optimizer.gradients(run, max_grad_norm)
     total = sum(ranks.gather([sum(loss.item() for loss in losses)]))
-    optimizer.step()
+    optimizer.step(make_room=policy.free_decoder)
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
     return {"loss": total, "grad_norm": grad_norm}
 

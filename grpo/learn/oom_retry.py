@@ -36,13 +36,21 @@ class OomRetry:
     ) -> dict[str, Any]:
         """Return the result of `update(micro_tokens)`, an update on `groups`.
 
-        Raises UserError if a single completion does not fit with gradient checkpointing.
+        Raises UserError if a single completion does not fit with gradient checkpointing, and if
+        memory runs out on one of several ranks when they have begun to exchange their gradients:
+        the others would not repeat the update.
         """
         if self.frees_decoder:
             self.policy.free_decoder()
         while True:
             with suppress(torch.OutOfMemoryError):
                 return update(self.micro_tokens)
+
+            if self.optimizer.has_exchanged:
+                raise UserError(
+                    "out of memory while the ranks exchanged their gradients or took the step; "
+                    "continue with --resume and --shard, --optimizer adamw8bit or a lower level"
+                )
 
             # Not while the error is handled: it keeps the tensors of the failed update.
             self.optimizer.clear()

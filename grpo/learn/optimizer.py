@@ -83,6 +83,7 @@ class Optimizer:
         self.inner = make(self.masters)
 
         self.loss_scale = LossScale.of(dtype)
+        self.has_exchanged = False  # whether the ranks have begun to exchange this update's results
 
         # During an update: the summed gradients of weights in half precision, by their number.
         self.sums: dict[int, Tensor] = {}
@@ -115,6 +116,7 @@ class Optimizer:
 
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
+        self.has_exchanged = False
         self.inner.zero_grad(set_to_none=True)
         self.sums.clear()
         for weight in self.weights:
@@ -125,6 +127,7 @@ class Optimizer:
 
         Returns the norm of all gradients before clipping. A `max_norm` of 0 means no clipping.
         """
+        self.has_exchanged = self.ranks.size > 1
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             total = self.sums.pop(number, weight.grad)
             if total is None and self.ranks.size > 1:
@@ -152,13 +155,29 @@ class Optimizer:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
 
-    def step(self) -> None:
+    def step(self, make_room: Callable[[], Any] = lambda: None) -> None:
         """Take a step on the masters, and round them to the weights.
 
         If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
-        of all of them first. The moments made so far are discarded, so that the step can be tried
-        again.
+        of all of them first. Then the moments made so far are discarded, `make_room` is called, and
+        the step is tried once more.
         """
+        try:
+            self._try_step()
+        except torch.OutOfMemoryError:
+            is_short = True
+        else:
+            is_short = False
+
+        if is_short:  # not while the error is handled: it keeps tensors
+            make_room()
+            torch.cuda.empty_cache()
+            self._try_step()
+        self.loss_scale.count_step()
+        self._publish()
+
+    def _try_step(self) -> None:
+        """Take a step on the masters; if memory runs out, discard the moments that it made."""
         known = set(self.inner.state)
         try:
             self.inner.step()
@@ -166,8 +185,6 @@ class Optimizer:
             for master in set(self.inner.state) - known:
                 del self.inner.state[master]
             raise
-        self.loss_scale.count_step()
-        self._publish()
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:
         """Return the tensors that a step changes.

@@ -161,7 +161,7 @@ def update(
         figures = _of_all_ranks(ranks, figures)
 
     _refuse_bad_step(settings, figures, grad_norm, policy.dtype)
-    optimizer.step()
+    optimizer.step(make_room=policy.free_decoder)
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
 
     metrics = _metrics(figures, grad_norm, has_kl=settings.beta > 0)

@@ -42,7 +42,13 @@ class Tokenizer(Protocol):
     def __call__(self, text: str | list[str], **options: Any) -> Any:
         """Return an encoding, whose `input_ids` are the token ids of each text."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
         """Return the text of tokens."""
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
@@ -56,6 +62,15 @@ class Tokenizer(Protocol):
 
     def save_pretrained(self, save_directory: Path) -> Any:
         """Write the tokenizer's files."""
+
+
+def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Return the text of `tokens` as it was written; control tokens are shown by their names.
+
+    Some tokenizers would "clean up" the spaces before marks ("said ," to "said,"), and a right
+    answer would be read as a wrong one.
+    """
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 class Controls(NamedTuple):

@@ -16,8 +16,9 @@ class SharedAttention(Protocol):
     `PrefixCache`, an update a `Packing`.
     """
 
-    def longest_sequence(self, new_tokens: int) -> int:
-        """Return the length of the longest sequence, its `new_tokens` included."""
+    @property
+    def longest_sequence(self) -> int:
+        """The length of the longest sequence, in tokens that are kept."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return the attention (B, T, H, D) of queries (B, H, T, D) to what each may see.

@@ -146,8 +146,9 @@ class Packing:
         """Return values for `predictors_U` (U, ...) for all tokens of the completions (M, ...)."""
         return values_U if self._set_M is None else values_U.index_select(0, self._set_M)
 
-    def longest_sequence(self, new_tokens: int) -> int:
-        """Return the length of the longest sequence: prompt and completion, less its last token."""
+    @property
+    def longest_sequence(self) -> int:
+        """The length of the longest sequence: prompt and completion, less its last token."""
         return self.longest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

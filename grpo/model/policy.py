@@ -20,7 +20,14 @@ from peft import PeftModel
 from torch import Tensor
 
 from grpo.model.check import choose_path
-from grpo.model.encoding import Tokenizer, plain_tokens, prompt_tokens, target_length
+from grpo.model.context import context_of
+from grpo.model.encoding import (
+    Tokenizer,
+    plain_tokens,
+    prompt_tokens,
+    target_length,
+    text_of,
+)
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.fallback import FallbackCache
 from grpo.model.interfaces import Model, RolloutCache, SharedAttention
@@ -39,7 +46,6 @@ from tasks.base import Problem, UserError
 # sample, to check its budget, and to learn.
 CACHED_ENCODINGS = 512
 
-NO_CONTEXT_LIMIT = 1 << 30
 CPU_TOKENS_AT_ONCE = 4096
 
 
@@ -86,7 +92,7 @@ class Policy:
 
         self.stops, self.end, warning = _stop_ids(model, tokenizer)
         self.notes = [f"--model {name}: {warning}"] if warning else []
-        self.context: int = getattr(self.causal.config, "max_position_embeddings", NO_CONTEXT_LIMIT)
+        self.context, _ = context_of(self.causal.config, supports_windows=True)
 
         self.vocabulary: int = len(model.get_input_embeddings().weight)
         weights = [*model.parameters(), *(frozen.parameters() if frozen else ())]
@@ -97,6 +103,13 @@ class Policy:
         self.fast_model: FastLlama | None = None
         self.logit_scale = 1.0
         choose_path(self)
+
+        self.context, reason = context_of(self.causal.config, supports_windows=self.is_plain)
+        if reason:
+            self.notes.append(
+                f"--model {name}: {reason}; prompt and completion may have {self.context:,} tokens "
+                "together, and longer ones are not supported"
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -181,7 +194,7 @@ class Policy:
         e.g. "<|pad|>", so that whoever scores the text sees what was written.
         """
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
-        return self.tokenizer.decode(written, skip_special_tokens=False)
+        return text_of(self.tokenizer, written)
 
     # The forward pass of the rollout
 

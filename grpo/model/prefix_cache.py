@@ -54,6 +54,7 @@ class PrefixCache:
         self.room = 0
         self.filled_R: Tensor | None = None  # valid tokens of each row; None during the prefill
         self.max_filled = 0
+        self.longest = padded_length  # tokens of the longest sequence, its prompt included
         self.is_even = True  # all rows have the same number of valid tokens
 
         # The same in all layers of a step: see `_next` and `_attend_long`.
@@ -79,9 +80,10 @@ class PrefixCache:
         """
         assert self.filled_R is not None
         moved_A = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
-        low, high = filled_R.aminmax()
-        self.max_filled = int(high)
-        self.is_even = bool(low == high)
+        lengths_R = self.lengths_P[rows_R] + filled_R
+        low, high, self.longest = torch.stack([*filled_R.aminmax(), lengths_R.max()]).tolist()
+        self.max_filled = high
+        self.is_even = low == high
 
         if len(moved_A) or len(rows_R) < len(self.filled_R):
             for layer, (keys, values) in self.own.items():
@@ -141,10 +143,14 @@ class PrefixCache:
             self.padding_PL[:, None], -torch.inf
         )
 
-    def longest_sequence(self, new_tokens: int) -> int:
-        """Return the length of the longest sequence, its `new_tokens` included."""
-        own = 0 if self.filled_R is None else self.max_filled + new_tokens
-        return self.padding_PL.shape[1] + own
+    @property
+    def longest_sequence(self) -> int:
+        """The length of the longest sequence with its next token.
+
+        Drafted tokens behind that one do not count: what a completion's budget has no room for is
+        not kept.
+        """
+        return self.longest + (self.filled_R is not None)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Append keys and values (R, K, T, D); return the attention (R, T, H, D) to all so far.
@@ -384,7 +390,7 @@ def attention(
             "attention over shared prompts does not support"
         )
 
-    length = shared.longest_sequence(query.shape[2])
+    length = shared.longest_sequence
     if sliding_window and length > sliding_window:
         raise UserError(
             f"--model: its attention window is {sliding_window} tokens, but prompt and completion "

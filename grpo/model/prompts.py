@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from data.files import json_kind, read_text
 from data.text import escape_control, shortened
-from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render
+from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render, text_of
 from tasks.base import Problem, Task, UserError
 from tasks.supply import Examples
 
@@ -205,14 +205,14 @@ def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
     tokenizer = policy.tokenizer
     ids = policy.encode(problem)
     pattern, control_ids = controls_of(tokenizer)
-    text = tokenizer.decode(ids, skip_special_tokens=False)
+    text = text_of(tokenizer, ids)
     names = pattern.findall(text) if pattern else []
 
     # More names than control tokens: some of them are text.
     if pattern and len(names) > sum(token in control_ids for token in ids):
         parts: list[str] = []
         for is_control, run in groupby(ids, control_ids.__contains__):
-            part = tokenizer.decode(list(run), skip_special_tokens=False)
+            part = text_of(tokenizer, list(run))
             parts.append(part if is_control else pattern.sub(r"\\\g<0>", part))
         text = "".join(parts)
     return [escape_control(line) for line in text.split("\n")]

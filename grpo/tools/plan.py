@@ -23,6 +23,7 @@ from data.text import printable
 from grpo.config import Config
 from grpo.flags import parse as parse_training
 from grpo.model.adapter import adapter_of
+from grpo.model.context import context_of
 from grpo.model.encoding import prompt_tokens, target_length
 from grpo.model.llama import FAMILIES
 from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
@@ -68,7 +69,7 @@ def model_of(config: Config) -> Model:
 
     return Model(
         shape=shape_of(loaded, dtype.itemsize),
-        context=loaded.max_position_embeddings,
+        context=context_of(loaded, supports_windows=False)[0],
         vocabulary=loaded.vocab_size,
         size=size,
         trained=trained,

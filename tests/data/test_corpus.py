@@ -143,6 +143,13 @@ def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
     ]
 
 
+def test_a_chapter_of_a_book_is_no_text_of_its_own(tmp_path):
+    """It could belong to another split than the book."""
+    chapters = {name: numbered(name, 50) for name in "abc"}
+    put(tmp_path, **chapters, book=" ".join(chapters.values()), other=numbered("d", 50))
+    assert [document.title for document in load_texts(tmp_path)] == ["book.txt", "other.txt"]
+
+
 def test_one_file_of_texts(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"title": "x", "text": "two words"}\n')
     assert load_texts(tmp_path / "a.jsonl") == [Document("x", "two words")]
@@ -259,17 +266,24 @@ def test_merge_reports_adds_drops_and_refuses(tmp_path):
 
 
 def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
-    # 92 words have 88 runs of five; with k words more they are 88 of 88 + k: 88 / 110 = 0.8 and 88
-    # / 111 = 0.793.
-    old = numbered("a", 92)
-    into = put(tmp_path / "corpus", old=old)
+    # 104 words have 100 runs of five; their first 84 and 83 words have 80 and 79 of these.
+    into = put(tmp_path / "corpus", old=numbered("a", 104))
     lines = []
-    merge([put(tmp_path / "near", near=f"{old} {numbered('b', 22)}")], into, say=lines.append)
-    assert lines == [f"dropped  {tmp_path}/near/near.txt: repeats old (similarity 0.80)"]
-    merge([put(tmp_path / "far", far=f"{old} {numbered('b', 23)}")], into, say=lines.append)
-    assert lines[1].startswith(f"added    {tmp_path}/far/far.txt")
-    merge([put(tmp_path / "part", part=numbered("a", 60))], into, say=lines.append)  # 56 of 88
-    assert lines[2].startswith(f"added    {tmp_path}/part/part.txt")
+
+    def add(name, text):
+        merge([put(tmp_path / name, **{name: text})], into, say=lines.append)
+        return lines[-1]
+
+    more = numbered("b", 50)
+    assert add("near", f"{numbered('a', 84)} {more}") == (
+        f"dropped  {tmp_path}/near/near.txt: repeats old (similarity 0.80)"
+    )
+    assert add("far", f"{numbered('a', 83)} {more}").startswith(f"added    {tmp_path}/far/far.txt")
+
+    assert add("part", numbered("a", 60)).endswith("repeats old (similarity 1.00)")
+    assert add("whole", f"{numbered('a', 104)} {numbered('c', 500)}").endswith(
+        "repeats old (similarity 1.00)"
+    )
 
 
 def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):

@@ -121,6 +121,19 @@ def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens, ranks):
     )
 
 
+@given(GROUPS, st.lists(st.integers(0, 60), min_size=1, max_size=5))
+def test_ranks_whose_memory_differs_share_out_the_rows_all_the_same(shapes, micro_tokens):
+    """As when one of them has run out of memory: no row is left out, and none comes twice."""
+    groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
+    names = [
+        name
+        for rank, most in enumerate(micro_tokens)
+        for batch in cut(groups, most, rank=rank, ranks=len(micro_tokens))
+        for name in batch.names
+    ]
+    assert sorted(names) == sorted(name for batch in cut(groups, 0) for name in batch.names)
+
+
 def test_ranks_have_about_as_much_to_do():
     loads = [
         [

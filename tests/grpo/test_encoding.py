@@ -94,6 +94,27 @@ def without_template(tokenizer):
     return tokenizer
 
 
+def tidies_spaces() -> PreTrainedTokenizerFast:
+    """A tokenizer that takes the space before marks away, if it is let ("said ," to "said,")."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    texts = [problem.prompt for problem in problems(40)] + ODD
+    made.train_from_iterator(
+        texts,
+        trainers.UnigramTrainer(
+            vocab_size=700, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=CHAT,
+        clean_up_tokenization_spaces=True,
+    )
+
+
 KINDS = {
     "builtin": lambda: AutoTokenizer.from_pretrained(BUILTIN),
     "sentencepiece": lambda: sentencepiece(legacy=False),
@@ -278,6 +299,15 @@ def test_completions_without_control_tokens_read_as_ever(kind):
         (ids,) = plain_tokens(tokenizer, [text])
         for tokens in (ids, ids[: len(ids) // 2], [*ids, tokenizer.eos_token_id]):
             assert policy.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_spaces_before_marks_are_read_as_they_were_written():
+    tokenizer = tidies_spaces()
+    problem = TASK.problem("the old man said , no .".split(), "it was not here ,".split())
+    (ids,) = plain_tokens(tokenizer, [problem.target])
+    assert tokenizer.decode(ids) != problem.target  # otherwise nothing is shown
+    (score,) = TASK.score(problem, [policy_of(tokenizer).decode([*ids, tokenizer.eos_token_id])])
+    assert score.exact
 
 
 def test_control_tokens_inside_an_answer_cost_the_reward():

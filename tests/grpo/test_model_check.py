@@ -123,9 +123,7 @@ def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
 
 def attend(**arguments):
     """Call it with one token, as a layer does."""
-    shared = SimpleNamespace(
-        longest_sequence=lambda new_tokens: 9, attend=lambda *arguments: "attended"
-    )
+    shared = SimpleNamespace(longest_sequence=9, attend=lambda *arguments: "attended")
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)

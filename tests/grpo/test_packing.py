@@ -269,7 +269,7 @@ def test_a_shared_row_holds_every_beginning_once(groups):
     assert len(shared.predictors_U) == len(predicted)
     targets = torch.tensor([token for each in completions for token in each])
     assert shared.of_tokens(shared.distinct(targets)).equal(targets)
-    assert shared.longest_sequence(0) == alone.longest_sequence(0)
+    assert shared.longest_sequence == alone.longest_sequence
 
 
 @given(GROUPS, st.sampled_from([(2, 2), (4, 2), (3, 1)]))

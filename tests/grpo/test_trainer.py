@@ -76,6 +76,13 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     )
 
 
+def test_parity_is_demanded_only_before_the_weights_change(tiny_policy):
+    metrics = trainer_for(tiny_policy, epochs=2, parity_limit=1e-4).step().metrics
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    with pytest.raises(FloatingPointError, match="parity_limit is 1e-12"):
+        trainer_for(tiny_policy, parity_limit=1e-12).step()
+
+
 def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
     one, two, other = (
         trainer_for(tiny_policy),
@@ -174,6 +181,19 @@ def test_repeated_problems_are_counted(tiny_policy):
     first, second = (trainer.step().metrics for _ in range(2))
     assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
     assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
+
+
+def test_one_of_several_ranks_does_not_repeat_what_the_others_have_ended(tiny_policy, monkeypatch):
+    """When gradients have been exchanged, the others are not in the same place any more."""
+    trainer = trainer_for(tiny_policy)
+
+    def hungry(policy, optimizer, groups, settings, before):
+        optimizer.has_exchanged = True  # as `collect` does with several ranks
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(trainer_module, "update", hungry)
+    with pytest.raises(UserError, match="out of memory while the ranks exchanged .* --resume"):
+        trainer.step()
 
 
 def test_out_of_memory_is_answered_step_by_step(tiny_policy, monkeypatch):

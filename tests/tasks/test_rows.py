@@ -2,6 +2,7 @@
 
 import json
 import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_equal_prompts_are_one_problem_and_are_counted():
     task = rows(data)
     assert sum(len(task.problems(split)) for split in SPLITS) == 200
     assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
+
+
+def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
+    accents = [{"prompt": f"Où est l'élève {n} ?", "answer": str(n)} for n in range(100)]
+    again = [row | {"prompt": unicodedata.normalize("NFD", row["prompt"])} for row in accents]
+    task = rows(accents + again)
+    prompts = [one.prompt for split in SPLITS for one in task.problems(split)]
+    assert sorted(prompts) == sorted(row["prompt"] for row in accents)
+
+    long = " ".join(f"élève{n}" for n in range(20))
+    assert near_duplicates([unicodedata.normalize("NFD", long)], [long]) == [(0, 0)]
 
 
 def test_near_duplicates_across_splits_are_named():

@@ -55,7 +55,7 @@ def test_half_precision_has_the_gradient_of_float32_to_its_rounding(
                 )
         assert policy.fast_model is not None
         optimizer = sgd(policy, 0.0)
-        optimizer.step = lambda: None  # the gradients stay
+        optimizer.step = lambda **options: None  # the gradients stay
         policy.norm = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)[
             "grad_norm"
         ]

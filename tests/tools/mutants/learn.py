@@ -7,7 +7,21 @@ TRAINER = (
 
 # See `mutants`.
 TABLE = {
+    ("grpo/trainer.py", "grpo/test_trainer.py"): [
+        (
+            "parity is demanded after the weights have changed",
+            "Trainer.update_policy",
+            "replace(settings, parity_limit=0.0)",
+            "settings",
+        ),
+    ],
     ("grpo/learn/oom_retry.py", "grpo/test_trainer.py"): [
+        (
+            "one of several ranks repeats alone",
+            "OomRetry.run",
+            "self.optimizer.has_exchanged",
+            "False",
+        ),
         (
             "the decoder's memory is freed once",
             "OomRetry.run",
@@ -233,6 +247,13 @@ TABLE = {
             "[parts[number] for number in sorted(local)]",
             "parts",
         ),
+        (
+            "parts are cut by one rank's memory before they are dealt",
+            "micro_batches",
+            "_split(groups, rows, ranks)",
+            "[p for part in _split(groups, rows, ranks) for p in _cut(part, micro_tokens)]",
+        ),
+        ("micro-batches hold whole groups", "_cut", "not micro_tokens", "True"),
     ],
     ("grpo/learn/optimizer.py", "test_ranks.py"): [
         (
@@ -282,6 +303,7 @@ TABLE = {
             "weight.grad.clone()",
         ),
         ("weights stay behind their masters", "Optimizer.step", "self._publish()", "pass"),
+        ("no room is made for the second try", "Optimizer.step", "make_room()", "pass"),
         (
             "masters not saved",
             "Optimizer.state_dict",

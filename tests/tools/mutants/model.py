@@ -1,5 +1,8 @@
 """Mutants of the model."""
 
+# The body of `grpo.model.encoding.text_of`.
+TEXT_OF = "tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)"
+
 # See `mutants`.
 TABLE = {
     ("grpo/model/finite.py", "grpo/test_bad_numbers.py grpo/test_bad_scores.py"): [
@@ -236,15 +239,38 @@ TABLE = {
             "pass",
         ),
     ],
-    ("grpo/model/policy.py", "grpo/test_encoding.py"): [
+    ("grpo/model/context.py", "grpo/test_context.py"): [
+        ("windows are no limit", "context_of", "window and window < context", "False"),
+        ("windows that are off are a limit", "_window_of", "'sliding' in kind", "True"),
+        ("LongRoPE is no limit", "context_of", "original < context", "False"),
+    ],
+    ("grpo/model/prefix_cache.py", "grpo/test_context.py"): [
         (
-            "control tokens unseen",
-            "Policy.decode",
-            "self.tokenizer.decode(written, skip_special_tokens=False)",
-            "self.tokenizer.decode(written, skip_special_tokens=True)",
+            "padded prompts count",
+            "PrefixCache.reorder",
+            "lengths_R.max()",
+            "filled_R.max() + self.padding_PL.shape[1]",
+        ),
+        (
+            "nothing outgrows the window",
+            "PrefixCache.reorder",
+            "lengths_R.max()",
+            "filled_R.max()",
         ),
     ],
     ("grpo/model/encoding.py", "grpo/test_encoding.py"): [
+        (
+            "control tokens unseen",
+            "text_of",
+            TEXT_OF,
+            TEXT_OF.replace("skip_special_tokens=False", "skip_special_tokens=True"),
+        ),
+        (
+            "spaces before marks cleaned up",
+            "text_of",
+            TEXT_OF,
+            TEXT_OF.replace(", clean_up_tokenization_spaces=False", ""),
+        ),
         (
             "texts of control tokens not looked for",
             "prompt_tokens",

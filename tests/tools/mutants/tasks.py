@@ -58,7 +58,19 @@ TABLE = {
         ),
     ],
     ("data/corpus.py", "data/test_corpus.py"): [
-        ("the user's texts repeat", "without_repeats", "shingles.add(document)", "pass"),
+        (
+            "a book with the chapter is no repeat",
+            "_Shingles.nearest",
+            "min(len(own), self._sizes[title])",
+            "max(len(own), self._sizes[title])",
+        ),
+        (
+            "the chapter is kept instead of the book",
+            "without_repeats",
+            "-len(documents[i].words)",
+            "len(documents[i].words)",
+        ),
+        ("the user's texts repeat", "without_repeats", "shingles.add(documents[number])", "pass"),
     ],
     ("data/foreign.py", "data/test_foreign.py"): [
         (
