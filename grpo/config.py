@@ -733,6 +733,9 @@ def is_score_range(limits: Sequence[Any]) -> bool:
     return are_numbers and len(limits) == 2 and 0 <= limits[0] <= limits[1] <= 1
 
 
+# Settings whose values may be the words on and off or a number, which YAML does not read as text.
+WORDS = ("draft", "preflight", "warm_start")
+
 # Settings that are at least 0.
 FROM_ZERO = (
     "shots",
@@ -812,6 +815,8 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         values["keep_difficulty"] = list(MIDDLING) if values["keep_difficulty"] else None
     kinds = get_type_hints(Config)
     for name, value in values.items():
+        if name in WORDS:
+            values[name] = value = _word(value)
         if name not in kinds:
             near = difflib.get_close_matches(str(name), kinds, 1)
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
@@ -824,6 +829,17 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             names = " or ".join(each.__name__ for each in allowed)
             raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
     return values
+
+
+def _word(value: Any) -> Any:
+    """Return a word or number that YAML has read as something else, as it was written.
+
+    >>> _word(False), _word(True), _word(8), _word("auto")
+    ('off', 'on', '8', 'auto')
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) if isinstance(value, int) else value
 
 
 def load_config(path: Path) -> Config:

@@ -103,9 +103,15 @@ class Rows:
     ):
         options = RowOptions(**given)
         if data is None:
-            raise UserError("--task data: give your problems by --data FILE")
+            raise UserError(
+                "--task data: give your problems by --data FILE; a run whose rows were given in "
+                "Python continues with train(rows, reward, resume=...)"
+            )
         if reward_file is None and not reward_functions:
-            raise UserError("--data: give a reward function by --reward-file path/to/file.py:name")
+            raise UserError(
+                "--data: give a reward function by --reward-file path/to/file.py:name; a run whose "
+                "reward was given as a Python function continues with train(..., resume=...)"
+            )
 
         self.program = file_of(reward_file)
         self.from_python = reward_file is None or not isinstance(data, str | Path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from data.errors import UserError
 from tasks.checks import calling
-from tasks.protocol import Problem, Score, Task
+from tasks.protocol import Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
@@ -101,7 +101,7 @@ def _all_checked(
 
 
 def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
-    """Return `score` with Python's numbers and its value.
+    """Return `score` with Python's numbers and its value; an answer of value 1 is exact.
 
     Raises ValueError, which says what is wrong; `whose` names the completion.
     """
@@ -121,7 +121,8 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     if not isinstance(score.parts, Mapping):
         raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
     parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
-    return replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
+    checked = replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
+    return replace(checked, exact=is_right(checked))
 
 
 def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:

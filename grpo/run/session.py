@@ -136,9 +136,9 @@ class Run:
 
         if self.config.start:
             self._begin_after(Path(self.config.start))
-        if self.config.preflight == "off":
-            return None
-        start = preparation.make_preflight(self.context)
+        start = None
+        if self.config.preflight != "off":
+            start = preparation.make_preflight(self.context)
         self._record_levels()
         return start
 
