@@ -182,6 +182,12 @@ def check_output(path: str, flag: str) -> None:
     if target.is_dir():
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
     if target.exists():
+        is_of_run = (target.parent / "config.yaml").exists()
+        if is_of_run and target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
+            raise UserError(
+                f"{flag} {path}: belongs to the run in {target.parent}, and would be overwritten; "
+                "give another path"
+            )
         return
     folder = next(one for one in target.parents if one.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):

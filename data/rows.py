@@ -37,6 +37,8 @@ def _read_named(name: str) -> list[Row]:
     path = Path(name)
     if path.suffix == ".parquet":
         return _read_parquet(path)
+    if path.suffix in (".csv", ".tsv", ".xlsx") and path.exists():
+        raise UserError(f"{name}: is a table of another format; give a .jsonl or .parquet file")
     if path.suffix in (".jsonl", ".json", ".ndjson") or path.exists():
         return list(read_jsonl(path))
     if path.suffix or path.is_absolute():

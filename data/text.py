@@ -57,3 +57,11 @@ def shortened(text: str, most: int = 80) -> str:
         return shown
     half = most // 2
     return f"{shown[:half]} … {shown[-half:]}"
+
+
+def shown(value: object) -> str:
+    """Return the `repr` of a user's value, shortened; the name of its type if it has none."""
+    try:
+        return shortened(repr(value))
+    except Exception:
+        return f"a value of type {type(value).__name__}"

@@ -7,11 +7,13 @@ its help text.
 
 import dataclasses
 import difflib
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -607,11 +609,15 @@ class Config:
                 yield name, value is None or value <= MOST, f"give {MOST:,} or less"
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
-            yield name, value is None or value > 0, "give a number above 0"
+            yield name, value is None or 0 < value <= MOST, f"give a number above 0, up to {MOST:,}"
 
         fix = "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "group_size", self.group_size >= 2, fix
         yield "shots", self.shots <= MOST_SHOTS, f"give {MOST_SHOTS} or less"
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            yield spec.name, is_finite, "give a finite number"
         yield "temperature", self.temperature > 0, "give a number above 0"
         yield "top_p", 0 < self.top_p <= 1, "give a number above 0 and up to 1"
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
@@ -815,8 +821,6 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         values["keep_difficulty"] = list(MIDDLING) if values["keep_difficulty"] else None
     kinds = get_type_hints(Config)
     for name, value in values.items():
-        if name in WORDS:
-            values[name] = value = _word(value)
         if name not in kinds:
             near = difflib.get_close_matches(str(name), kinds, 1)
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
@@ -825,10 +829,39 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         kind = kinds[name]
         members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
         allowed = [get_origin(member) or member for member in members]
+        values[name] = value = _as_meant(value, name, allowed)
         if not any(_is(value, each) for each in allowed):
-            names = " or ".join(each.__name__ for each in allowed)
+            names = " or ".join(each.__name__ for each in allowed if each is not NoneType)
             raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
+        if name == "task_options":
+            values[name] = _options(value, where)
     return values
+
+
+def _as_meant(value: Any, name: str, allowed: Collection[type]) -> Any:
+    """Return what a user means by `value` where YAML reads something else.
+
+    YAML 1.1 has no "1e-4" among its numbers, and reads "off" as False.
+    """
+    if name in WORDS:
+        return _word(value)
+    if float in allowed and str not in allowed and isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _options(options: Mapping[Any, Any], where: str) -> dict[str, str]:
+    """Return the options of a task as texts. Raises UserError for values that are no text."""
+    found = {}
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise UserError(
+                f"{where}: task_options has {name}: {value!r}; give it as on the command line, as "
+                "a text"
+            )
+        found[str(name)] = str(value)
+    return found
 
 
 def _word(value: Any) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from data.errors import UserError
-from data.text import shortened
+from data.text import shortened, shown
 from tasks.protocol import Problem, Task
 
 FIELDS: dict[str, type] = {
@@ -65,7 +65,10 @@ def raised(what: str, error: BaseException) -> TaskError:
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
 
-    said = shortened(" ".join(str(error).split()), 300)
+    try:
+        said = shortened(" ".join(str(error).split()), 300)
+    except Exception:  # the text of an exception is made by the user's code, too
+        said = ""
     reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
@@ -85,6 +88,11 @@ def check_task(task: Any, spec: str) -> None:
     rewards = getattr(task, "rewards", ())
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
         raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
+
+    for name in ("metric", "level_unit"):
+        text = getattr(task, name, "")
+        if not isinstance(text, str):
+            raise UserError(f"{where}: {name} is {text!r}; it must be a text")
 
     level = getattr(task, "default_level", 1)
     if isinstance(level, bool) or not isinstance(level, int):
@@ -111,9 +119,7 @@ def check_problem(problem: Any, where: str) -> None:
     for name, kind in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TaskError(
-                f"{where}: {name} is {shortened(repr(value))}; it must be {_KINDS[kind]}"
-            )
+            raise TaskError(f"{where}: {name} is {shown(value)}; it must be {_KINDS[kind]}")
         if isinstance(value, str):
             _check_text(value, f"{where}: {name}")
     if not problem.key:

@@ -37,9 +37,9 @@ def near_duplicates(
     pairs = []
     for i, members in enumerate(sets):
         candidates = {j for member in _rarest(members, counts, overlap) for j in by_member[member]}
-        alike = [j for j in candidates if _overlap(members, known_sets[j]) >= overlap]
-        if alike:
-            pairs.append((i, min(alike)))
+        alike = (j for j in sorted(candidates) if _overlap(members, known_sets[j]) >= overlap)
+        if (first := next(alike, None)) is not None:
+            pairs.append((i, first))
     return pairs
 
 

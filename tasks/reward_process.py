@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any, BinaryIO
 
 from data.errors import UserError
-from data.text import shortened
+from data.text import shown
 from tasks.checks import raised
 from tasks.own_files import load_function
 
@@ -161,7 +161,7 @@ def _answer(function: Callable, line: bytes) -> dict[str, Any]:
         json.dumps(plain)
     except (TypeError, ValueError):
         return {
-            "failed": f"returned {shortened(repr(result))}; it must return a finite number, or a "
+            "failed": f"returned {shown(result)}; it must return a finite number, or a "
             "mapping of components to finite numbers"
         }
     return {"result": plain}

@@ -24,7 +24,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from data.errors import UserError
-from data.text import shortened
+from data.text import shown
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
 from tasks.scoring import Range, finite_number, is_within
@@ -267,7 +267,7 @@ def _listed(returned: Any, size: int, whose: str) -> list[Any]:
         returned = returned.tolist()
     if isinstance(returned, str | Mapping) or not isinstance(returned, Sequence):
         raise UserError(
-            f"{whose}: returned {shortened(repr(returned))}; it must return a list with one "
+            f"{whose}: returned {shown(returned)}; it must return a list with one "
             "result for each completion"
         )
     if len(returned) != size:
@@ -305,7 +305,7 @@ def _checked(result: Any, name: str, whose: str) -> _Result:
         if number is None:
             which = f"{key!r}: " if is_named else ""
             raise UserError(
-                f"{whose}: returned {which}{shortened(repr(value))}; it must return a finite "
+                f"{whose}: returned {which}{shown(value)}; it must return a finite "
                 "number, or a mapping of components to finite numbers"
             )
         components[key] = number

@@ -57,8 +57,8 @@ class RowOptions:
         columns = _pairs(self.columns, "--columns")
         flags = {
             "columns": ",".join(f"{name}={column}" for name, column in columns.items()),
-            "reward-range": ",".join(f"{end:g}" for end in _range(self.reward_range)),
-            "reward-weights": ",".join(f"{k}={v:g}" for k, v in self.weights().items()),
+            "reward-range": ",".join(map(_written, _range(self.reward_range))),
+            "reward-weights": ",".join(f"{k}={_written(v)}" for k, v in self.weights().items()),
         }
         return {name: text for name, text in flags.items() if text}
 
@@ -218,6 +218,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     # The key is computed last, because it takes texts that have been checked.
     problem = Problem(task, level, prompt, "", "unchecked", data)
     check_problem(problem, where)
+    if level < 1:
+        raise UserError(f"{where}: level is {level}; give 1 or more")
     return replace(problem, key=_key(prompt, messages))
 
 
@@ -319,6 +321,15 @@ def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
             raise UserError(f"{flag} {given}: give name=value,name=value")
         pairs[name.strip()] = value.strip()
     return pairs
+
+
+def _written(number: float) -> str:
+    """Return `number` as a text that reads as the same number.
+
+    >>> _written(1.0), _written(1 / 3)
+    ('1', '0.3333333333333333')
+    """
+    return repr(number).removesuffix(".0")
 
 
 def _range(given: str | Iterable[float]) -> tuple[float, float]:

@@ -2,13 +2,15 @@
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
 from tasks.checks import calling
-from tasks.protocol import Problem, Score, Task, is_right
+from tasks.protocol import COMPONENT, TRAP, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
@@ -49,7 +51,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     UserError if `score` raises an exception, or if it returns anything but one Score for each
     completion, with finite numbers within the task's range and parts that JSON can represent.
     """
-    with calling(f"task {task.name}, problem {problem.key}: score()"):
+    where = f"task {task.name}, problem {problem.key}: score()"
+    with _in_place(where), calling(where):
         scores = list(task.score(problem, completions))
     return _all_checked(task, problem, completions, scores)
 
@@ -66,7 +69,8 @@ def scores_of_groups(
     if score_groups is None:
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
-    with calling(f"task {task.name}: score_groups()"):
+    where = f"task {task.name}: score_groups()"
+    with _in_place(where), calling(where):
         found = list(score_groups(groups))
     if len(found) != len(groups):
         raise UserError(
@@ -77,6 +81,26 @@ def scores_of_groups(
         _all_checked(task, problem, completions, list(scores))
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
+
+
+@contextmanager
+def _in_place(where: str) -> Iterator[None]:
+    """Raise UserError, which begins with `where`, if the block changes the working directory.
+
+    It belongs to the whole process, and the files of a run are found from there. It is restored.
+    """
+    before = os.getcwd()
+    yield
+    try:
+        after = os.getcwd()
+    except FileNotFoundError:
+        after = "a folder that is gone"
+    if after != before:
+        os.chdir(before)
+        raise UserError(
+            f"{where} changed the working directory to {after}; give subprocess a cwd=..., or run "
+            "rewards in processes of their own (--reward-workers processes:4)"
+        )
 
 
 def _all_checked(
@@ -121,6 +145,12 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     if not isinstance(score.parts, Mapping):
         raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
     parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
+    for name, part in parts.items():
+        if name == TRAP and not isinstance(part, str | None):
+            raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
+        is_number = isinstance(part, int | float) and not isinstance(part, bool)
+        if name.startswith(COMPONENT) and not is_number:
+            raise ValueError(f"{name!r} {part!r} {whose}; a component of the reward is a number")
     checked = replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
     return replace(checked, exact=is_right(checked))
 

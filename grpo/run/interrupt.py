@@ -37,6 +37,7 @@ class Interrupt:
         self.wanted: signal.Signals | None = None
         self.time = 0.0  # of the first signal, by the monotonic clock
         self.earlier: dict[int, Any] = {}
+        self.process = os.getpid()
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
@@ -52,7 +53,15 @@ class Interrupt:
         self.earlier = {}
 
     def note(self, number: int, _: object) -> None:
-        """Remember the first signal, and announce how the run ends; pass a second one on."""
+        """Remember the first signal, and announce how the run ends; pass a second one on.
+
+        A process that was forked from this one, e.g. by a reward function, is no run: there the
+        signal does what it did before.
+        """
+        if os.getpid() != self.process:
+            signal.signal(number, self.earlier[number])
+            signal.raise_signal(number)
+            return
         if number == HANGUP and self.wanted:
             return
         if self.wanted and self.wanted != HANGUP:

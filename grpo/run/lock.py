@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from data.files import open_own
 from tasks.base import UserError
@@ -12,6 +13,22 @@ try:
     import fcntl
 except ImportError:  # on Windows there is no lock
     fcntl = None  # type: ignore[assignment]  # the standard way to mark a missing module
+
+
+# Files that are locked now. A forked process inherits the lock with the open file, and would still
+# hold it when this process has been killed.
+_HELD: set[IO[str]] = set()
+
+
+def _let_go() -> None:
+    """Close the locked files in a process that has just been forked; the lock stays with us."""
+    for file in _HELD:
+        os.close(file.fileno())
+    _HELD.clear()
+
+
+if fcntl:
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -33,4 +50,8 @@ def locked(folder: Path) -> Iterator[None]:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
-        yield
+        _HELD.add(file)
+        try:
+            yield
+        finally:
+            _HELD.discard(file)

@@ -22,6 +22,7 @@ class OpenedRun:
 
     - `checkpoint`: where a resumed run continues; None for a new run;
     - `warnings`: what the user should know about the checkpoint;
+    - `checkpoints`: the names of all its checkpoints when it was opened;
     - `found`: the settings in config.yaml of a resumed run;
     - `accept`: the kinds of sources that may have changed since the checkpoint was saved.
     """
@@ -29,6 +30,7 @@ class OpenedRun:
     folder: Path
     checkpoint: Path | None = None
     warnings: Sequence[str] = ()
+    checkpoints: frozenset[str] = frozenset()
     found: Mapping[str, Any] = field(default_factory=dict)
     accept: Sequence[str] = ()
 
@@ -67,12 +69,29 @@ def _way_on(folder: Path) -> str:
     return f"it has no valid checkpoint: give another name, or remove it (rm -r {shown})"
 
 
+def require_unchanged(opened: OpenedRun) -> None:
+    """Raise UserError if a resumed run, which is locked now, was continued since it was opened.
+
+    To continue it from the older checkpoint would remove the other process's steps.
+    """
+    if _checkpoint_names(opened.folder) != opened.checkpoints:
+        raise UserError(
+            f"{opened.folder}: another process has continued this run meanwhile; give --resume "
+            "again"
+        )
+
+
+def _checkpoint_names(folder: Path) -> frozenset[str]:
+    return frozenset(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
     """Return the run that --resume names, with the settings that it may change."""
     assert config.resume is not None
     path = latest_run(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
+    before = _checkpoint_names(folder)
 
     steps = given.get("steps")
     done = step_of(checkpoint)
@@ -103,5 +122,6 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
                 f"{', '.join(ON_RESUME)} can be changed"
             )
 
-    opened = OpenedRun(folder, checkpoint, warnings, saved, names_in(config.accept_changes))
+    accept = names_in(config.accept_changes)
+    opened = OpenedRun(folder, checkpoint, warnings, before, saved, accept)
     return opened, Config(**{**saved, **changed})

@@ -48,7 +48,8 @@ class Saver:
         console: Display,
         dependencies: Callable[[], dict[str, Any]],
     ):
-        self.folder = folder
+        # Absolute, because a reward may change the working directory while a checkpoint is written.
+        self.folder = folder.absolute()
         self.config = config = trainer.config
         self.trainer = trainer
         self.ranks = trainer.ranks

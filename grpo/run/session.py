@@ -91,8 +91,14 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         if self.opened.checkpoint is None:
+            try:
+                self.folder.mkdir(parents=True)
+            except FileExistsError as error:
+                raise UserError(
+                    f"{self.folder}: another run has been started there meanwhile; start this one "
+                    "again, with another --name"
+                ) from error
             locks.enter_context(locked(self.folder))
 
         done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0

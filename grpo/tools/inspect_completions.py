@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from data.files import check_output
 from data.text import escape_control
 from grpo.records import Group
 from grpo.run.reader import RunData, rollout_record
@@ -173,12 +174,14 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
 
     show_table(
         console,
-        [line for line in lines if line["figure"] != "advantages"],
+        [line for line in lines if line["figure"] not in ("texts", "advantages")],
         {"stored": ("stored", ".17g"), "repeated": ("again", ".17g")},
         {"": lambda line: line["figure"], "same": same},
     )
-    verb = "are the same" if lines[-1]["same"] else "differ"
-    console.print(f"advantages from the stored rewards: they {verb}")
+    for line in lines[-2:]:
+        source = {"texts": "tokens", "advantages": "rewards"}[line["figure"]]
+        verb = "are the same" if line["same"] else "differ"
+        console.print(f"{line['figure']} from the stored {source}: they {verb}")
 
     start = "the model that the run began with"
     if result["start"]:
@@ -195,6 +198,7 @@ def export_rollouts(run: RunData, arguments: argparse.Namespace, console: Consol
     records = (
         record for record in run.each_rollout(steps) if arguments.level in (None, record["level"])
     )
+    check_output(str(arguments.output), "export")
     count = export(arguments.output, records)
     console.print(f"{arguments.output}: {count:,} completions of {len(steps)} steps")
 

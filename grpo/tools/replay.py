@@ -1,7 +1,8 @@
 """Repeat a stored step: the update from its stored completions.
 
 Sampling is not repeated: completions, rewards and the sampler's log-probabilities come from the
-rollout files. The policy before the step is that of the nearest earlier checkpoint, or the one with
+rollout files. Their texts are compared with their tokens, and the means of their rewards with those
+in metrics.jsonl. The policy before the step is that of the nearest earlier checkpoint, or the one with
 which the run began; the stored steps between are repeated as well.
 
 On a CPU with the same number of threads the result is identical to the last bit. With another
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config, load_config
+from grpo.group_metrics import first_tries
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.own_loss import require_trusted_loss
 from grpo.learn.update import completion_logprobs
@@ -26,18 +28,24 @@ from grpo.run.checkpoint import checkpoints, load_optimizer, step_of
 from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
+from grpo.training.metrics import reward_metrics
 from tasks.base import UserError, load_task, require_trusted_task
 
 # The programs of a run that the user allows to be executed.
 Allowed = Collection[str | None]
 
-# What is compared: metrics of the update, and the advantages.
+# What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (
+    "reward",
+    "reward_std",
+    "value",
+    "exact",
     "loss",
     "grad_norm",
     "entropy",
     "kl",
     "sampling/sampling_logp_difference/max",
+    "texts",
     "advantages",
 )
 
@@ -59,10 +67,17 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
         )
 
     trainer, start = trainer_before(run, step, allowed)
-    groups = kept_groups(run, step)
-    stored_figures = {**stored, "advantages": [group.advantages for group in groups]}
+    everything, groups = run.groups(step), kept_groups(run, step)
+    completions = [completion for group in everything for completion in group.completions]
+    stored_figures = {
+        **stored,
+        "texts": [completion.text for completion in completions],
+        "advantages": [group.advantages for group in groups],
+    }
     repeated = {
         **trainer.update_policy(step, groups),
+        **reward_metrics(first_tries(everything)),
+        "texts": [trainer.policy.decode(completion.tokens) for completion in completions],
         "advantages": trainer.compute_advantages(groups),
     }
 

@@ -23,7 +23,7 @@ from grpo.run.dependencies import Dependencies
 from grpo.run.display import Output
 from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
-from grpo.run.opening import open_run
+from grpo.run.opening import open_run, require_unchanged
 from grpo.run.session import Run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, RunFormat
@@ -115,6 +115,7 @@ def start_run(
             # A resumed run is locked from here on, a new one when its directory is made.
             if opened.checkpoint and ranks.is_rank0:
                 locks.enter_context(locked(opened.folder))
+                require_unchanged(opened)
 
             with Interrupt() as interrupt, console:
                 with console.loading(config.model):

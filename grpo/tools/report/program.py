@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.files import check_output
 from data.text import printable
 from grpo.run.reader import load_run
 from grpo.tools.report.live import serve
@@ -37,6 +38,8 @@ def report(argv: Sequence[str] | None) -> int:
     if arguments.live:
         serve(arguments.runs, arguments.port)
 
+    if arguments.output:
+        check_output(str(arguments.output), "--output")
     runs = [load_run(path) for path in arguments.runs]
     output = write_report(runs, arguments.output, arguments.megabytes)
     size = f"{output.stat().st_size / 1e6:.1f} MB"
