@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,81 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
             path: before[path] for path in before if path.name != ".lock"
         }
     assert train.main(resume) == 0
+
+
+def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(
+    tmp_path, monkeypatch, capsys, flags
+):
+    """While its model is loaded, another run of the same name may begin and even end."""
+    monkeypatch.chdir(tmp_path)
+
+    def slow(*arguments, **options):
+        Path("runs/a").mkdir(parents=True)
+        Path("runs/a/config.yaml").write_text("another run's")
+        return load_policy(*arguments, **options)
+
+    load_policy = train.load_policy
+    monkeypatch.setattr(train, "load_policy", slow)
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 2
+    assert "runs/a: another run has been started there meanwhile" in capsys.readouterr().err
+    assert [path.name for path in Path("runs/a").iterdir()] == ["config.yaml"]
+    assert Path("runs/a/config.yaml").read_text() == "another run's"
+
+
+def test_a_run_that_was_continued_meanwhile_keeps_its_steps(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    later = Path("runs/a/checkpoints/step-000099")
+
+    def slow(*arguments):
+        later.mkdir()
+        return load_parts(*arguments)
+
+    load_parts = train.load_parts
+    monkeypatch.setattr(train, "load_parts", slow)
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 2
+    assert "runs/a: another process has continued this run meanwhile" in capsys.readouterr().err
+    assert later.exists()
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from grpo.run.interrupt import Interrupt
+from grpo.run.lock import locked
+
+with locked(Path(sys.argv[1])), Interrupt():
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    time.sleep(60)
+    os._exit(0)
+"""
+
+
+def test_a_process_that_a_reward_has_forked_is_no_run(tmp_path):
+    """It does not hold the lock of a run that was killed, and a SIGTERM ends it at once."""
+    house = Path(__file__).resolve().parent.parent
+    run = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=house,
+        env={**os.environ, "PYTHONPATH": str(house)},
+    )
+    with run:
+        assert run.stdout is not None
+        child = int(run.stdout.readline())
+        run.kill()
+        run.wait()
+        with locked(tmp_path):
+            pass
+
+        start = time.monotonic()
+        os.kill(child, signal.SIGTERM)
+        run.stdout.read()  # until the child has closed its end
+        assert time.monotonic() - start < 30
 
 
 def test_two_new_runs_of_one_name(tmp_path):

@@ -23,7 +23,7 @@ _HELD: set[IO[str]] = set()
 def _let_go() -> None:
     """Close the locked files in a process that has just been forked; the lock stays with us."""
     for file in _HELD:
-        os.close(file.fileno())
+        file.close()
     _HELD.clear()
 
 

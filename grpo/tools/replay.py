@@ -2,8 +2,8 @@
 
 Sampling is not repeated: completions, rewards and the sampler's log-probabilities come from the
 rollout files. Their texts are compared with their tokens, and the means of their rewards with those
-in metrics.jsonl. The policy before the step is that of the nearest earlier checkpoint, or the one with
-which the run began; the stored steps between are repeated as well.
+in metrics.jsonl. The policy before the step is that of the nearest earlier checkpoint, or the one
+with which the run began; the stored steps between are repeated as well.
 
 On a CPU with the same number of threads the result is identical to the last bit. With another
 machine, library version or number of threads, rounding differs, and differences in the last digits

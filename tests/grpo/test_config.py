@@ -312,6 +312,10 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
         ("{temprature: 1}", "--config: unknown key temprature; did you mean temperature?"),
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
         ("{epochs: 0}", "--config: epochs 0: give 1 or more"),
+        ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),
+        ("{temperature: .inf}", "temperature inf: give a finite number"),
+        ("{clip_high: 1.0e+300}", "clip_high 1e+300: give a number above 0, up to 1,000,000,000"),
+        ("{task_options: {operands: [2]}}", "task_options has operands: [2]; give it as on the"),
         ("{start: x}", "--config: start is filled in by the run; leave it out"),
         ("none.yaml", "none.yaml"),
     ],
@@ -321,6 +325,14 @@ def test_bad_settings_are_named(source, line, tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         parse(["--config", source])
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_settings_are_taken_as_they_are_meant():
+    """YAML reads off as False, 8 as a number, and 1e-4 as a text."""
+    text = "{draft: 8, preflight: off, warm_start: off, learning_rate: 1e-4, task_options: {a: 2}}"
+    config, _ = parse(["--config", text])
+    assert (config.draft, config.preflight, config.warm_start) == ("8", "off", "off")
+    assert config.learning_rate == 1e-4 and config.task_options == {"a": "2"}
 
 
 def test_a_setting_used_as_a_flag_is_explained():

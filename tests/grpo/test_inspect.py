@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -309,6 +310,13 @@ def test_export(run, tmp_path, capsys, monkeypatch):
     assert "No such file" in said(capsys, run, "export", tmp_path / "no" / "a.csv", status=2).err
 
 
+def test_an_export_does_not_replace_a_file_of_the_run(copied, capsys):
+    before = (copied / "metrics.jsonl").read_bytes()
+    err = said(capsys, copied, "export", copied / "metrics.jsonl", status=2).err
+    assert "metrics.jsonl: belongs to the run in " in err
+    assert (copied / "metrics.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "step", [1, 3, 4]
 )  # from the first model; from the checkpoint before; from one two steps before
@@ -333,6 +341,18 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
         "advantages from the stored rewards: they differ"
         in said(capsys, copied, "replay", 3, status=1).out
     )
+    kept.scores[:] = [Score(score.reward + 0.125, score.parts) for score in kept.scores]
+    write_rollouts(path, groups, step=3)
+    assert "it differs" in said(capsys, copied, "replay", 3, status=1).out
+
+    path = copied / "rollouts" / "step-000001.jsonl.zst"
+    groups = groups_of(path)
+    completion = groups[0].completions[0]
+    groups[0].completions[0] = replace(completion, text="another text")
+    write_rollouts(path, groups, step=1)
+    out = said(capsys, copied, "replay", 1, status=1).out
+    assert "texts from the stored tokens: they differ" in out
+
     lines = read_metrics(copied / "metrics.jsonl")
     lines[1]["loss"] += 1e-12
     (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.rows import read_rows
 from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
 from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
-from tasks.rows import Rows
+from tasks.rows import RowOptions, Rows
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
 
@@ -93,6 +93,17 @@ def test_equal_prompts_are_one_problem_and_are_counted():
     task = rows(data)
     assert sum(len(task.problems(split)) for split in SPLITS) == 200
     assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
+
+
+def test_numbers_are_recorded_whole():
+    """A run that is resumed by the command line has the rewards that it began with."""
+    flags = RowOptions(reward_range=(0, 1234564), reward_weights={"a": 1 / 3}).as_flags()
+    assert flags["reward-range"] == "0,1234564"
+    assert flags["reward-weights"] == "a=0.3333333333333333"
+
+
+def test_a_level_is_at_least_one():
+    refused("row 1: level is 0; give 1 or more", lambda: rows([ROWS[0] | {"level": 0}]))
 
 
 def test_a_prompt_in_another_unicode_form_is_the_same_prompt():

@@ -3,7 +3,9 @@ in one line.
 """
 
 import json
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +141,39 @@ def test_an_end_that_rounding_has_passed_is_the_end():
     scores = checked(Score(np.float32(1) + np.float32(1.2e-7)), Score(-1e-9), Score(1 + 2e-16))
     assert [score.reward for score in scores] == [1.0, 0.0, 1.0]
     assert refused(Score(1.00001)).startswith("a reward of 1.00001 for completion 1")
+
+
+def test_an_answer_of_the_highest_value_is_exact():
+    full, part = checked(Score(1.0), Score(0.5, value=0.75))
+    assert full.exact and not part.exact
+
+
+@pytest.mark.parametrize(
+    "parts, line",
+    [
+        ({"trap": 1}, "'trap' 1 for completion 1; give the name of a trap, or None"),
+        ({"reward/x": "a"}, "'reward/x' 'a' for completion 1; a component of the reward is a"),
+        ({"reward/x": True}, "'reward/x' True for completion 1; a component of the reward is a"),
+    ],
+)
+def test_parts_with_a_meaning_have_its_type(parts, line):
+    """A run would write what its own reader refuses."""
+    assert refused(Score(0.5, parts)).startswith(line)
+
+
+def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
+    """The run's files would be looked for in another folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+
+    class Moves(Given):
+        def score(self, problem, completions):
+            os.chdir("below")
+            return [Score(0.5)]
+
+    with pytest.raises(UserError, match=r"score\(\) changed the working directory to .*/below;"):
+        scores_of(Moves([]), PROBLEM, ["text"])
+    assert Path.cwd() == tmp_path
 
 
 @pytest.mark.parametrize(
