@@ -12,6 +12,7 @@ A run writes the same files as with `train.py`, so it can be resumed, replayed, 
 reported.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -115,6 +116,8 @@ def _given(
     data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], FromPython]:
     """Return the settings that the arguments of `train` give, and the Python values."""
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UserError("train(): callbacks must be a list of functions")
     of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
 
@@ -174,8 +177,19 @@ class Model:
         The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
         an answer in the model's context.
         """
-        if isinstance(prompts, str):
-            raise UserError("generate: give a list of prompts")
+        is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+        if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
+            raise UserError("generate: give a list of prompts, which are texts")
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+            raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give a whole number")
+        if max_new_tokens < 1:
+            raise UserError(f"generate: max_new_tokens is {max_new_tokens}; give 1 or more")
+        if not 0 <= temperature < math.inf:
+            raise UserError(f"generate: temperature is {temperature}; give a number from 0 up")
+        if not 0 < top_p <= 1:
+            raise UserError(f"generate: top_p is {top_p}; give a number above 0 and up to 1")
+        if not prompts:
+            return []
         encoded = self._encode(prompts)
         rooms = [self._policy.context - len(prompt) for prompt in encoded]
         if min(rooms, default=1) < 1:

@@ -125,12 +125,25 @@ def check_problem(problem: Any, where: str) -> None:
     if not problem.key:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
+    turns = problem.data.get("messages") or []
+    if not isinstance(turns, list | tuple) or not all(map(_is_turn, turns)):
+        raise TaskError(
+            f"{where}: messages are {shown(turns)}; give a list of turns, each with role and "
+            "content, which are texts"
+        )
+
     try:
         _check_text(json.dumps(problem.data, ensure_ascii=False), f"{where}: data")
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
+
+
+def _is_turn(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and all(
+        isinstance(turn.get(name), str) for name in ("role", "content")
+    )
 
 
 _KINDS = {str: "a text", int: "a whole number", Mapping: "a mapping"}

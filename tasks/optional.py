@@ -1,9 +1,11 @@
 """What a task may have besides `make` and `score`. All of it is optional."""
 
 import numbers
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from data.errors import UserError
+from data.text import shown
 from tasks.checks import CheckedGuess, calling
 from tasks.protocol import Problem, Task, key_of
 
@@ -117,19 +119,28 @@ def problems_of(task: Task, split: str) -> list[Problem]:
 
     Training repeats such a set in epochs.
     """
-    return list(getattr(task, "problems", lambda split: ())(split))
+    where = f"task {task.name}: problems()"
+    with calling(where):
+        found = list(getattr(task, "problems", lambda split: ())(split))
+    for each in found:
+        if not isinstance(each, Problem):
+            raise UserError(f"{where} returned {shown(each)} among them; it must return Problems")
+    return found
 
 
 def notes_of(task: Task) -> list[str]:
     """Return what the user should know about the task's problems before training."""
-    return list(getattr(task, "notes", ()))
+    notes = getattr(task, "notes", ())
+    if isinstance(notes, str) or not isinstance(notes, Iterable):
+        raise UserError(f"task {task.name}: notes is {shown(notes)}; it must be a list of texts")
+    return [str(note) for note in notes]
 
 
 def mistakes_of(task: Task) -> dict[str, str]:
     """Return what the labels `trap` and `reason` in the parts of the task's scores mean, in words,
     e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
     """
-    return dict(getattr(task, "mistakes", {}))
+    return _texts_of(task, "mistakes", getattr(task, "mistakes", {}))
 
 
 def answer_of(task: Task, problem: Problem, completion: str) -> str | None:
@@ -153,7 +164,19 @@ def sources_of(task: Task) -> dict[str, str]:
 
     With other texts the same seed and index give another problem, so a resumed run compares them.
     """
-    return dict(getattr(task, "sources", dict)())
+    where = "sources()"
+    with calling(f"task {task.name}: {where}"):
+        found: Any = getattr(task, "sources", dict)()
+    return _texts_of(task, where, found)
+
+
+def _texts_of(task: Task, name: str, found: Any) -> dict[str, str]:
+    """Return the mapping of texts to texts that a member of the task is."""
+    if not isinstance(found, Mapping) or not all(
+        isinstance(text, str) for item in found.items() for text in item
+    ):
+        raise UserError(f"task {task.name}: {name} is {shown(found)}; it must map texts to texts")
+    return dict(found)
 
 
 def summary_of(sources: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from align.words import normalise
 from data.errors import UserError
 from data.rows import Row, read_rows
+from data.text import shown
 from tasks.checks import check_problem
 from tasks.duplicates import near_duplicates
 from tasks.explanations import explain_components
@@ -311,6 +312,8 @@ def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
     """
     if isinstance(given, Mapping):
         return dict(given)
+    if not isinstance(given, str):
+        raise UserError(f"{flag} {shown(given)}: give a mapping, or name=value,name=value")
 
     pairs = {}
     for part in given.split(","):
@@ -334,7 +337,8 @@ def _written(number: float) -> str:
 
 def _range(given: str | Iterable[float]) -> tuple[float, float]:
     """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
-    parts = given.split(",") if isinstance(given, str) else list(given)
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    parts = list(given) if is_list else str(given).split(",")
     if len(parts) != 2:
         raise UserError(f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1")
     low, high = (_number(part, "--reward-range") for part in parts)
@@ -360,7 +364,7 @@ def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
     """Return a finite number above `above`. Raises UserError, which names the `flag`, if not."""
     try:
         number = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not above < number < float("inf"):
         raise UserError(f"{flag} {given}: give a finite number{' above 0' if above == 0 else ''}")

@@ -13,8 +13,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from data.text import shown
 from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_stream
-from tasks.checks import TaskError
+from tasks.checks import TaskError, calling
 
 
 class Supply:
@@ -209,7 +210,12 @@ def family_size(task: Task, level: int) -> int | None:
 
     Returns None if the task does not know.
     """
-    return getattr(task, "family_size", lambda level: None)(level)
+    where = f"task {task.name}: family_size({level})"
+    with calling(where):
+        size = getattr(task, "family_size", lambda level: None)(level)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise UserError(f"{where} returned {shown(size)}; it must return a whole number or None")
+    return size
 
 
 def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:

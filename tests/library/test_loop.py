@@ -80,11 +80,19 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     def adds(report):
         report.metrics["text"] = "no"
 
+    def changes(report):
+        report.metrics["step"] = 7
+
+    def removes(report):
+        report.groups.clear()
+
     options = dict(reward_range=(0, 1.2), **QUICK | {"save_every": 1})
     whole = train(ROWS, reward, name="whole", **options)
     for name, callback, message in (
         ("a", fails, "^callback fails, step 2 raised KeyError: 'gone'"),
         ("b", adds, "^callback adds: its metric text is 'no'; it must be a number"),
+        ("c", changes, "^callback changes: it has changed the metric step; add one of another"),
+        ("d", removes, "^callback removes: it has changed the list of groups; make a copy"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             train(ROWS, reward, name=name, callbacks=[callback], **options)
@@ -92,6 +100,39 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     alike(whole, train(ROWS, reward, reward_range=(0, 1.2), resume="runs/a"))
     with pytest.raises(UserError, match="resume is of runs"):
         make_trainer(ROWS, reward, resume="runs/a")
+
+
+@pytest.mark.parametrize(
+    "options, line",
+    [
+        ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"columns": 3}, "--columns 3: give a mapping, or name=value"),
+        ({"reward_range": 3}, "--reward-range 3: give the lowest and the highest reward"),
+        ({"reward_weights": [1]}, r"--reward-weights \[1\]: give a mapping"),
+        ({"reward_timeout": 10**400}, "--reward-timeout 1000.*: give a finite number above 0"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
+    with pytest.raises(UserError, match=line):
+        make_trainer(ROWS, reward, **options)
+
+
+@pytest.mark.parametrize(
+    "prompts, options, line",
+    [
+        ("text", {}, "give a list of prompts, which are texts"),
+        ([3], {}, "give a list of prompts, which are texts"),
+        (["a"], {"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
+        (["a"], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number"),
+        (["a"], {"temperature": -1}, "temperature is -1; give a number from 0 up"),
+        (["a"], {"top_p": 2}, "top_p is 2; give a number above 0 and up to 1"),
+    ],
+)
+def test_a_model_is_asked_for_what_it_can_give(home, prompts, options, line):
+    model = load_model("builtin")
+    with pytest.raises(UserError, match=f"^generate: {line}"):
+        model.generate(prompts, **options)
+    assert model.generate([]) == []
 
 
 @pytest.mark.slow
