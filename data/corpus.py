@@ -29,7 +29,7 @@ MIN_WORDS = 40
 # 79/6/11 (train, validation, test); with this one, the first that was tried, 75/10/11.
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
-NEAR = 0.8  # share of the shorter one's shingles from which on two documents count as one
+NEAR = 0.8  # share of a document's shingles from which on it repeats another that has them
 MOST_TEXT = (
     20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
 )
@@ -154,7 +154,7 @@ def merge(
 
     `paths` are files, or folders that are searched with their subfolders. Each document is written
     to a new file, whole or not at all; existing files are not changed. A document that repeats
-    another one is dropped: of the shorter one's sequences of five words 80 % stand in the other. A
+    another one is dropped: of its sequences of five words 80 % or more stand in the other one. A
     text that cannot be read is refused by name, and the others are added. `say` is called with a
     line for each document. Raises UserError if `into` cannot be read or written.
     """
@@ -205,28 +205,21 @@ class _Shingles:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}
         self._titles: dict[tuple[str, ...], list[str]] = defaultdict(list)
 
     def add(self, document: Document) -> None:
-        own = self._of(document)
-        self._sizes[document.title] = len(own)
-        for shingle in own:
+        for shingle in self._of(document):
             self._titles[shingle].append(document.title)
 
     def nearest(self, document: Document) -> tuple[str, float]:
-        """Return the title of the most similar document, and the similarity.
+        """Return the title of the document that has most of this one's sequences, and their share.
 
-        That is the share of the sequences of the shorter one that stand in the other. Returns ("",
-        0.0) if no document shares a sequence of words with it.
+        Returns ("", 0.0) if no document shares a sequence of words with it.
         """
         own = self._of(document)
         shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
-        ranked = [
-            (count / min(len(own), self._sizes[title]), title) for title, count in shared.items()
-        ]
-        similarity, title = max(ranked, default=(0.0, ""))
-        return title, similarity
+        count, title = max(((count, title) for title, count in shared.items()), default=(0, ""))
+        return title, count / len(own)
 
     @staticmethod
     def _of(document: Document) -> set[tuple[str, ...]]:

@@ -266,7 +266,7 @@ def test_merge_reports_adds_drops_and_refuses(tmp_path):
 
 
 def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
-    # 104 words have 100 runs of five; their first 84 and 83 words have 80 and 79 of these.
+    # 104 words have 100 runs of five; their first 84 and 83 words have 80 and 79 of them.
     into = put(tmp_path / "corpus", old=numbered("a", 104))
     lines = []
 
@@ -274,16 +274,13 @@ def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
         merge([put(tmp_path / name, **{name: text})], into, say=lines.append)
         return lines[-1]
 
-    more = numbered("b", 50)
-    assert add("near", f"{numbered('a', 84)} {more}") == (
+    assert add("near", f"{numbered('a', 84)} {numbered('b', 20)}") == (
         f"dropped  {tmp_path}/near/near.txt: repeats old (similarity 0.80)"
     )
-    assert add("far", f"{numbered('a', 83)} {more}").startswith(f"added    {tmp_path}/far/far.txt")
+    assert add("far", f"{numbered('a', 83)} {numbered('b', 21)}").startswith("added")
 
     assert add("part", numbered("a", 60)).endswith("repeats old (similarity 1.00)")
-    assert add("whole", f"{numbered('a', 104)} {numbered('c', 500)}").endswith(
-        "repeats old (similarity 1.00)"
-    )
+    assert add("whole", f"{numbered('a', 104)} {numbered('c', 500)}").startswith("added")
 
 
 def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):
@@ -336,7 +333,7 @@ def test_merging_loses_nothing_and_merging_again_changes_nothing(tmp_path_factor
     assert before.items() <= after.items()
     held = [shingles(document.text) for document in (load_corpus(into) if after else [])]
     for own in (shingles(text) for _, text in new):
-        assert any(len(own & other) / len(own | other) >= 0.8 for other in held)
+        assert any(len(own & other) / len(own) >= 0.8 for other in held)
     merge([user, into], into, min_words=1, say=lambda line: None)
     assert contents(into) == after
 
