@@ -62,6 +62,7 @@ class Run:
         self.ranks = trainer.ranks
         self.console = console = output.console
         self.lost_streams = output.lost_streams
+        self.has_left_out = False  # whether the user was told of problems that are too long
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task)
@@ -212,6 +213,7 @@ class Run:
         self.files.step(report)
         self.console.step(report)
         self.note_lost_streams()
+        self._note_left_out()
 
         promotion.promote_if_due(self.context)
         promotion.end_if_solved(self.context)
@@ -296,6 +298,20 @@ class Run:
             line = self.lost_streams.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
             self.files.warned(f"after step {self.trainer.done}: {line}")
+
+    def _note_left_out(self) -> None:
+        """Warn, once, that a problem is not trained on because it is too long."""
+        stream = self.trainer.stream
+        if not stream.left_out or self.has_left_out:
+            return
+
+        self.has_left_out = True
+        problem = stream.left_out[0]
+        name = problem.data.get("where") or f"problem {problem.key}"
+        self._warn(
+            f"{name} is left out of training, as is every problem whose prompt and right answer do "
+            f"not fit the model's {self.trainer.policy.context:,} tokens or --max-new-tokens"
+        )
 
     # --- after the last step ------------------------------------------------------------------
 

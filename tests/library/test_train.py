@@ -1,5 +1,6 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_mistakes_are_one_line(home):
 def test_a_task_by_name_is_trained_as_on_the_command_line(home):
     run = train(task="interleave", level=3, name="a", **QUICK | {"max_new_tokens": 64})
     assert run.config["task"] == "interleave" and len(run.metrics) == 2
+
+
+def test_a_row_that_is_too_long_is_named_once(home):
+    """It is left out; without a word its owner would think that it was trained on."""
+    long = [
+        {"prompt": f"Copy: {'owl ' * 5000}{n}", "answer": "owl", "split": "train"} for n in "ab"
+    ]
+    rows = [row | {"split": split} for row, split in zip(ROWS, ["train", "validation"] * 4)]
+    run = train([*rows, *long], reward, reward_range=(0, 1.2), name="a", **QUICK | {"steps": 6})
+    warned = (run.path / "warnings.log").read_text()
+    assert warned.count("is left out of training") == 1
+    assert re.search(r"row \d+ is left out of training, as is every problem", warned)
 
 
 @pytest.mark.slow

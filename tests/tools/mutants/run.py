@@ -47,6 +47,71 @@ TABLE = {
             "None",
         ),
     ],
+    (
+        "grpo/run/session.py",
+        "test_kill.py::test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile",
+    ): [
+        (
+            "a new run enters another's folder",
+            "Run._make_files",
+            "self.folder.mkdir(parents=True)",
+            "self.folder.mkdir(parents=True, exist_ok=True)",
+        ),
+    ],
+    (
+        "grpo/run/opening.py",
+        "test_kill.py::test_a_run_that_was_continued_meanwhile_keeps_its_steps",
+    ): [
+        (
+            "another's steps are removed",
+            "require_unchanged",
+            "_checkpoint_names(opened.folder) != opened.checkpoints",
+            "False",
+        ),
+    ],
+    ("grpo/run/lock.py", "test_kill.py::test_a_process_that_a_reward_has_forked_is_no_run"): [
+        ("a forked process keeps the lock", "_let_go", "file.close()", "pass"),
+    ],
+    ("grpo/run/interrupt.py", "test_kill.py::test_a_process_that_a_reward_has_forked_is_no_run"): [
+        (
+            "a forked process outlives SIGTERM",
+            "Interrupt.note",
+            "os.getpid() != self.process",
+            "False",
+        ),
+    ],
+    ("grpo/tools/replay.py", "grpo/test_inspect.py"): [
+        (
+            "texts are not looked at",
+            "replay",
+            "[trainer.policy.decode(completion.tokens) for completion in completions]",
+            "stored_figures['texts']",
+        ),
+        (
+            "means of rewards are not looked at",
+            "replay",
+            "reward_metrics(first_tries(everything))",
+            "{}",
+        ),
+    ],
+    ("grpo/training/callbacks.py", "library/test_loop.py"): [
+        (
+            "a callback changes metrics",
+            "run_callback",
+            "report.metrics[name] is not value",
+            "False",
+        ),
+        (
+            "a callback changes groups",
+            "run_callback",
+            "list(map(id, report.groups)) != list(map(id, groups))",
+            "False",
+        ),
+    ],
+    ("grpo/config.py", "grpo/test_config.py"): [
+        ("1e-4 is a text", "_as_meant", "float(value)", "value"),
+        ("off is False", "_word", "isinstance(value, bool)", "False"),
+    ],
     ("grpo/run/sources.py", "test_resume.py"): [
         ("changed sources accepted unasked", "check", "set(found) <= set(accept)", "True"),
     ],

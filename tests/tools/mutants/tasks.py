@@ -119,7 +119,18 @@ TABLE = {
             "False",
         ),
     ],
+    ("tasks/rows.py", "tasks/test_rows.py"): [
+        ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
+        ("a level of 0 passes", "_problem", "level < 1", "False"),
+    ],
     ("tasks/scoring.py", "tasks/test_scores.py"): [
+        ("a score moves the process", "_in_place", "after != before", "False"),
+        (
+            "a value of 1 is not exact",
+            "_checked",
+            "replace(checked, exact=is_right(checked))",
+            "checked",
+        ),
         (
             "scores outside the range",
             "is_within",
