@@ -376,7 +376,7 @@ class ParamGroup(TypedDict):
 class LossScaleState(TypedDict):
     """Entry "loss_scale" of optimizer.json."""
 
-    factor: Positive
+    factor: Annotated[float, msgspec.Meta(ge=1, le=1 << 16)]
     steps: Count
 
 

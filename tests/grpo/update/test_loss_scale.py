@@ -1,5 +1,6 @@
 """The factor on the loss of float16 models."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from grpo.learn.loss_scale import BACKOFF, LARGEST, STEPS_TO_DOUBLE, LossScale
 from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.run.checkpoint import load_optimizer, save_optimizer
+from grpo.run.schemas import OptimizerFile, read_checked
+from tasks.base import UserError
 
 
 def float16_optimizer():
@@ -111,3 +114,11 @@ def test_updates_and_imitation_survive_an_overflow(
         assert optimizer.loss_scale.factor < 2.0**40
     assert norms[LARGEST] == pytest.approx(norms[2.0**40], rel=1e-2)
     assert all(norm > 0 for norm in norms[LARGEST])
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1 << 17, 10**30, "1", None])
+def test_a_damaged_factor_is_refused(tmp_path, factor):
+    damaged = {"rest": {}, "param_groups": [], "loss_scale": {"factor": factor, "steps": 0}}
+    (tmp_path / "optimizer.json").write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match="optimizer.json: is not what a run writes"):
+        read_checked(tmp_path / "optimizer.json", OptimizerFile)
