@@ -113,15 +113,14 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
     """
     documents = list(documents)
     shingles = _Shingles()
-    repeats = set()
+    kept = set()
 
     # The longest first: of a chapter and its book, the book is kept.
     for number in sorted(range(len(documents)), key=lambda i: -len(documents[i].words)):
         if shingles.nearest(documents[number])[1] < NEAR:
             shingles.add(documents[number])
-        else:
-            repeats.add(number)
-    return [document for number, document in enumerate(documents) if number not in repeats]
+            kept.add(number)
+    return [document for number, document in enumerate(documents) if number in kept]
 
 
 def fingerprint(document: Document) -> str:

@@ -99,11 +99,16 @@ def check_task(task: Any, spec: str) -> None:
         raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
 
 
+def maps_texts(value: Any) -> bool:
+    """Return whether `value` is a mapping of texts to texts."""
+    return isinstance(value, Mapping) and all(
+        isinstance(text, str) for item in value.items() for text in item
+    )
+
+
 def check_options(options: Any, spec: str) -> None:
     """Raise UserError unless `options` is a mapping of flags to their help."""
-    if not isinstance(options, Mapping) or not all(
-        isinstance(text, str) for item in options.items() for text in item
-    ):
+    if not maps_texts(options):
         raise UserError(f"--task {spec}: options is {options!r}; it must map flags to their help")
 
 

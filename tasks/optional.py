@@ -6,7 +6,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import CheckedGuess, calling
+from tasks.checks import CheckedGuess, calling, maps_texts
 from tasks.protocol import Problem, Task, key_of
 
 # For each completion, pairs (end, amount): what the word that ends at character `end` earned.
@@ -172,9 +172,7 @@ def sources_of(task: Task) -> dict[str, str]:
 
 def _texts_of(task: Task, name: str, found: Any) -> dict[str, str]:
     """Return the mapping of texts to texts that a member of the task is."""
-    if not isinstance(found, Mapping) or not all(
-        isinstance(text, str) for item in found.items() for text in item
-    ):
+    if not maps_texts(found):
         raise UserError(f"task {task.name}: {name} is {shown(found)}; it must map texts to texts")
     return dict(found)
 

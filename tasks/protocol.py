@@ -72,10 +72,6 @@ class Score:
             object.__setattr__(self, "value", self.reward)
 
 
-# The part of a score that names the cheap strategy which the completion follows.
-TRAP = "trap"
-
-
 def is_right(score: Score) -> bool:
     """Return whether an answer is completely right: marked as exact, or of the highest value."""
     return score.exact or score.value >= 1.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from data.errors import UserError
 from tasks.checks import calling
-from tasks.protocol import COMPONENT, TRAP, Problem, Score, Task, is_right
+from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
@@ -146,7 +146,7 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
         raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
     parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
     for name, part in parts.items():
-        if name == TRAP and not isinstance(part, str | None):
+        if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
         is_number = isinstance(part, int | float) and not isinstance(part, bool)
         if name.startswith(COMPONENT) and not is_number:

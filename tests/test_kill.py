@@ -204,9 +204,8 @@ from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
 
 with locked(Path(sys.argv[1])), Interrupt():
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
 """

@@ -55,7 +55,7 @@ class Interrupt:
     def note(self, number: int, _: object) -> None:
         """Remember the first signal, and announce how the run ends; pass a second one on.
 
-        A process that was forked from this one, e.g. by a reward function, is no run: there the
+        A process forked from this one, for example by a reward function, is not a run. There the
         signal does what it did before.
         """
         if os.getpid() != self.process:

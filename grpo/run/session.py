@@ -62,7 +62,7 @@ class Run:
         self.ranks = trainer.ranks
         self.console = console = output.console
         self.lost_streams = output.lost_streams
-        self.has_left_out = False  # whether the user was told of problems that are too long
+        self.has_named_left_out = False  # see `_note_left_out`
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task)
@@ -301,12 +301,11 @@ class Run:
 
     def _note_left_out(self) -> None:
         """Warn, once, that a problem is not trained on because it is too long."""
-        stream = self.trainer.stream
-        if not stream.left_out or self.has_left_out:
+        problem = self.trainer.stream.left_out
+        if problem is None or self.has_named_left_out:
             return
 
-        self.has_left_out = True
-        problem = stream.left_out[0]
+        self.has_named_left_out = True
         name = problem.data.get("where") or f"problem {problem.key}"
         self._warn(
             f"{name} is left out of training, as is every problem whose prompt and right answer do "

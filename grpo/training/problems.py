@@ -35,17 +35,18 @@ class ProblemStream:
         self.next_index = 0
         self.seen: dict[str, None] = {}
         self.inherited = 0
-        self.left_out: list[Problem] = []  # too long for the model; see `at`
+        self.left_out: Problem | None = None  # the first that was too long; see `at`
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits the context.
 
-        The others are added to `left_out`.
+        The first of all that do not fit is kept as `left_out`.
         """
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
-        self.left_out += passed
+        if passed and self.left_out is None:
+            self.left_out = passed[0]
         return index + len(passed), problem
 
     def following(self, levels: Sequence[int], earlier: Sequence[Indexed] = ()) -> list[Indexed]:
