@@ -101,12 +101,22 @@ def _expanded(content: bytes) -> bytes:
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
     """Write JSON Lines compressed by zstandard with a checksum, whole or not at all.
 
-    Raises UserError if the disk refuses it.
+    Wherever a line may have NaN, an infinity or a lone surrogate, it has a `raw_json`. Raises
+    UserError if the disk refuses the file.
     """
-    text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
-    write_whole(
-        path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
-    )
+    content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    write_whole(path, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
+
+
+def raw_json(value: Any) -> msgspec.Raw:
+    """Return the JSON of a value that json can write, in the tenth of the time if msgspec can."""
+    try:
+        content = msgspec.json.encode(value)
+        if b"null" not in content:  # msgspec writes it for NaN and infinities, too
+            return msgspec.Raw(content)
+    except (TypeError, ValueError, OverflowError):  # a lone surrogate, NumPy's float, 2**64
+        pass
+    return msgspec.Raw(json.dumps(value).encode())
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

@@ -209,13 +209,14 @@ class Trainer:
         if self.credits is None:
             return advantages([group.rewards for group in kept], scale=self.config.scale)
 
-        for group in kept:
-            credits = self.credits(group.problem, group.texts)
+        # Each of several ranks does some of the groups.
+        credits = [self.credits(group.problem, group.texts) for group in self.ranks.share(kept)]
+        for group, earned in zip(kept, self.ranks.gather(credits), strict=True):
             group.scores = [
                 replace(score, credits=credit)
-                for score, credit in zip(group.scores, credits, strict=True)
+                for score, credit in zip(group.scores, earned, strict=True)
             ]
-        return token_advantages(kept, self.policy.decode, scale=self.config.scale)
+        return token_advantages(kept, self.policy.decode, scale=self.config.scale, ranks=self.ranks)
 
     def update_policy(self, step: int, kept: list[Group]) -> dict[str, float]:
         """Run `epochs` updates on the kept groups. Without groups there is no update.

@@ -285,12 +285,13 @@ class Interleave:
         the operation at a word may depend on later words.
         """
         target = split_words(problem.target)
-        credits = []
-        for text, values in zip(completions, self._values(completions, target)):
+        distinct = list(dict.fromkeys(completions))
+        credits = {}
+        for text, values in zip(distinct, self._values(distinct, target)):
             shares = [value / max(i, len(target), 1) for i, value in enumerate(values)]
             earned = [after - before for before, after in pairwise(shares)]
-            credits.append(tuple(zip(word_ends(text), earned, strict=True)))
-        return credits
+            credits[text] = tuple(zip(word_ends(text), earned, strict=True))
+        return [credits[text] for text in completions]
 
     def _values(
         self, completions: Sequence[str], target: list[str]

@@ -177,6 +177,24 @@ def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, sh
     assert mine[0] == other[0]  # nothing was learned yet
 
 
+def test_two_ranks_give_each_token_the_advantage_that_one_gives(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [*flags, "--credit", "alignment", "--steps", "1"]
+    assert train.main([*flags, "--name", "one"]) == 0
+    with_ranks(2, *flags, "--name", "two")
+
+    one, two = (
+        [
+            (answer["tokens"], answer["advantage"], answer["credits"])
+            for record in read_jsonl_zst(Path(f"runs/{name}/rollouts/step-000001.jsonl.zst"))
+            for answer in record["completions"]
+        ]
+        for name in ("one", "two")
+    )
+    assert one == two and len(one) >= 16
+    assert any(advantage != 0 for _, advantages, _ in one for advantage in advantages)
+
+
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]

@@ -214,6 +214,16 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
     assert not warnings_in(said) and "step 3/3" in said
 
 
+@pytest.mark.parametrize("name", ["metrics", "seen", "groups"])
+def test_a_log_that_is_gone_is_named(here, capsys, name):
+    path = Path(f"runs/lora/{name}.jsonl")
+    path.unlink()
+    said = said_by(capsys, *resume("lora"), status=0).out
+    (line,) = warnings_in(said)
+    assert f"warning: {path}: is gone; a new one begins after step 1" in line
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2]
+
+
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
     """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no
     edit.

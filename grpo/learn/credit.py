@@ -42,7 +42,8 @@ from functools import cache
 from itertools import accumulate
 from statistics import mean
 
-from grpo.learn.advantages import divisors, floats
+from grpo.distributed import SINGLE, Ranks
+from grpo.learn.advantages import EPS, divisors, floats
 from grpo.records import Group
 
 Decode = Callable[[Sequence[int]], str]
@@ -58,12 +59,17 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def token_advantages(
-    groups: Sequence[Group], decode: Decode, *, scale: str, eps: float = 1e-4
+    groups: Sequence[Group],
+    decode: Decode,
+    *,
+    scale: str,
+    eps: float = EPS,
+    ranks: Ranks = SINGLE,
 ) -> list[list[list[float]]]:
     """Return for each group and each completion the advantages of its tokens (T,).
 
     The groups' scores have `credits`. `decode` is `Policy.decode`. `scale` is that of `advantages`;
-    it applies to the rewards.
+    it applies to the rewards. Each of several `ranks` computes those of some groups.
     """
     decode_one = cache(lambda token: decode((token,)))
     # The same completions visit many states together, and `mean` is slow, because it is exact.
@@ -72,7 +78,8 @@ def token_advantages(
     group_divisors = divisors(rewards, scale=scale, eps=eps)
 
     by_group = []
-    for group, group_rewards, divisor in zip(groups, rewards, group_divisors, strict=True):
+    local = ranks.share(list(zip(groups, rewards, group_divisors, strict=True)))
+    for group, group_rewards, divisor in local:
         states = _group_states(group, decode, decode_one)
 
         # The baseline of a state: the mean over the completions that visited it, each counted once.
@@ -88,19 +95,20 @@ def token_advantages(
                 for reward, row in zip(group_rewards, states)
             ]
         )
-    return by_group
+    return ranks.gather(by_group)
 
 
 def _group_states(
     group: Group, decode: Decode, decode_one: Callable[[int], str]
 ) -> list[list[State]]:
     """Return for each completion of a group the states of its tokens (T,)."""
-    states = []
+    known: dict[tuple[int, ...], list[State]] = {}  # many completions of a group are the same
     for completion, score in zip(group.completions, group.scores, strict=True):
-        assert score.credits is not None, "the task was asked for them"
-        ends = token_ends(completion.tokens, completion.text, decode, decode_one)
-        states.append(token_states(completion.text, ends, score.credits))
-    return states
+        if completion.tokens not in known:
+            assert score.credits is not None, "the task was asked for them"
+            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
+            known[completion.tokens] = token_states(completion.text, ends, score.credits)
+    return [known[completion.tokens] for completion in group.completions]
 
 
 def token_states(

@@ -37,6 +37,7 @@ class RunFiles:
     ):
         self.folder = folder
         self.mark = mark
+        self.warn = warn
         self.metrics = MetricsLog(folder)
         self.evals = MetricsLog(folder, "eval.jsonl")
         self.seen = MetricsLog(folder, "seen.jsonl")
@@ -93,8 +94,14 @@ class RunFiles:
             raise UserError(f"{error}; continue with --resume {quoted(self.folder)}") from error
 
     def rewind(self, done: int) -> None:
-        """Remove everything about steps after `done`, because they are made again."""
+        """Remove everything about steps after `done`, because they are made again.
+
+        Warns of each log that has a line for every step and is gone.
+        """
         checkpoints.remove_partial(self.folder)
+        for path in (self.metrics.path, self.seen.path, self.groups.path):
+            if done and not path.exists():
+                self.warn(f"{path}: is gone; a new one begins after step {done}")
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)

@@ -12,12 +12,11 @@ comes from are stored as well.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from data.files import read_jsonl_zst, write_jsonl_zst
+from data.files import raw_json, read_jsonl_zst, write_jsonl_zst
 from grpo.older_runs import GROUP, renamed
 from grpo.records import Completion, Group
 from grpo.run.schemas import GroupLine, check
@@ -103,9 +102,9 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
         "class": group.class_name,
         "action": group.action,
         "trap": group.trap,
-        "problem": group.problem.to_json(),
-        "prompt_tokens": list(group.prompt),
-        **({"shots": list(group.shots)} if group.shots else {}),
+        "problem": raw_json(group.problem.to_json()),
+        "prompt_tokens": group.prompt,
+        **({"shots": group.shots} if group.shots else {}),
         "completions": [
             _completion_to_json(completion, score, advantage)
             for completion, score, advantage in zip(
@@ -117,19 +116,21 @@ def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
 
 def _completion_to_json(completion: Completion, score: Score, advantage: Any) -> dict[str, Any]:
     """Return a completion in a line. Keys that most runs do not need are left out of theirs."""
-    values = asdict(completion)
-    if not completion.is_demonstration:
-        del values["is_demonstration"]
-
-    values |= {
+    values = {
+        "tokens": completion.tokens,
+        "logprobs": raw_json(completion.logprobs),
+        "text": raw_json(completion.text),
+        "finish": completion.finish,
         "reward": score.reward,
         "value": score.value,
         "exact": score.exact,
-        "advantage": advantage,
-        "parts": dict(score.parts),
+        "advantage": raw_json(advantage),
+        "parts": raw_json(dict(score.parts)),
     }
+    if completion.is_demonstration:
+        values["is_demonstration"] = True
     if score.credits is not None:
-        values["credits"] = score.credits
+        values["credits"] = raw_json(score.credits)
     return values
 
 

@@ -1,9 +1,20 @@
+import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.errors import UserError
-from data.files import read_json, read_jsonl, read_text, write_whole
+from data.files import (
+    raw_json,
+    read_json,
+    read_jsonl,
+    read_jsonl_zst,
+    read_text,
+    write_jsonl_zst,
+    write_whole,
+)
 
 
 def test_lines_are_numbered_from_one_blank_ones_counted(tmp_path):
@@ -73,3 +84,21 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+# With what JSON has no numbers for, and what UTF-8 has no characters for.
+PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats()
+TEXTS = st.text(st.characters(exclude_categories=()) | st.sampled_from("\ud800\u2028\x85"))
+VALUES = st.recursive(
+    PLAIN | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_every_value_that_json_can_write_comes_back(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "values.jsonl.zst"
+    write_jsonl_zst(path, [{"value": raw_json(value)}, {}])
+    # Compared as text, because NaN is not equal to itself, and -0.0 is equal to 0.0.
+    assert repr(read_jsonl_zst(path)) == repr([{"value": json.loads(json.dumps(value))}, {}])

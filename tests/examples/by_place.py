@@ -14,3 +14,6 @@ class ByPlace:
 
     def score(self, problem, completions):
         return [Score(0.1 * place) for place in range(1, len(completions) + 1)]
+
+    def credits(self, problem, completions):
+        return [((len(text), 0.0),) for text in completions]  # no place is earned by a word

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from losses import step_loss
 from transformers import AutoTokenizer
 
+from grpo.distributed import Ranks
 from grpo.learn.advantages import SCALES, advantages
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.credit import token_advantages, token_ends, token_states
@@ -300,3 +301,25 @@ def test_each_token_has_its_own_in_the_tensors_however_they_are_cut():
         )
     )
     assert [part.advantages.tolist() for part in parts] == [[[1]], [[2, 3, 4]], [[5, 6]]]
+
+
+class OneOfThree(Ranks):
+    """One of three ranks, whose `gather` returns only what it has itself."""
+
+    def __init__(self, rank):
+        super().__init__(rank, 3)
+
+    def gather(self, local):
+        return local
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_rank_does_some_of_the_groups(scale):
+    task = Interleave("prefix")
+    problem = task.problem(["a", "b"], ["b", "a"])
+    texts = ["a b|", "a b b a|", "b a|", "a b b|", "|"]
+    groups = [group_of([texts[i], texts[j]], task, problem) for i in range(5) for j in range(i)]
+    everything = token_advantages(groups, write, scale=scale)
+    for rank in range(3):
+        local = token_advantages(groups, write, scale=scale, ranks=OneOfThree(rank))
+        assert local == everything[rank::3]

@@ -194,6 +194,12 @@ TABLE = {
     ("grpo/run/rollouts.py", "grpo/test_store_logs.py"): [
         ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
     ],
+    ("grpo/run/files.py", "test_resume.py"): [
+        ("a log that is gone is not named", "RunFiles.rewind", "not path.exists()", "False"),
+    ],
+    ("data/files.py", "data/test_files.py"): [
+        ("infinities become null", "raw_json", "b'null' not in content", "True"),
+    ],
     ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
         ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
         ("the text of a model is Markdown", "_cell", "char.isalnum() or char == ' '", "True"),
