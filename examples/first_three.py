@@ -1,4 +1,4 @@
-"""A reward function of your own, in ten lines: the embedded model learns where to stop.
+"""A reward function of your own, in a few lines: the embedded model learns where to stop.
 
 python examples/first_three.py
 """

@@ -103,7 +103,9 @@ def make_trainer(
     given, values = _given(data, reward, callbacks, options)
     for name in OF_RUNS:
         if given.get(name):
-            raise UserError(f"make_trainer(): {name} is of runs; use train(), or leave it out")
+            raise UserError(
+                f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
+            )
     config, warned = start_from(Config(**given), given)
     for text in warned:
         warnings.warn(text, stacklevel=2)
@@ -225,7 +227,8 @@ class Model:
 class TrainedRun(RunData):
     """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
 
-    `status` is the exit status of `train.py`: 0 if the policy has learned, 3 if it has not.
+    `status` is the exit status of `train.py`: 3 if the verdict is "not learned" or the run was
+    stopped because it learned nothing, else 0.
     """
 
     def __init__(self, folder: Path, policy: Policy, status: int):

@@ -21,6 +21,7 @@ import yaml
 from data.files import read_config, write_whole
 from grpo.choices import (
     CONTROLS,
+    CREDITS,
     LORA_VARIANTS,
     LOSSES,
     MOST_DRAFTED,
@@ -29,6 +30,7 @@ from grpo.choices import (
     PREFLIGHTS,
     PROMOTIONS,
     QUANTISED,
+    SCALES,
     SCHEDULES,
     SOURCES,
     TRACKERS,
@@ -38,8 +40,6 @@ from grpo.choices import (
     is_loss,
 )
 from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
-from grpo.learn.advantages import SCALES
-from grpo.learn.credit import CREDITS
 from grpo.model.options import AdapterSettings, LoadOptions
 from grpo.model.prompts import PromptFormat, format_of, template_arguments
 from grpo.older_runs import SETTINGS, renamed
@@ -713,14 +713,13 @@ class Config:
         """The mark of each line that a control experiment writes; {} for an ordinary run."""
         return {} if self.control == "none" else {"control": self.control}
 
-    @property
-    def levels(self) -> list[int]:
-        """The levels of training, rising. Without --curriculum the last one is --words."""
+    def levels_for(self, task: Task) -> list[int]:
+        """Return the levels of training, rising. Without --curriculum the last one is --words."""
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
 
         assert self.level is not None, "the configuration is resolved"
-        climbs = self.ramp and self.task == "interleave" and not self.dataset
+        climbs = self.ramp and getattr(task, "climbs", False) and not self.dataset
         return ramp_to(self.level) if climbs else [self.level]
 
     def save(self, path: Path, **facts: Any) -> None:

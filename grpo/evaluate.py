@@ -171,11 +171,6 @@ def budgets(
     ]
 
 
-def truncated_share(groups: Sequence[Group]) -> float:
-    """Return the share of the completions that were cut off by their budget."""
-    return fmean(c.finish == "length" for group in groups for c in group.completions)
-
-
 def truncation_warning(line: dict[str, Any]) -> str:
     """Return a warning if more than half of an evaluation's completions were truncated, else ""."""
     if line["truncated"] <= TOO_MANY_TRUNCATED:

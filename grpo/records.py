@@ -13,7 +13,7 @@ Reward and advantage are separate fields, and neither ever overwrites the other.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import pstdev
+from statistics import fmean, pstdev
 from typing import Any, Literal, get_args
 
 from tasks.base import Problem, Score
@@ -97,6 +97,11 @@ class Group:
         if any(completion.is_demonstration for completion in self.completions):
             return 0
         return sum(len(completion.tokens) for completion in self.completions)
+
+
+def truncated_share(groups: Sequence[Group]) -> float:
+    """Return the share of the groups' completions that the budget cut off."""
+    return fmean(each.is_truncated for group in groups for each in group.completions)
 
 
 @dataclass(frozen=True)

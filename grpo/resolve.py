@@ -34,7 +34,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     level = config.level
     if level is None and config.curriculum:
-        level = config.levels[-1]
+        level = config.levels_for(task)[-1]
     elif level is None:
         level = max(levels, default=getattr(task, "default_level", 1))
     is_level_given = bool(config.level or config.curriculum)
@@ -71,13 +71,13 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         accept_changes=None,
     )
     if levels and not resolved.mixed:
-        _check_levels(resolved, levels)
+        _check_levels(resolved, task, levels)
     return resolved
 
 
-def _check_levels(config: Config, levels: Collection[int]) -> None:
+def _check_levels(config: Config, task: Task, levels: Collection[int]) -> None:
     """Raise UserError if a level to be trained on is not among the `levels` of the dataset."""
-    missing = [level for level in config.levels if level not in levels]
+    missing = [level for level in config.levels_for(task) if level not in levels]
     if missing:
         flag = "--curriculum" if config.curriculum else "--words"
         data = config.dataset or "the data"

@@ -83,7 +83,7 @@ class Trainer:
         supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
         self.stream = ProblemStream(config, task, policy, supply)
         self.sampler = GroupSampler(config, task, policy, self.stream)
-        self.curriculum = build_curriculum(config)
+        self.curriculum = build_curriculum(config, config.levels_for(task))
 
         # How rewards become advantages.
         self.reward_range = range_of(task)

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo.group_metrics import first_tries, group_metrics
-from grpo.records import CLASSES, Action, Group, GroupClass
+from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
 from tasks.base import Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
@@ -35,11 +35,11 @@ DIVERSITY = 0.25
 
 REMEDIES: dict[GroupClass, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
-    "--temperature, go back to a shorter level, or choose another --reward",
+    "--temperature, go back to an easier level, or choose another --reward",
     "failed": "every completion gets the lowest reward: the level is too hard; give a "
     "lower one, or climb to it by --curriculum",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
-    "solved": "every completion gets the highest reward: the level is too easy; ask for more words",
+    "solved": "every completion gets the highest reward: the level is too easy; give a harder one",
 }
 TRAP_REMEDY = (
     "climb from a lower level (--curriculum), choose a --reward that does not reward it, or raise "
@@ -109,7 +109,8 @@ class VarianceSettings:
     `threshold` is that of `classify`. `temperature` is the base; it is multiplied by
     `temperature_factor` up to `temperature_ceiling` times the base, and divided by `cooling` on its
     way back. `trigger` and `release` are the shares of the groups that raise the temperature and
-    let it fall. An alarm is raised after `alarm_steps` steps with a share above `alarm_share`.
+    let it fall. An alarm is raised after `alarm_steps` steps with a share above `alarm_share`;
+    for a trap, that share is enough.
     """
 
     on_degenerate: str = "skip"
@@ -283,7 +284,7 @@ class VarianceMonitor:
         return lines
 
     def _watch_truncation(self, groups: Sequence[Group]) -> list[str]:
-        share = fmean(c.finish == "length" for group in groups for c in group.completions)
+        share = truncated_share(groups)
         self.truncated.append(share)
         self._clear(TRUNCATED, share)
 

@@ -59,6 +59,7 @@ class Interleave:
     credited = ("prefix", "clipped", "similarity")
 
     default_level = 25
+    climbs = True
     metric = "similarity"
     level_unit = "words"
     mistakes = IN_WORDS
@@ -180,8 +181,8 @@ class Interleave:
                 f"--texts {self.texts}: {sum(long_enough.values())} of its {len(self._documents)} "
                 f"texts have {level} words or more: {long_enough['train']} for training, "
                 f"{long_enough['validation']} for validation, {long_enough['test']} for the test; "
-                "each of these needs two, which fifty texts mostly have; give more texts, cut long "
-                "ones into several files, or give fewer --words"
+                "each of these needs two, for which about fifty texts usually suffice; give more "
+                "texts, cut long ones into several files, or give fewer --words"
             )
         return (
             f"--words {level}: the {split} split of the corpus has {long_enough[split]} documents "

@@ -87,6 +87,7 @@ class Task(Protocol):
     - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
       then no group is called solved or failed, and each `Score` gives its `value`;
     - `default_steps(level)`: the number of training steps if none is asked for;
+    - `climbs`: whether a run begins with the easier levels of `tasks.levels.LADDER`;
     - `metric`: what reports call the score; `level_unit`: what a level counts ("words");
     - `options`: a mapping of flag to help. Each flag is also a keyword of the constructor, which
       gets a string;

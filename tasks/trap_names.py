@@ -32,8 +32,8 @@ LONG = 1.1
 # "stops half way": the text is shorter than the target by this factor, and of the last quarter of
 # the target fewer words than an eighth of the target are matched.
 SHORT = 0.8
-LAST_QUARTER = 0.75
-EIGHTH = 0.125
+END_STARTS_AT = 0.75
+MAX_END_MATCHES = 0.125
 
 # "doubles": the text has at least this many words for each that differs from the one before.
 DOUBLED = 1.5
@@ -138,8 +138,8 @@ class TrapNames:
     def _stops_early(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> bool:
         """Return whether `words` are short, and few of them match the end of the target."""
         length = len(self.target)
-        near_end = sum(j >= LAST_QUARTER * length for _, j in matches)
-        return len(words) < SHORT * length and near_end <= EIGHTH * length
+        near_end = sum(j >= END_STARTS_AT * length for _, j in matches)
+        return len(words) < SHORT * length and near_end <= MAX_END_MATCHES * length
 
     def _strategy(self, words: Sequence[str]) -> int | str | None:
         """Return the kind of most steps, or the name of the change that explains most of them.

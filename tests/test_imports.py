@@ -1,6 +1,4 @@
-"""Data flows one way: the imports are read from the source and held against the plan of
-the house.
-"""
+"""Data flows one way: the imports that the source code makes are those that are allowed."""
 
 import ast
 from pathlib import Path
@@ -8,14 +6,14 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parent.parent
-ROOMS = ("align", "data", "tasks", "grpo")
-MAY = {  # room: what it may import of the project
+PACKAGES = ("align", "data", "tasks", "grpo")
+MAY = {  # package: what it may import of the project
     "align": {"align"},
     "data": {"data", "align.words"},
     "tasks": {"tasks", "data", "align"},
     "grpo": {"grpo", "tasks.base", "tasks.levels", "tasks.supply", "data.files", "data.text"},
 }
-WIRES = {
+EXCEPTIONS = {
     # How the embedded model was made: a program of its own, like train.py and eval.py.
     "grpo/pretrain/words.py": {"data.corpus", "data.strange"},
     "grpo/pretrain/strange.py": {"data.strange"},
@@ -32,7 +30,7 @@ WIRES = {
 }
 
 
-LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower layers alone
+LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
     ("statistics", "records", "distributed", "choices", "older_runs"),
     ("model", "group_metrics"),
     ("rollout", "learn"),
@@ -51,7 +49,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own room and lower l
 
 
 # What `python -m` runs may call off Ctrl-C while it loads the rest.
-WIRES |= {
+EXCEPTIONS |= {
     f"grpo/{name}.py": {"data.streams"}
     for name in ("export", "inspect", "plan", "report", "smollm2")
 }
@@ -65,18 +63,18 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] in (*ROOMS, "train", "eval")}
+    return {name for name in names if name.split(".")[0] in (*PACKAGES, "train", "eval")}
 
 
 def files() -> list[str]:
     return sorted(
-        str(path.relative_to(TOP)) for room in ROOMS for path in (TOP / room).rglob("*.py")
+        str(path.relative_to(TOP)) for package in PACKAGES for path in (TOP / package).rglob("*.py")
     )
 
 
 @pytest.mark.parametrize("file", files())
-def test_imports_follow_the_way_of_the_data(file):
-    allowed = MAY[file.split("/")[0]] | WIRES.get(file, set())
+def test_imports_follow_the_data(file):
+    allowed = MAY[file.split("/")[0]] | EXCEPTIONS.get(file, set())
     for name in imports_of(TOP / file):
         prefixes = {".".join(name.split(".")[:n]) for n in range(1, name.count(".") + 2)}
         parents = {
@@ -85,23 +83,23 @@ def test_imports_follow_the_way_of_the_data(file):
         assert prefixes & allowed or name in parents, f"{file} imports {name}"
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module of `grpo`: "model" of "grpo.model.policy"."""
+def package_of(module: str) -> str:
+    """Return the package of a module of `grpo`: "model" of "grpo.model.policy"."""
     return (module.split(".") + ["grpo"])[1]
 
 
 @pytest.mark.parametrize("file", [file for file in files() if file.startswith("grpo/")])
-def test_rooms_of_grpo_import_downwards(file):
+def test_packages_of_grpo_import_downwards(file):
     module = file[:-3].replace("/", ".").removesuffix(".__init__")
-    height = {room: number for number, layer in enumerate(LAYERS) for room in layer}
-    here = room_of(module) if module != "grpo" else "grpo"
+    height = {package: number for number, layer in enumerate(LAYERS) for package in layer}
+    here = package_of(module) if module != "grpo" else "grpo"
     for name in imports_of(TOP / file):
-        there = room_of(name)
+        there = package_of(name)
         if name.startswith("grpo.") and there != here:
             assert height[there] < height[here], f"{file} imports {name}"
 
 
-def test_no_circles():
+def test_no_import_cycles():
     modules = {
         file[:-3].replace("/", ".").removesuffix(".__init__"): imports_of(TOP / file)
         for file in files()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parent.parent
-ROOMS = ("align", "data", "grpo", "tasks", "tests/support", "tests/tools")
+PACKAGES = ("align", "data", "grpo", "tasks", "tests/support", "tests/tools")
 MOST = 5
 
 # Signatures that others lay down: a numeric function's users, and `transformers`.
@@ -52,14 +52,14 @@ def too_long(code: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_parameters_that_travel_together_are_a_record(room):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_parameters_that_travel_together_are_a_record(package):
     found = {
         (str(path.relative_to(TOP)), name)
-        for path in sorted((TOP / room).rglob("*.py"))
+        for path in sorted((TOP / package).rglob("*.py"))
         for name in too_long(path.read_text())
     }
-    assert found == {each for each in GIVEN if each[0].startswith(f"{room}/")}
+    assert found == {each for each in GIVEN if each[0].startswith(f"{package}/")}
 
 
 def test_a_long_signature_is_seen():

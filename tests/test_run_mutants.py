@@ -2,17 +2,17 @@
 
 import pytest
 from mutants import MUTANTS
-from run_mutants import HOUSE, mutated, outcome
+from run_mutants import ROOT, mutated, outcome
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_can_be_made(mutant):
-    original = (HOUSE / mutant.file).read_text()
+    original = (ROOT / mutant.file).read_text()
     text = mutated(mutant, original)  # raises unless the code occurs exactly once
     assert text != original
     compile(text, mutant.file, "exec")
     for path, _, test in (tests.partition("::") for tests in mutant.tests.split()):
-        assert f"def {test.partition('[')[0]}" in (HOUSE / path).read_text()
+        assert f"def {test.partition('[')[0]}" in (ROOT / path).read_text()
 
 
 def test_mutants_are_many_and_their_names_differ():

@@ -12,11 +12,11 @@ from grpo.tools import inspect, train
 from grpo.tools.evaluation import program
 from grpo.tools.report import program as report_program
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 PROGRAMS = {"train.py": train.main, "eval.py": program.main}
-DOCUMENTS = [HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))]
-WRITTEN = [*DOCUMENTS, *sorted((HOUSE / "runs").glob("*.sh"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [*DOCUMENTS, *sorted((ROOT / "runs").glob("*.sh"))]
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 import try_versions
 from packaging.requirements import Requirement
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 PINNED = dict(
     line.lower().replace("_", "-").split("==")
-    for line in (HOUSE / "constraints.txt").read_text().split()
+    for line in (ROOT / "constraints.txt").read_text().split()
 )
 
 
@@ -39,7 +39,7 @@ def test_what_fails_is_said(tmp_path):
     says = "test $1 = --version && echo Python 9.9.1 && exit"
     broken.write_text(f"#!/bin/sh\n{says}\necho no venv\nexit 1\n")
     broken.chmod(0o755)
-    program = HOUSE / "tests" / "tools" / "try_versions.py"
+    program = ROOT / "tests" / "tools" / "try_versions.py"
     done = subprocess.run([sys.executable, program, broken], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-1] == "| 9.9.1 | FAILED: no venv |  |  |"

@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Literal
 
 from grpo.curriculum.survey import SurveySubject
-from grpo.evaluate import truncated_share
-from grpo.records import Group
+from grpo.records import Group, truncated_share
 from grpo.rollout.generate import fitting
 from tasks.base import Problem
 

@@ -10,7 +10,7 @@ class Curriculum(Protocol):
     """Chooses the level of every prompt, and decides when training moves to another level.
 
     `levels` are the levels of training, in rising order. `ended` says why there is nothing left to
-    train; "" while there is. Every method is a pure function of its arguments and the state, so
+    train; "" while there is. Every method depends on nothing but its arguments and the state, so
     that a resumed run makes the same decisions.
     """
 

@@ -278,7 +278,7 @@ class Ladder:
         if reaches_mark(line["mean"], line["ci_low"], mark):
             return self._climb(step, result, **figures)
 
-        why = f"{result}; promotion takes {mark:g} and an interval from {mark - MARGIN:g} up"
+        why = f"{result}; promotion takes {mark:g} with a lower end from {mark - MARGIN:g} up"
         if line["n"] < (needed := problems_needed(mark)):
             why += f", so at least {needed} problems"
         return [Decision(step, self.level, self.level, "stay", why, figures)]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from grpo.distributed import SINGLE, Ranks
-from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select, truncated_share
+from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select
 from grpo.model.policy import Policy
-from grpo.records import Group
+from grpo.records import Group, truncated_share
 from grpo.variance import classify
 from tasks.base import Problem, is_right, levels_of, range_of
 from tasks.levels import LADDER

@@ -13,8 +13,7 @@ rounding errors that the division would magnify.
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-# What the advantages are divided by; see `advantages`.
-SCALES = ("group", "batch", "none")
+from grpo.choices import SCALES
 
 # Added to a standard deviation before a division by it.
 EPS = 1e-4

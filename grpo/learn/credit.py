@@ -51,9 +51,6 @@ Decode = Callable[[Sequence[int]], str]
 # Words written, what they have earned, and the letters of the unfinished word.
 State = tuple[int, float, str]
 
-# What gets an advantage of its own: a completion, or each of its tokens.
-CREDITS = ("outcome", "alignment")
-
 # Marks an incomplete character in decoded text.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

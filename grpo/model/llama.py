@@ -3,8 +3,8 @@
 It runs on any device, in rollout and update alike, with the weights of the `transformers` model
 and the same arithmetic up to the order of rounding. Models of other families stay as they are.
 
-Difference to `peft`: `peft` computes the adapter of a bfloat16 layer in float32, which takes a copy
-of the input and four passes over the output. Here its products are in the layer's precision.
+Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float32, which takes a
+copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
 import warnings

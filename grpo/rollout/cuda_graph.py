@@ -51,7 +51,7 @@ def pass_costs(policy: Policy) -> Costs:
 def light_products(wanted: bool) -> Iterator[None]:
     """Let PyTorch use cuBLASLt for its products, if `wanted`.
 
-    On a Hopper GPU it multiplies the padded weights some hundredths faster.
+    On a Hopper GPU it multiplies the padded weights a few percent faster.
     """
     before = torch.backends.cuda.preferred_blas_library()
     if wanted:

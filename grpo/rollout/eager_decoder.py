@@ -93,7 +93,7 @@ class EagerDecoder:
         """Drop finished completions, and split rows that diverged; return which completions stay,
         in order.
         """
-        assert self.last is not None  # `step` comes first
+        assert self.last is not None  # `finish` comes first
         goes_on = ~torch.isin(self.last, self.stops) & (self.written < self.budget)
         stay = goes_on.nonzero()[:, 0]
         if not len(stay):

@@ -154,7 +154,7 @@ def generate(
     UserError if memory runs out for a single prompt.
     """
     longest = max(map(len, request.prompts))
-    room = max(request.budgets) + SHORT + 1
+    room = _width(request, drafting)
     memory = rollout_memory(policy)
 
     answers: list[list[Completion]] = []
@@ -177,20 +177,37 @@ def generate(
     return answers
 
 
+def _is_drafted(request: RolloutRequest, drafting: AcceptanceModel | None) -> bool:
+    return request.guesses is not None and drafting is not None and drafting.fixed != 0
+
+
+def _longest_draft(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
+    """Return the largest number of tokens that one pass may draft."""
+    most = max(request.budgets) if _is_drafted(request, drafting) else 0
+    return max(k for k in LENGTHS if k <= max(SHORT, most))
+
+
+def _width(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
+    """Return for how many tokens of a completion there must be memory.
+
+    Drafts may reach beyond the budget, where they never count.
+    """
+    return max(request.budgets) + _longest_draft(request, drafting) + 1
+
+
 @torch.no_grad()
 def _generate(
     policy: Policy, request: RolloutRequest, drafting: AcceptanceModel | None
 ) -> list[list[Completion]]:
     """Answer prompts that fit in memory together; see `generate`."""
     P, G = len(request.prompts), request.group_size
-    budget = max(request.budgets)
-    is_drafted = request.guesses is not None and drafting is not None and drafting.fixed != 0
-    longest = max(k for k in LENGTHS if k <= SHORT or is_drafted and k <= budget)
-    width = budget + longest + 1  # drafts may reach beyond the budget, where they never count
+    longest = _longest_draft(request, drafting)
+    width = _width(request, drafting)
 
     decoder = _make_decoder(policy, request, width)
     drafter = None
-    if is_drafted and request.guesses is not None and drafting is not None:
+    if _is_drafted(request, drafting):
+        assert request.guesses is not None and drafting is not None
         plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], width)
         drafter = _Drafter(decoder, plans, drafting, longest, distinct=P * G)
 

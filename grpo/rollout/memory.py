@@ -1,4 +1,4 @@
-"""Repeat rollouts that run out of GPU memory with fewer prompts at a time.
+"""How many prompts a rollout answers at a time, and half of that after it ran out of memory.
 
 The samples stay the same, up to rounding, which depends on the size of the batch.
 """

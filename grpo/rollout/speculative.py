@@ -6,7 +6,7 @@ depends only on that number and on the policy's distribution. If it is the guess
 pass is saved. The first token that differs is itself the sample, and the task guesses again from
 there. So drafts change how long a rollout takes, and nothing else.
 
-Difference to speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
+Difference from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
 model and needs a test of acceptance. Here it is deterministic, as in prompt lookup decoding.
 
 Shapes: C completions, k drafted tokens.

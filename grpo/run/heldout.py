@@ -16,10 +16,9 @@ from grpo.evaluate import (
     evaluate,
     find_problems,
     summarise,
-    truncated_share,
     truncation_warning,
 )
-from grpo.records import Group
+from grpo.records import Group, truncated_share
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer

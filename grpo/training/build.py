@@ -47,8 +47,8 @@ def with_learning_rate(config: Config, policy: Policy) -> Config:
     return dataclasses.replace(config, learning_rate=rate)
 
 
-def build_curriculum(config: Config, levels: Sequence[int] = ()) -> Curriculum:
-    """Return the ladder that the configuration asks for, or one of other `levels`."""
+def build_curriculum(config: Config, levels: list[int]) -> Curriculum:
+    """Return a ladder of `levels` with the rules of the configuration."""
     promote_by, promote_at = config.promotion
     settings = LadderSettings(
         promote_by=promote_by,
@@ -60,7 +60,7 @@ def build_curriculum(config: Config, levels: Sequence[int] = ()) -> Curriculum:
         level_tokens=config.level_tokens,
         stop=bool(config.curriculum) and config.stop_when_climbed,
     )
-    return Ladder(list(levels) or config.levels, settings)
+    return Ladder(levels, settings)
 
 
 def build_monitor(config: Config) -> VarianceMonitor:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from grpo.group_metrics import first_tries
-from grpo.records import Group, StepSummary
+from grpo.records import Group, StepSummary, truncated_share
 from grpo.variance import COLLAPSED
 from tasks.base import COMPONENT, Score
 
@@ -60,9 +60,7 @@ def length_metrics(first: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in first for completion in group.completions]
     return {
         "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
-        "completions/clipped_ratio": fmean(
-            completion.finish == "length" for completion in completions
-        ),
+        "completions/clipped_ratio": truncated_share(first),
     }
 
 

@@ -18,10 +18,11 @@ from grpo.model.memory import MOMENT_BYTES
 from grpo.records import Group
 from grpo.resolve import resolve_config
 from grpo.rollout.speculative import LENGTHS
+from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave
 
-HOUSE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_flag_is_documented():
@@ -35,9 +36,17 @@ def test_what_was_given_is_known():
 
 
 def test_curriculum_alone_is_the_whole_ladder():
-    assert parse(["--curriculum"])[0].levels == [10, 25, 50, 100, 200, 500]
-    assert parse(["--curriculum", "6,12"])[0].levels == [6, 12]
-    assert Config(level=25).levels == [10, 25] and Config(level=25, ramp=False).levels == [25]
+    task = Interleave()
+    assert parse(["--curriculum"])[0].levels_for(task) == [10, 25, 50, 100, 200, 500]
+    assert parse(["--curriculum", "6,12"])[0].levels_for(task) == [6, 12]
+
+
+def test_only_a_task_that_climbs_begins_with_easier_levels():
+    climbing, other = Interleave(), Arithmetic()
+    assert Config(level=25).levels_for(climbing) == [10, 25]
+    assert Config(level=25, ramp=False).levels_for(climbing) == [25]
+    assert Config(level=25, dataset="set.jsonl").levels_for(climbing) == [25]
+    assert Config(level=25, task="arithmetic").levels_for(other) == [25]
 
 
 def test_clips_are_those_of_the_losses_paper_unless_given():
@@ -264,9 +273,9 @@ def test_there_are_at_most_45_flags():
 @pytest.mark.parametrize("flag", ["--help", "-h", "--help-all"])
 def test_help_does_not_load_torch(flag, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
-    found = os.pathsep.join([str(tmp_path), str(HOUSE)])
+    found = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, str(HOUSE / "train.py"), "--words", "3", flag],
+        [sys.executable, str(ROOT / "train.py"), "--words", "3", flag],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": found},

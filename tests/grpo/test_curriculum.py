@@ -122,7 +122,7 @@ def test_promotion_by_held_out_score_asks_for_evidence():
     )  # (0.84 + 0.88) / 2 = 0.86
     assert validate(ladder, 5, 0.899, 0.86) == [
         "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; promotion takes 0.9 "
-        "and an interval from 0.85 up"
+        "with a lower end from 0.85 up"
     ]
     assert (
         validate(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10

@@ -98,7 +98,7 @@ def test_a_row_that_is_too_long_is_named_once(home):
 
 @pytest.mark.slow
 def test_the_example_learns(home):
-    """The ten lines of examples/first_three.py, on a task that the model was never taught."""
+    """The lines of examples/first_three.py, on a task that the model was never taught."""
     assert "LEARNED" in example("first_three.py")
     (run,) = Path("runs").iterdir()
     first, last = load_run(run).reports[0], load_run(run).reports[-1]

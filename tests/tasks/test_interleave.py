@@ -333,8 +333,8 @@ def test_own_texts_need_two_documents_in_each_split(tmp_path):
     assert str(error.value) == (
         f"--texts {tmp_path}/few: 12 of its 12 texts have 30 words or more: {numbers[0]} for "
         f"training, {numbers[1]} for "
-        f"validation, {numbers[2]} for the test; each of these needs two, which fifty texts mostly "
-        "have; give more texts, "
+        f"validation, {numbers[2]} for the test; each of these needs two, for which about fifty "
+        "texts usually suffice; give more texts, "
         "cut long ones into several files, or give fewer --words"
     )
 

@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 import atheris  # noqa: E402
 from sample_records import GROUP, MANIFEST, PROBLEM  # noqa: E402
 

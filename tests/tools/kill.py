@@ -29,8 +29,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 import torch  # noqa: E402
 from compare_runs import differing, written  # noqa: E402
 

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 from mutants import MUTANTS, Mutant
 
-HOUSE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Seconds that the tests of one mutant may take.
 LIMIT = 600
@@ -131,12 +131,12 @@ def copy_tree(folder: Path) -> Path:
     Raises ValueError if Python would import the modules from elsewhere.
     """
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=HOUSE, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     )
     for name in listed.stdout.split("\0"):
-        if (HOUSE / name).is_file():
+        if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(HOUSE / name, folder / name)
+            shutil.copy(ROOT / name, folder / name)
 
     command = [sys.executable, "-c", "import grpo; print(grpo.__file__)"]
     imported = subprocess.run(
@@ -198,7 +198,7 @@ def main() -> int:
     if not chosen:
         parser.error(f"no mutant has one of these in its file or name: {' '.join(options.words)}")
     for mutant in chosen:
-        mutated(mutant, (HOUSE / mutant.file).read_text())  # raises before any test runs
+        mutated(mutant, (ROOT / mutant.file).read_text())  # raises before any test runs
 
     results = run(chosen, options.jobs)
 

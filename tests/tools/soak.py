@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(HOUSE), str(HOUSE / "tests" / "support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from tiny_models import make_tiny_model  # noqa: E402
 
 import train  # noqa: E402

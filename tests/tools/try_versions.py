@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 NEED_TORCH = ("torch", "peft")
@@ -41,7 +41,7 @@ WITHOUT_TORCH = (
 def requirements(extra: str = "") -> list[str]:
     """Return the requirements in setup.cfg: those of the project, or of one of its extras."""
     config = configparser.ConfigParser()
-    config.read(HOUSE / "setup.cfg")
+    config.read(ROOT / "setup.cfg")
     lines = (
         config["options.extras_require"][extra] if extra else config["options"]["install_requires"]
     )
@@ -65,7 +65,7 @@ class FailedError(Exception):
 def run(*command: str | Path, folder: Path | None = None) -> str:
     """Run a command and return its last line. Raises FailedError."""
     done = subprocess.run(
-        list(map(str, command)), cwd=folder or HOUSE, capture_output=True, text=True
+        list(map(str, command)), cwd=folder or ROOT, capture_output=True, text=True
     )
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     last = said[-1] if said else ""
@@ -79,7 +79,7 @@ def install(python: str, folder: Path, flags: argparse.Namespace) -> Path:
     """Make an environment in `folder`, and install the project; return its Python."""
     limits = folder / "limits.txt"
     lines = lower_bounds(flags.keep)
-    limits.write_text("\n".join(lines) if flags.lowest else (HOUSE / "constraints.txt").read_text())
+    limits.write_text("\n".join(lines) if flags.lowest else (ROOT / "constraints.txt").read_text())
 
     what = ["-e", ".[test]"]
     if flags.without_torch:
@@ -108,7 +108,7 @@ def try_one(python: str, flags: argparse.Namespace) -> list[str]:
                 came_out.append("not tried")
             else:
                 train, *rest = TRAIN.split()
-                run(program, HOUSE / train, *rest, "--name", "tried", folder=folder)
+                run(program, ROOT / train, *rest, "--name", "tried", folder=folder)
                 came_out.append("yes")
             tests = WITHOUT_TORCH if flags.without_torch else TESTS
             pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line")

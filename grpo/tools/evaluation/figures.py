@@ -9,12 +9,12 @@ from typing import Any
 
 from data.text import escape_control
 from grpo.config import Config
-from grpo.evaluate import summarise, truncated_share
+from grpo.evaluate import summarise
 from grpo.model.load import load_policy
 from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out
-from grpo.records import Group
+from grpo.records import Group, truncated_share
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
 from grpo.show.activity import StatusLine
