@@ -30,7 +30,7 @@ MIN_WORDS = 40
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
 NEAR = 0.8  # share of a document's shingles from which on it repeats another that has them
-MOST_TEXT = (
+MAX_TEXT = (
     20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
 )
 SNIFF = 8192  # bytes by which a file with another suffix than these two is judged to be text
@@ -90,7 +90,7 @@ def load_texts(path: str | Path) -> list[Document]:
     .json or .jsonl file, it is read by `load_documents`.
 
     Raises UserError if a .txt or .md file is not UTF-8, if there is no text, or if there are more
-    than `MOST_TEXT` bytes.
+    than `MAX_TEXT` bytes.
     """
     path = Path(path)
     if path.is_dir():
@@ -249,9 +249,9 @@ def _texts_below(folder: Path) -> list[Document]:
             continue
 
         size += file.stat().st_size
-        if size > MOST_TEXT:
+        if size > MAX_TEXT:
             raise UserError(
-                f"{folder}: holds more than {MOST_TEXT // 10**6} MB of text; give a folder with a "
+                f"{folder}: holds more than {MAX_TEXT // 10**6} MB of text; give a folder with a "
                 "part of it"
             )
         document = Document(file.relative_to(folder).as_posix(), read_text(file))

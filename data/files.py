@@ -18,8 +18,8 @@ from data.errors import UserError
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
-MOST_BYTES = 1 << 30
-MOST_EXPANDED = 1 << 29
+MAX_BYTES = 1 << 30
+MAX_EXPANDED = 1 << 29
 
 # Bytes that are expanded at once; zstandard's best ratio makes 300 MB of them.
 _PIECE = 1 << 14
@@ -53,7 +53,7 @@ def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
 
     With a `kind`, a TypedDict, the keys that it does not name may be missing from the objects, and
     reading takes a tenth of the time. Raises UserError if the file is not whole, expands to more
-    than MOST_EXPANDED bytes, or holds anything else.
+    than MAX_EXPANDED bytes, or holds anything else.
     """
     content = read_bytes(path)
     try:
@@ -88,8 +88,8 @@ def _expanded(content: bytes) -> bytes:
             raise ValueError("something was added to it")
         pieces.append(frame.decompress(content[begin : begin + _PIECE]))
         size += len(pieces[-1])
-        if size > MOST_EXPANDED:
-            raise ValueError(f"it expands to more than {MOST_EXPANDED >> 20} MiB")
+        if size > MAX_EXPANDED:
+            raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
 
     if not frame.eof:
         raise ValueError("it is cut")
@@ -239,13 +239,13 @@ def json_kind(value: Any) -> str:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return what is in an ordinary file of at most MOST_BYTES; UserError otherwise."""
+    """Return what is in an ordinary file of at most MAX_BYTES; UserError otherwise."""
     with _opened(path) as file:
         return file.read()
 
 
 def check_file(path: str | Path) -> None:
-    """Raise UserError unless `path` is an ordinary file of at most MOST_BYTES.
+    """Raise UserError unless `path` is an ordinary file of at most MAX_BYTES.
 
     For files that a library reads.
     """
@@ -255,7 +255,7 @@ def check_file(path: str | Path) -> None:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open an ordinary file of at most MOST_BYTES; UserError if that fails, or reading it does."""
+    """Open an ordinary file of at most MAX_BYTES; UserError if that fails, or reading it does."""
     try:
         # A pipe without a writer would block otherwise.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -272,13 +272,13 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _check_file(path: str | Path, file: BinaryIO) -> None:
-    """Raise UserError if an open file is no ordinary one, or larger than MOST_BYTES."""
+    """Raise UserError if an open file is no ordinary one, or larger than MAX_BYTES."""
     facts = os.fstat(file.fileno())
     if not stat.S_ISREG(facts.st_mode):
         raise UserError(f"{path}: is a folder, a pipe or a device; give an ordinary file")
-    if facts.st_size > MOST_BYTES:
+    if facts.st_size > MAX_BYTES:
         raise UserError(
-            f"{path}: has {facts.st_size >> 20:,} MiB; files of at most {MOST_BYTES >> 20:,} MiB "
+            f"{path}: has {facts.st_size >> 20:,} MiB; files of at most {MAX_BYTES >> 20:,} MiB "
             "are read"
         )
 

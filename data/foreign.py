@@ -23,11 +23,11 @@ LICENCES = Path("/usr/share/common-licenses")
 COPYRIGHTS = Path("/usr/share/doc")
 
 # From each of these two folders at most this many files are read, evenly spaced by name.
-MOST_FILES = 32
+MAX_FILES = 32
 
 # Longer files are skipped, and of a real text only the beginning is used.
-MOST_BYTES = 200_000
-MOST_WORDS = 3_000
+MAX_BYTES = 200_000
+MAX_WORDS = 3_000
 
 NOUNS = (
     "account anchor array bearing bolt branch buffer cable channel column cursor device disk "
@@ -255,7 +255,7 @@ def _licences() -> list[Document]:
     files = []
     for folder, pattern in ((LICENCES, "*"), (COPYRIGHTS, "*/copyright")):
         found = sorted(folder.glob(pattern))
-        files += found[:: -(-len(found) // MOST_FILES) or 1]
+        files += found[:: -(-len(found) // MAX_FILES) or 1]
     texts = ((str(file), _text_of(file)) for file in files)
     return [_beginning(title, text) for title, text in texts if text]
 
@@ -263,7 +263,7 @@ def _licences() -> list[Document]:
 def _text_of(file: Path) -> str:
     """Return the text of a file; "" if it is too long, not UTF-8, or cannot be read."""
     try:
-        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return ""
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -280,7 +280,7 @@ def _manual() -> list[Document]:
 
 
 def _beginning(title: str, text: str) -> Document:
-    return Document(title, " ".join(text.split()[:MOST_WORDS]))
+    return Document(title, " ".join(text.split()[:MAX_WORDS]))
 
 
 def main() -> None:

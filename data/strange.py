@@ -25,7 +25,7 @@ from data.files import write_whole
 
 # The words of a family, and the most families that one text is made of.
 FAMILY = 24
-MOST_FAMILIES = 8
+MAX_FAMILIES = 8
 
 # The share of strange words in a strange text lies between these two.
 SHARE = (0.2, 1.0)
@@ -156,7 +156,7 @@ def mingled(
     share: tuple[float, float] = SHARE,
 ) -> list[str]:
     """Return the words `plain`, a `share` of them replaced by words of a few `families`."""
-    chosen = rng.choices(families, k=log_uniform(1, MOST_FAMILIES, rng))
+    chosen = rng.choices(families, k=log_uniform(1, MAX_FAMILIES, rng))
     stock = [word for words in chosen for word in words]
     replaced = rng.uniform(*share)
     return [rng.choice(stock) if rng.random() < replaced else word for word in plain]
@@ -179,7 +179,7 @@ def documents(
         rng = random.Random(f"strange/{seed}/{number}")
         start = rng.randrange(max(1, len(prose) - words))
         plain = prose[start : start + words]
-        families = [family(prose, rng, kinds=kinds) for _ in range(MOST_FAMILIES)]
+        families = [family(prose, rng, kinds=kinds) for _ in range(MAX_FAMILIES)]
         title = f"strange-{seed}-{number:03}"
         found.append(Document(title, " ".join(mingled(plain, families, rng, share)) + "\n"))
     return found
@@ -249,7 +249,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--share",
         default=",".join(map(str, SHARE)),
-        metavar="LEAST,MOST",
+        metavar="MIN,MAX",
         help="the share of strange words in a document; default: %(default)s",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")

@@ -18,7 +18,7 @@ SCHEDULES = ("constant", "cosine")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
 WAYS = ("auto", "off", "imitation")
-MOST_DRAFTED = 127  # tokens
+MAX_DRAFTED = 127  # tokens
 
 
 def is_loss(spec: str) -> bool:
@@ -34,8 +34,8 @@ def is_loss(spec: str) -> bool:
 
 def is_draft_mode(mode: str) -> bool:
     """Return whether `mode` is a value of the setting `draft`: auto, off, or a number of tokens."""
-    return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MOST_DRAFTED)
+    return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MAX_DRAFTED)
 
 
 # Examples before a question. More would fill any context, and each is searched for.
-MOST_SHOTS = 64
+MAX_SHOTS = 64

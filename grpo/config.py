@@ -24,8 +24,8 @@ from grpo.choices import (
     CREDITS,
     LORA_VARIANTS,
     LOSSES,
-    MOST_DRAFTED,
-    MOST_SHOTS,
+    MAX_DRAFTED,
+    MAX_SHOTS,
     OPTIMIZERS,
     PREFLIGHTS,
     PROMOTIONS,
@@ -90,7 +90,7 @@ SAVING = "Evaluation, checkpoints and logs"
 WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
 
 # The upper limit of all counts and weights.
-MOST = 10**9
+MAX_NUMBER = 10**9
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
@@ -606,14 +606,18 @@ class Config:
             for name in names:
                 value = getattr(self, name)
                 yield name, value is None or value >= least, f"give {least} or more"
-                yield name, value is None or value <= MOST, f"give {MOST:,} or less"
+                yield name, value is None or value <= MAX_NUMBER, f"give {MAX_NUMBER:,} or less"
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
-            yield name, value is None or 0 < value <= MOST, f"give a number above 0, up to {MOST:,}"
+            yield (
+                name,
+                value is None or 0 < value <= MAX_NUMBER,
+                f"give a number above 0, up to {MAX_NUMBER:,}",
+            )
 
         fix = "a group of one has no variance and nothing to learn from; give 2 or more"
         yield "group_size", self.group_size >= 2, fix
-        yield "shots", self.shots <= MOST_SHOTS, f"give {MOST_SHOTS} or less"
+        yield "shots", self.shots <= MAX_SHOTS, f"give {MAX_SHOTS} or less"
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             is_finite = not isinstance(value, float) or math.isfinite(value)
@@ -630,7 +634,7 @@ class Config:
         mark = self.promote_at
         yield "promote_at", mark is None or 0 <= mark <= 1, "give a score from 0 to 1"
 
-        fix = f"give auto, off, or a number of tokens up to {MOST_DRAFTED}"
+        fix = f"give auto, off, or a number of tokens up to {MAX_DRAFTED}"
         yield "draft", is_draft_mode(self.draft), fix
 
     def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:

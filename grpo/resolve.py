@@ -17,7 +17,7 @@ STEPS = 800
 PROMPTS = 16
 BUILTIN_PROMPTS = 8
 BUILTIN_VARIED = 4
-LEAST_VARIED = 8  # or half of fewer prompts, if held-out problems promote to the next level
+MIN_VARIED = 8  # or half of fewer prompts, if held-out problems promote to the next level
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
@@ -53,7 +53,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     if varied is None and is_builtin and config.prompts is None:
         varied = BUILTIN_VARIED
     elif varied is None:
-        varied = min(LEAST_VARIED, -(-prompts // 2)) if promote_by == "heldout" else 0
+        varied = min(MIN_VARIED, -(-prompts // 2)) if promote_by == "heldout" else 0
 
     resolved = dataclasses.replace(
         config,

@@ -26,7 +26,7 @@ from grpo.learn.imitate import imitate
 from grpo.learn.oom_retry import OomRetry
 from grpo.learn.own_loss import load_loss
 from grpo.learn.schedule import lr_factor
-from grpo.learn.update import PARITY, update
+from grpo.learn.update import PARITY, FirstPass, update
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport
 from grpo.rollout.memory import rollout_memory
@@ -56,7 +56,7 @@ from grpo.verdict import Progress
 from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
-MOST_BATCHES = 4  # of prompts that dynamic sampling takes for one step
+MAX_BATCHES = 4  # of prompts that dynamic sampling takes for one step
 
 
 class Trainer:
@@ -149,7 +149,7 @@ class Trainer:
 
             kept = sum(group.action == "keep" for group in groups)
             has_enough = kept >= (self.config.dynamic_sampling or 0)
-            if has_enough or len(problems) >= MOST_BATCHES * self.prompts:
+            if has_enough or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
         return problems, groups
@@ -244,7 +244,7 @@ class Trainer:
             truncate=self.sampler.truncate,
             own_loss=self.own_loss,
         )
-        first_pass: dict = {}  # log-probabilities of the first epoch, for importance_limit
+        first_pass: FirstPass = {}  # of the first epoch, for importance_limit
 
         def run(micro_tokens: int) -> dict[str, Any]:
             cut = replace(settings, micro_tokens=micro_tokens)

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo.group_metrics import first_tries, group_metrics
 from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
@@ -130,6 +130,17 @@ class VarianceSettings:
         assert 0 <= self.release < self.trigger <= 1
 
 
+class TrapFigures(NamedTuple):
+    """A trap in one step: the share of the completions in it, their mean reward and mean score."""
+
+    share: float
+    reward: float
+    value: float
+
+
+NO_TRAP = TrapFigures(0.0, 0.0, 0.0)
+
+
 class VarianceMonitor:
     """Decides what happens to groups without variance, sets the temperature, and raises alarms.
 
@@ -155,10 +166,10 @@ class VarianceMonitor:
         self.temperature = settings.temperature
         self.wasted = 0  # tokens of groups that were not learned from
 
-        # Of the last steps: the share of the groups in each class; for each trap the share of the
-        # completions in it, their mean reward and mean score; the share of truncated completions.
+        # Of the last steps: the share of the groups in each class; the figures of each trap; the
+        # share of truncated completions.
         self.classes: deque[dict[str, float]] = deque(maxlen=settings.alarm_steps)
-        self.traps: deque[dict[str, list[float]]] = deque(maxlen=settings.alarm_steps)
+        self.traps: deque[dict[str, TrapFigures]] = deque(maxlen=settings.alarm_steps)
         self.truncated: deque[float] = deque(maxlen=settings.alarm_steps)
 
         self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
@@ -267,19 +278,21 @@ class VarianceMonitor:
         step = _trap_figures([score for group in groups for score in group.scores])
         self.traps.append(step)
         for cause in [cause for cause in self.alarms if cause.startswith(TRAP)]:
-            self._clear(cause, step.get(cause.removeprefix(TRAP), [0.0])[0])
+            self._clear(cause, step.get(cause.removeprefix(TRAP), NO_TRAP).share)
 
         lines = []
         for name in step:
-            past = [traps.get(name, [0.0, 0.0, 0.0]) for traps in self.traps]
+            past = [traps.get(name, NO_TRAP) for traps in self.traps]
             is_full = len(past) == self.settings.alarm_steps
-            has_lasted = is_full and min(past)[0] >= self.settings.alarm_share
+            has_lasted = is_full and min(each.share for each in past) >= self.settings.alarm_share
             if has_lasted and self._is_due(TRAP + name):
-                shares, rewards, values = zip(*past)
+                shares = [each.share for each in past]
+                reward = fmean((each.reward for each in past), shares)
+                value = fmean((each.value for each in past), shares)
                 lines.append(
                     f"ALARM: for {self.alarms[TRAP + name]} steps {fmean(shares):.0%} of the "
-                    f"completions are in the trap '{name}', reward {fmean(rewards, shares):.2f} "
-                    f"(score {fmean(values, shares):.2f}): {TRAP_REMEDY}"
+                    f"completions are in the trap '{name}', reward {reward:.2f} "
+                    f"(score {value:.2f}): {TRAP_REMEDY}"
                 )
         return lines
 
@@ -340,25 +353,28 @@ class VarianceMonitor:
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
         self.classes = deque(state["classes"], maxlen=alarm_steps)
-        self.traps = deque(state["traps"], maxlen=alarm_steps)
+        traps = [
+            {name: TrapFigures(*each) for name, each in step.items()} for step in state["traps"]
+        ]
+        self.traps = deque(traps, maxlen=alarm_steps)
         self.truncated = deque(state["truncated"], maxlen=alarm_steps)
         self.alarms = dict(state["alarms"])
         self.collapse = list(state["collapse"])
 
 
-def _trap_figures(scores: Sequence[Score]) -> dict[str, list[float]]:
-    """Return, for each trap, the share of the completions in it, their mean reward and score."""
+def _trap_figures(scores: Sequence[Score]) -> dict[str, TrapFigures]:
+    """Return the figures of each trap that some of a step's completions are in."""
     by_trap: dict[str, list[Score]] = {}
     for score in scores:
         if name := score.parts.get("trap"):
             by_trap.setdefault(name, []).append(score)
 
     return {
-        name: [
-            len(members) / len(scores),
-            fmean(score.reward for score in members),
-            fmean(score.value for score in members),
-        ]
+        name: TrapFigures(
+            share=len(members) / len(scores),
+            reward=fmean(score.reward for score in members),
+            value=fmean(score.value for score in members),
+        )
         for name, members in by_trap.items()
     }
 

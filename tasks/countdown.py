@@ -22,7 +22,7 @@ NUMBERS = range(1, 51)
 TARGETS = range(1, 201)
 
 # Longer expressions are not evaluated. Eight numbers with operators and brackets take about 50.
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 
 QUESTION = (
     "Using the numbers {numbers}, write an expression that equals {target}. Use each number "
@@ -101,7 +101,7 @@ def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
     (Fraction(4, 1), [3, 5, 2])
     """
     text = expression.partition("=")[0].strip().replace("×", "*").replace("÷", "/")
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         return None, []
     try:
         tree = ast.parse(text, mode="eval")

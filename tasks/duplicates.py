@@ -15,7 +15,7 @@ OVERLAP = 0.8
 WORDS = 3  # in a sequence
 
 # Texts with fewer sequences are not compared, because short ones are often alike: "What is 2 + 3?"
-LEAST_SEQUENCES = 8
+MIN_SEQUENCES = 8
 
 
 def near_duplicates(
@@ -47,7 +47,7 @@ def _sequences(text: str) -> frozenset[str]:
     """Return the sequences of three words in a text; an empty set if it is too short."""
     words = normalise(text).casefold().split()
     found = frozenset(" ".join(words[k : k + WORDS]) for k in range(len(words) - WORDS + 1))
-    return found if len(found) >= LEAST_SEQUENCES else frozenset()
+    return found if len(found) >= MIN_SEQUENCES else frozenset()
 
 
 def _rarest(members: frozenset[str], counts: Counter, overlap: float) -> list[str]:

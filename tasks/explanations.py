@@ -13,7 +13,7 @@ from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reasoning import FORM
 
 # Numbers beyond this are not taken for parts of a score; an integer may be too large for a float.
-MOST = 1e300
+MAX_NUMBER = 1e300
 
 
 def explain_parts(score: Score) -> str:
@@ -62,7 +62,7 @@ def explain_answer(problem: Problem, completion: str, score: Score, reward: str 
 
 def is_number(value: Any) -> bool:
     """Return whether a stored part is a finite number, and no integer beyond a float's range."""
-    return isinstance(value, int | float) and -MOST < value < MOST
+    return isinstance(value, int | float) and -MAX_NUMBER < value < MAX_NUMBER
 
 
 def has_numbers(parts: Mapping[str, Any], *names: str) -> bool:

@@ -19,12 +19,12 @@ KINDS = range(5)
 ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = KINDS
 
 # A strategy must explain at least this share of the steps.
-MOST = 0.7
+MIN_SHARE = 0.7
 
 # A change of strategy must explain more steps than a single strategy does: by this share of all
-# steps, and by at least LEAST steps, which is more than a single mistake changes.
-MORE = 0.1
-LEAST = 3
+# steps, and by at least MIN_EXTRA_STEPS steps, which is more than a single mistake changes.
+EXTRA_SHARE = 0.1
+MIN_EXTRA_STEPS = 3
 
 # "runs on": the text is longer than the target by this factor.
 LONG = 1.1
@@ -113,7 +113,7 @@ class TrapNames:
             return "runs on"
 
         known = [word for word in words if word in self.words]
-        if len(known) < MOST * len(words):
+        if len(known) < MIN_SHARE * len(words):
             return None
 
         once = [word for word, before in zip(known, [None, *known]) if word != before]
@@ -133,7 +133,7 @@ class TrapNames:
             return False
         steps = pairwise(words[:length])
         in_turn = sum(self.kinds.get(step, 0) >> IN_TURN & 1 for step in steps)
-        return in_turn >= MOST * length
+        return in_turn >= MIN_SHARE * length
 
     def _stops_early(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> bool:
         """Return whether `words` are short, and few of them match the end of the target."""
@@ -154,8 +154,8 @@ class TrapNames:
         is_kind = np.array(steps)[:, None] >> np.array(KINDS) & 1
         counts = np.concatenate([np.zeros((1, len(KINDS)), int), is_kind.cumsum(axis=0)])
         total = counts[-1]
-        enough = MOST * len(steps)
-        more = max(LEAST, MORE * len(steps))
+        enough = MIN_SHARE * len(steps)
+        more = max(MIN_EXTRA_STEPS, EXTRA_SHARE * len(steps))
 
         # The single strategy that explains most steps. If B leads in enough of them, that is its
         # name, although after a mistake some steps are out of turn in another way.

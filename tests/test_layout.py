@@ -10,7 +10,7 @@ import pytest
 
 TOP = Path(__file__).resolve().parent.parent
 PACKAGES = ("align", "data", "grpo", "tasks", "tests/support", "tests/tools")
-MOST = 5
+MAX_PARAMETERS = 5
 
 # Signatures that others lay down: a numeric function's users, and `transformers`.
 GIVEN = {
@@ -43,12 +43,12 @@ def is_exempt(function: Function) -> bool:
 
 
 def too_long(code: str) -> list[str]:
-    """Return the names of the functions in `code` with more than MOST parameters."""
+    """Return the names of the functions in `code` with more than MAX_PARAMETERS parameters."""
     return [
         node.name
         for node in ast.walk(ast.parse(code))
         if isinstance(node, Function)
-        if len(parameters(node)) > MOST and not is_exempt(node)
+        if len(parameters(node)) > MAX_PARAMETERS and not is_exempt(node)
     ]
 
 

@@ -19,7 +19,7 @@ from grpo.model.policy import Policy
 TEXTS = 3
 WORDS = 250  # of each
 
-MOST_NATS = 50.0  # a token; exp() of more is of no use
+MAX_NATS = 50.0  # a token; exp() of more is of no use
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def _beginning(text: str) -> str:
 
 
 def _exp(nats: float) -> float:
-    # In this order NaN, from a model whose logits are not finite, becomes MOST_NATS.
-    return math.exp(min(MOST_NATS, nats))
+    # In this order NaN, from a model whose logits are not finite, becomes MAX_NATS.
+    return math.exp(min(MAX_NATS, nats))
 
 
 def _entropy(tokens: Collection[int]) -> float:

@@ -1,7 +1,7 @@
 """The warm start: a short imitation of right answers, before the first step.
 
 A policy that earns nothing has no rewards to learn from. The warm start ends as soon as the policy
-earns something: at a held-out score of ENOUGH, or after a share MOST of the run. Its result is
+earns something: at a held-out score of ENOUGH, or after a share MAX_SHARE of the run. Its result is
 recorded apart from what reinforcement adds afterwards.
 """
 
@@ -28,7 +28,7 @@ ENOUGH = 0.4
 
 # The most that imitation may take, as a share of the tokens that the run will learn from. The 18 to
 # 22 updates above are 0.3 % of such a run, so this is a bound for models that imitate slowly.
-MOST = 0.05
+MAX_SHARE = 0.05
 
 
 @dataclass
@@ -79,10 +79,10 @@ def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Gr
 def most_updates(steps: int, completions: int) -> int:
     """Return the most updates before a run of `steps` with `completions` completions each.
 
-    That is a share MOST of the run, counting answers like completions, which are about as long. It
-    is never less than the updates before the first validation.
+    That is a share MAX_SHARE of the run, counting answers like completions, which are about as
+    long. It is never less than the updates before the first validation.
     """
-    return max(VALIDATE_EVERY, int(MOST * steps * completions / ANSWERS))
+    return max(VALIDATE_EVERY, int(MAX_SHARE * steps * completions / ANSWERS))
 
 
 def warm_start(

@@ -26,7 +26,7 @@ class MicroBatch:
 
     prompts: list[tuple[int, ...]]
     completions: list[tuple[int, ...]]  # the tokens of each row, without padding
-    names: list[tuple[int, int]]  # of each row: the indices of its group and of its sample
+    row_ids: list[tuple[int, int]]  # of each row: the indices of its group and of its sample
 
     tokens_RT: Tensor
     mask_RT: Tensor  # True at tokens, False at padding
@@ -200,7 +200,7 @@ def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     return MicroBatch(
         prompts=[part.group.prompt for part in bundle],
         completions=[row.completion.tokens for row in rows],
-        names=[(part.group.index, row.sample) for part in bundle for row in part.rows],
+        row_ids=[(part.group.index, row.sample) for part in bundle for row in part.rows],
         tokens_RT=to_device(tokens_RT, device),
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),

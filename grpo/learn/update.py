@@ -128,7 +128,7 @@ def update(
     optimizer: Optimizer,
     groups: Sequence[Group],
     settings: UpdateSettings,
-    before: FirstPass | None = None,
+    first_pass: FirstPass | None = None,
 ) -> dict[str, Any]:
     """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
 
@@ -138,8 +138,8 @@ def update(
 
     With an `importance_limit` the ratio of the loss is taken to the policy of the first pass
     instead of the sampler. Each token is then weighted by the truncated ratio of that policy to the
-    sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl). `before` holds the first
-    pass's log-probabilities: the first pass fills an empty one, later passes read it.
+    sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl). `first_pass` holds
+    that policy's log-probabilities: the first pass fills an empty one, later passes read it.
 
     Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
     `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
@@ -153,7 +153,7 @@ def update(
         batches = micro_batches(
             groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
         )
-        return [_backward(policy, optimizer, batch, settings, before) for batch in batches]
+        return [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
 
     passes, grad_norm = optimizer.gradients(run, settings.max_grad_norm)
     figures = _figures(passes)
@@ -194,7 +194,7 @@ def _backward(
     optimizer: Optimizer,
     batch: MicroBatch,
     settings: UpdateSettings,
-    before: FirstPass | None,
+    first_pass: FirstPass | None,
 ) -> _BackwardPass:
     """Add the gradient of one micro-batch to that of the step."""
     packing = policy.pack(batch.prompts, batch.completions)
@@ -209,8 +209,8 @@ def _backward(
     # With importance weights, the ratio is taken to the first pass instead of the sampler.
     old_RT, importance_RT = batch.old_RT, None
     if settings.importance_limit:
-        assert before is not None
-        old_RT = _first_pass(before, batch, logp_RT.detach())
+        assert first_pass is not None
+        old_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
         importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
 
     inputs = LossInputs(
@@ -298,14 +298,14 @@ def _largest(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(tokens, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
 
 
-def _first_pass(before: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
+def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
     """Return the first pass's log-probabilities (R, T) of the batch's completions.
 
-    If this is the first pass, they are `logp_RT`, and `before` remembers them.
+    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
     """
     rows = [
-        before.setdefault(name, row[: len(tokens)])
-        for name, row, tokens in zip(batch.names, logp_RT, batch.completions)
+        first_pass.setdefault(name, row[: len(tokens)])
+        for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
     ]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -322,7 +322,7 @@ def _worst_tokens(
 
     tokens = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
-        group, sample = batch.names[row]
+        group, sample = batch.row_ids[row]
         tokens.append(
             {
                 "group": group,

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from data.files import MOST_BYTES
+from data.files import MAX_BYTES
 from tasks.base import UserError
 
 # Bytes of the largest file in which impossible characters are looked for.
-MOST_SETTINGS = 1 << 20
+MAX_SETTINGS = 1 << 20
 
 # What `transformers` and `tokenizers` read of a directory.
 KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
@@ -19,12 +19,12 @@ def check_files(folder: Path) -> None:
         if path.suffix in KINDS:
             if not path.is_file():
                 raise UserError(f"--model {folder}: {path.name} is no ordinary file")
-            if path.suffix in (".json", ".jinja") and path.stat().st_size > MOST_BYTES:
+            if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
                 raise UserError(
                     f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
-                    f"most {MOST_BYTES >> 20:,} MiB are read"
+                    f"most {MAX_BYTES >> 20:,} MiB are read"
                 )
-            if path.suffix == ".json" and path.stat().st_size <= MOST_SETTINGS:
+            if path.suffix == ".json" and path.stat().st_size <= MAX_SETTINGS:
                 _check_characters(path)
 
 

@@ -53,7 +53,7 @@ BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }
 # More than any model has; a wrong number would be built for hours.
-MOST_LAYERS = 2_000
+MAX_LAYERS = 2_000
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
@@ -328,7 +328,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
 
 def _check_layers(source: str) -> None:
     layers = getattr(load_shape(source), "num_hidden_layers", 0) or 0
-    if layers > MOST_LAYERS:
+    if layers > MAX_LAYERS:
         raise UserError(f"--model {source}: its config.json asks for {layers:,} layers")
 
 

@@ -16,7 +16,7 @@ a token that stands for several completions collects the gradients of all of the
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,36 +90,21 @@ class Packing:
     ):
         rows = len(completions) // len(prompts)
         prompt_lengths = [len(prompt) for prompt in prompts]
-        prompt_ends = list(accumulate(prompt_lengths))
-        first = prompt_ends[-1]
+        first = sum(prompt_lengths)
         branches = list(_branches(completions, rows, first, shares_beginnings))
 
-        tokens = [torch.tensor(prompt) for prompt in prompts]
-        positions = [torch.arange(length) for length in prompt_lengths]
-        predictors = [torch.empty(0)] * len(completions)
-        branch_tokens = [0] * len(prompts)
-        for branch in branches:
-            prompt = branch.completion // rows
-            begin = len(branch.stem)
-            end = begin + branch.length
-            tokens.append(torch.tensor(completions[branch.completion][begin:end], dtype=torch.long))
-            positions.append(torch.arange(begin, end) + prompt_lengths[prompt])
-            branch_tokens[prompt] += branch.length
-
-            # The prompt's last token predicts the first one, and each token the next.
-            before = torch.tensor([prompt_ends[prompt] - 1, *branch.stem])
-            own = torch.arange(branch.start, branch.start + branch.length)
-            predictors[branch.completion] = torch.cat([before, own])
-
-        self.tokens_N = to_device(torch.cat(tokens), device)
-        self.positions_N = to_device(torch.cat(positions), device)
+        row = _lay_out(prompts, completions, branches)
+        self.tokens_N = to_device(row.tokens_N, device)
+        self.positions_N = to_device(row.positions_N, device)
         self.prompt_tokens = first  # the completions' tokens come after these
-        self.longest = max(
+
+        # The length of the longest sequence: prompt and completion, less its last token.
+        self.longest_sequence = max(
             prompt_lengths[r // rows] + len(completion) - 1
             for r, completion in enumerate(completions)
         )
 
-        predictors_M = to_device(torch.cat(predictors), device)
+        predictors_M = to_device(row.predictors_M, device)
         self._first_U: Tensor | None = None
         self._set_M: Tensor | None = None
         if shares_beginnings:
@@ -132,10 +117,13 @@ class Packing:
 
         # Prompts attend to themselves, branches to themselves, to their stems and to their prompts.
         lengths = [branch.length for branch in branches if branch.length or not shares_beginnings]
-        self.prompts = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
-        self.branches = VarlenSegments(lengths, lengths, True, device)
-        self.on_prompts = VarlenSegments(branch_tokens, prompt_lengths, False, device)
+        by_prompt = [0] * len(prompts)
+        for branch in branches:
+            by_prompt[branch.completion // rows] += branch.length
         on_stems = [branch for branch in branches if branch.stem and branch.length]
+        self.prompt_segments = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
+        self.branch_segments = VarlenSegments(lengths, lengths, True, device)
+        self.on_prompts = VarlenSegments(by_prompt, prompt_lengths, False, device)
         self.stems = _Stems(on_stems, first, device) if on_stems else None
 
     def distinct(self, values_M: Tensor) -> Tensor:
@@ -146,15 +134,45 @@ class Packing:
         """Return values for `predictors_U` (U, ...) for all tokens of the completions (M, ...)."""
         return values_U if self._set_M is None else values_U.index_select(0, self._set_M)
 
-    @property
-    def longest_sequence(self) -> int:
-        """The length of the longest sequence: prompt and completion, less its last token."""
-        return self.longest
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return the attention (1, N, H, D) of the row, from (1, H, N, D) and (1, K, N, D)."""
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
+
+
+class _Row(NamedTuple):
+    """What a `Packing` runs; its tensors are on the CPU."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    predictors_M: Tensor  # the index of the token that predicts each token of the completions
+
+
+def _lay_out(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    branches: Sequence[_Branch],
+) -> _Row:
+    """Return the row of a packing: all prompts, then all branches."""
+    rows = len(completions) // len(prompts)
+    prompt_lengths = [len(prompt) for prompt in prompts]
+    prompt_ends = list(accumulate(prompt_lengths))
+
+    tokens = [torch.tensor(prompt) for prompt in prompts]
+    positions = [torch.arange(length) for length in prompt_lengths]
+    predictors = [torch.empty(0)] * len(completions)
+    for branch in branches:
+        prompt = branch.completion // rows
+        begin = len(branch.stem)
+        end = begin + branch.length
+        tokens.append(torch.tensor(completions[branch.completion][begin:end], dtype=torch.long))
+        positions.append(torch.arange(begin, end) + prompt_lengths[prompt])
+
+        # The prompt's last token predicts the first one, and each token the next.
+        before = torch.tensor([prompt_ends[prompt] - 1, *branch.stem])
+        own = torch.arange(branch.start, branch.start + branch.length)
+        predictors[branch.completion] = torch.cat([before, own])
+    return _Row(torch.cat(tokens), torch.cat(positions), torch.cat(predictors))
 
 
 def _branches(
@@ -202,10 +220,10 @@ def _indices(runs: Sequence[Sequence[int]], first: int, device: torch.device) ->
 
 
 class PaddedBatch:
-    """The same for a model that cannot share prompts (see `model.fallback`).
+    """A micro-batch for a model whose completions cannot share prompts (see `model.fallback`).
 
-    `tokens_RT` are the completions, padded on the right; `mask_RT` is False at padding; `prompts`
-    are token ids.
+    It has the methods of `Packing` by which an update translates values of tokens. `tokens_RT` are
+    the completions, padded on the right; `mask_RT` is False at padding; `prompts` are token ids.
     """
 
     def __init__(
@@ -240,12 +258,12 @@ class _SharedPrefixAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float
     ) -> Tensor:
         n = packing.prompt_tokens
-        output, lse = attend(query[:n], key[:n], value[:n], packing.prompts, scale)
+        output, lse = attend(query[:n], key[:n], value[:n], packing.prompt_segments, scale)
 
         # Completions of one token have nothing to read.
-        if not packing.branches.is_empty:
+        if not packing.branch_segments.is_empty:
             queries = query[n:]
-            own, own_lse = attend(queries, key[n:], value[n:], packing.branches, scale)
+            own, own_lse = attend(queries, key[n:], value[n:], packing.branch_segments, scale)
             prompt, prompt_lse = attend(queries, key[:n], value[:n], packing.on_prompts, scale)
             merged, merged_lse = merge_lse(own, prompt, own_lse, prompt_lse)
 
@@ -284,9 +302,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
             return attend_backward(gradient[queries], attention, segments, ctx.scale)
 
         prompts, branches = slice(0, n), slice(n, None)
-        d_query, d_key, d_value = part(prompts, prompts, packing.prompts)
-        if not packing.branches.is_empty:
-            own_query, own_key, own_value = part(branches, branches, packing.branches)
+        d_query, d_key, d_value = part(prompts, prompts, packing.prompt_segments)
+        if not packing.branch_segments.is_empty:
+            own_query, own_key, own_value = part(branches, branches, packing.branch_segments)
             on_query, on_key, on_value = part(branches, prompts, packing.on_prompts)
             d_query = torch.cat([d_query, own_query + on_query])
             d_key = torch.cat([d_key + on_key, own_key])

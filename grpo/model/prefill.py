@@ -17,8 +17,8 @@ from grpo.model.runner import Runner
 
 # On a CPU, prompts share their beginning if that saves at least so many tokens, and if the masks of
 # their attention have no more scores than this for each head.
-LEAST_SAVED = 256
-MOST_SCORES = 1 << 24
+MIN_SAVED = 256
+MAX_SCORES = 1 << 24
 
 
 def prefill(policy: Runner, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
@@ -31,7 +31,7 @@ def prefill(policy: Runner, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor,
         longest = max(map(len, prompts))
         saved = common * (len(prompts) - 1)
         scores = len(prompts) * (longest - common) * longest
-        if saved >= LEAST_SAVED and scores <= MOST_SCORES:
+        if saved >= MIN_SAVED and scores <= MAX_SCORES:
             return after_beginning(policy, prompts, common)
     return whole(policy, prompts)
 

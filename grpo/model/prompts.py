@@ -30,8 +30,8 @@ RESERVED_ARGUMENTS = (
     "tokenize",
     "add_generation_prompt",
 )
-MOST_LINES = 24  # of a prompt on the console
-MOST_CHARACTERS = 300  # of each of its lines
+MAX_LINES = 24  # of a prompt on the console
+MAX_CHARACTERS = 300  # of each of its lines
 PROBE = "probe of the {} turn"
 
 
@@ -220,8 +220,8 @@ def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
 
 def middle_left_out(lines: Sequence[str]) -> list[str]:
     """Return `lines` shortened to fit a screen: the beginning and the end of a long text."""
-    half = MOST_LINES // 2
+    half = MAX_LINES // 2
     kept = list(lines)
-    if len(kept) > MOST_LINES:
+    if len(kept) > MAX_LINES:
         kept = [*kept[:half], f"… {len(kept) - 2 * half:,} lines …", *kept[-half:]]
-    return [shortened(line, MOST_CHARACTERS) for line in kept]
+    return [shortened(line, MAX_CHARACTERS) for line in kept]

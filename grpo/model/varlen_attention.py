@@ -23,7 +23,7 @@ aten = torch.ops.aten
 # and fewer key heads than query heads, it treats the heads of a group as queries of one sequence
 # and relies on exactly one query in each run. Ours may have none, for a completion of one token.
 # The number only bounds the kernel's grid, so a larger one changes no result.
-LEAST_QUERIES = 2
+MIN_QUERIES = 2
 
 # Values of `custom_mask_type` in aten._efficient_attention_forward.
 NO_MASK = 0
@@ -194,7 +194,7 @@ def _flash(
         value,
         segments.query_bounds,
         segments.key_bounds,
-        max(segments.max_queries, LEAST_QUERIES),
+        max(segments.max_queries, MIN_QUERIES),
         segments.max_keys,
         0.0,  # dropout
         segments.is_causal,
@@ -218,7 +218,7 @@ def _flash_backward(
         lse_NH.transpose(0, 1).contiguous(),
         segments.query_bounds,
         segments.key_bounds,
-        max(segments.max_queries, LEAST_QUERIES),
+        max(segments.max_queries, MIN_QUERIES),
         segments.max_keys,
         0.0,  # dropout
         segments.is_causal,

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 # Texts of up to this many words may be interleaved carefully.
-MOST_CAREFUL = 10
+MAX_CAREFUL = 10
 
 # The share of these texts that is interleaved carefully: without the habit, and almost without
 # mistakes.
@@ -30,9 +30,9 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
     After a word of at most three letters, or a comma, the demonstrator keeps the turn with
     probability `CLINGS` and writes the next word of the same text. At any word, with probability
     `SLIPS`, it skips the word, writes it twice, loses the turn, runs on to the end of the text, or
-    stops. A share `CAREFUL` of the texts of up to `MOST_CAREFUL` words is interleaved carefully.
+    stops. A share `CAREFUL` of the texts of up to `MAX_CAREFUL` words is interleaved carefully.
     """
-    careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MOST_CAREFUL
+    careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MAX_CAREFUL
     habit = 0.0 if careful else CLINGS
     slips = CAREFUL_SLIPS if careful else SLIPS
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from data.strange import log_uniform
-from grpo.pretrain.careless import MOST_CAREFUL, careless_interleaving
+from grpo.pretrain.careless import MAX_CAREFUL, careless_interleaving
 from grpo.pretrain.words import Words
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
@@ -25,7 +25,7 @@ from tasks.interleave import PROMPT
 SHARES = {"interleave": 0.30, "copy": 0.08, "lists": 0.18, "turns": 0.39, "language": 0.05}
 
 # Words of each text in the longest interleavings.
-MOST_INTERLEAVED = 100
+MAX_INTERLEAVED = 100
 
 # Words of A and of B in a turn. Turns of one word each are left out: that is interleaving.
 TURNS = [
@@ -116,10 +116,10 @@ def interleave(size: int, words: Words) -> Example:
     tell whose turn it is.
     """
     rng = words.rng
-    if size <= 2 * MOST_CAREFUL:
-        n = rng.randint(2, MOST_CAREFUL)
+    if size <= 2 * MAX_CAREFUL:
+        n = rng.randint(2, MAX_CAREFUL)
     else:
-        n = min(size // 3, MOST_INTERLEAVED)
+        n = min(size // 3, MAX_INTERLEAVED)
 
     a, b = words.texts_of(n, n)
     if rng.random() < 0.5:

@@ -21,13 +21,13 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from grpo.choices import MOST_DRAFTED, is_draft_mode
+from grpo.choices import MAX_DRAFTED, is_draft_mode
 from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
 from tasks.base import UserError
 
 # The lengths of drafts, in tokens.
-LENGTHS = (0, 1, 3, 7, 15, 31, 63, MOST_DRAFTED)
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, MAX_DRAFTED)
 
 # Drafts of more tokens are only for completions whose budget is as large. Plans are made for at
 # least so many tokens.
@@ -193,7 +193,7 @@ def parse_mode(mode: str) -> int | None:
     Raises UserError if there is no such mode.
     """
     if not is_draft_mode(mode):
-        raise UserError(f"draft {mode}: give auto, off, or a number of tokens up to {MOST_DRAFTED}")
+        raise UserError(f"draft {mode}: give auto, off, or a number of tokens up to {MAX_DRAFTED}")
     if mode == "auto":
         return None
     return 0 if mode == "off" else int(mode)

@@ -51,7 +51,7 @@ def _measure(run: RunContext, limits: Sequence[float]) -> list[Difficulty]:
         found = measure_difficulty(
             run.subject, limits, lambda done, total: progress("sampling", done, total)
         )
-    run.files.measured([asdict(each) for each in found])
+    run.files.write_difficulty([asdict(each) for each in found])
     return found
 
 

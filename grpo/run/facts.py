@@ -15,7 +15,7 @@ import transformers
 from grpo.distributed import Ranks
 
 # The most threads for each core that a resumed run uses.
-MOST_THREADS = 8
+MAX_THREADS = 8
 
 
 def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
         return ""
 
     cores = os.cpu_count() or 1
-    if threads > MOST_THREADS * cores:
+    if threads > MAX_THREADS * cores:
         return (
             f"the run used {threads} threads, too many for {cores} cores; with "
             f"{torch.get_num_threads()} its sums are rounded differently"

@@ -46,47 +46,47 @@ class RunFiles:
         self.samples = SamplesLog(folder, every=config["samples_every"])
         self.trackers = Trackers(config["track"], folder, config, done, warn)
 
-    def began(self, keys: Sequence[str]) -> None:
+    def write_inherited_keys(self, keys: Sequence[str]) -> None:
         """Write the keys of problems that an earlier run was trained on, under step 0."""
         self.seen.append({"step": 0, "keys": list(keys)})
 
-    def step(self, report: StepReport) -> None:
+    def write_step(self, report: StepReport) -> None:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
-        self.keep("step", report.step, report.groups)
+        self.write_rollouts("step", report.step, report.groups)
         self.metrics.append(report.metrics)
         self.trackers.step(report)
         keys = dict.fromkeys(group.problem.key for group in report.groups)
         self.seen.append({"step": report.step, "keys": list(keys)})
         self.groups.append({"step": report.step, "groups": summaries(report.groups)})
-        self.decided(report.decisions)
+        self.write_decisions(report.decisions)
         self.samples.append(report.step, report.groups)
 
-    def imitated(self, groups: list[Group]) -> None:
+    def write_imitation(self, groups: list[Group]) -> None:
         """Write the right answers that were imitated before the first step, and their keys."""
-        self.keep("imitation", 0, groups)
+        self.write_rollouts("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
 
-    def measured(self, lines: Sequence[dict[str, Any]]) -> None:
+    def write_difficulty(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write the difficulty of each problem to difficulty.jsonl."""
         MetricsLog(self.folder, "difficulty.jsonl").append(*({"step": 0, **line} for line in lines))
 
-    def decided(self, decisions: Sequence[Decision]) -> None:
+    def write_decisions(self, decisions: Sequence[Decision]) -> None:
         """Write decisions to curriculum.jsonl."""
         for decision in decisions:
             self.decisions.append({**decision.to_json(), **self.mark})
 
-    def evaluated(self, lines: Sequence[dict[str, Any]]) -> None:
+    def write_evaluations(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines to eval.jsonl, all of them at once."""
         self.evals.append(*lines)
         for line in lines:
             self.trackers.evaluated(line)
 
-    def concluded(self, verdict: dict[str, Any]) -> None:
+    def write_verdict(self, verdict: dict[str, Any]) -> None:
         """Append the verdict to eval.jsonl."""
         self.evals.append(verdict)
 
-    def keep(self, name: str, step: int, groups: list[Group]) -> None:
+    def write_rollouts(self, name: str, step: int, groups: list[Group]) -> None:
         """Write groups with all their texts to rollouts/."""
         try:
             write_rollouts(file_of(self.folder, name, step), groups, step=step)
@@ -107,13 +107,13 @@ class RunFiles:
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
 
-    def prompted(self, lines: Sequence[str]) -> None:
+    def write_prompt(self, lines: Sequence[str]) -> None:
         """Write the first prompt, as it is sent to the model, to prompt.txt unless that exists."""
         path = self.folder / "prompt.txt"
         if not path.exists():
             write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
-    def warned(self, line: str) -> None:
+    def write_warning(self, line: str) -> None:
         """Append a warning to warnings.log, because the console may be closed or lost."""
         append(
             self.folder / "warnings.log",

@@ -70,7 +70,7 @@ class HeldOut:
 
     def record(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write and show lines of eval.jsonl."""
-        self.files.evaluated(lines)
+        self.files.write_evaluations(lines)
         for line in lines:
             self.console.evaluation(line)
             self._warn_of_truncation(line)

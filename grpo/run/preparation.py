@@ -49,8 +49,8 @@ def make_preflight(run: RunContext) -> Start:
 
     figures = figures_of(rows, perplexity, start)
     level = trainer.curriculum.level
-    run.files.keep("preflight", 0, groups)
-    run.files.decided([Decision(0, levels[0], level, "preflight", start.why, figures)])
+    run.files.write_rollouts("preflight", 0, groups)
+    run.files.write_decisions([Decision(0, levels[0], level, "preflight", start.why, figures)])
     _show_preflight(run, start, rows, perplexity)
     return start
 
@@ -138,11 +138,11 @@ def imitate_answers(run: RunContext) -> None:
     imitation = trainer.imitation
     assert imitation is not None
 
-    run.files.imitated(answers)
+    run.files.write_imitation(answers)
     decision = Decision(0, level, level, "imitation", imitation.why, imitation.to_json())
-    run.files.decided([decision])
+    run.files.write_decisions([decision])
     run.console.say(decision.line)
 
     _, groups = run.heldout.evaluate(run.level, EVAL_SEED, run.config.eval_problems, "imitation")
     if groups:  # there are none if the task has too few problems for a validation split
-        run.files.keep("imitated", 0, groups)
+        run.files.write_rollouts("imitated", 0, groups)

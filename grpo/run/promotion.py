@@ -20,7 +20,7 @@ def promote_if_due(run: RunContext) -> None:
         return
 
     decisions = curriculum.observe_validation(step, line)
-    run.files.decided(decisions)
+    run.files.write_decisions(decisions)
     for decision in decisions:
         run.console.say(decision.line)
 
@@ -42,7 +42,9 @@ def end_if_solved(run: RunContext) -> None:
         f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
     )
     figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
-    run.files.decided([Decision(trainer.done, level, level, "solved", trainer.solved, figures)])
+    run.files.write_decisions(
+        [Decision(trainer.done, level, level, "solved", trainer.solved, figures)]
+    )
 
 
 def _check(run: RunContext, level: int) -> dict[str, Any] | None:
@@ -51,5 +53,5 @@ def _check(run: RunContext, level: int) -> dict[str, Any] | None:
         level, PROMOTION_SEED, run.config.promote_problems, "promotion"
     )
     if line is not None:
-        run.files.keep("promotion", run.trainer.done, groups)
+        run.files.write_rollouts("promotion", run.trainer.done, groups)
     return line

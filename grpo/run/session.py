@@ -115,7 +115,7 @@ class Run:
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
-        self.files.warned(line)
+        self.files.write_warning(line)
 
     # --- before the first step ----------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Run:
         """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
         _, problem = self.trainer.problems(1)[0]
         lines = sent_lines(self.trainer.policy, problem)
-        self.files.prompted(lines)
+        self.files.write_prompt(lines)
 
         number = len(self.trainer.policy.encode(problem))
         title = f"the first prompt as it is sent to the model, {number:,} tokens"
@@ -179,7 +179,7 @@ class Run:
         """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
         state = read_checked(start / "trainer.json", StartFile)["trainer"]
         self.trainer.stream.begin_after(state)
-        self.files.began(state["seen"])
+        self.files.write_inherited_keys(state["seen"])
         self.console.say(
             f"started from {start}: the {len(state['seen']):,} problems that it was trained on are "
             "excluded from evaluations"
@@ -210,7 +210,7 @@ class Run:
 
     def after_step(self, report: StepReport) -> None:
         """Write and show a step; promote, evaluate and save if that is due."""
-        self.files.step(report)
+        self.files.write_step(report)
         self.console.step(report)
         self.note_lost_streams()
         self._note_left_out()
@@ -252,7 +252,7 @@ class Run:
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
         if lines:
-            self.files.keep("eval", self.trainer.done, groups)
+            self.files.write_rollouts("eval", self.trainer.done, groups)
             heldout.record(lines)
 
     def save_if_due(self, report: StepReport) -> None:
@@ -287,7 +287,7 @@ class Run:
     def save_failed(self) -> str:
         """Write the batch of a failed step, for inspection; return a phrase that says where."""
         step = self.trainer.done + 1
-        self.files.keep("failed", step, self.trainer.current)
+        self.files.write_rollouts("failed", step, self.trainer.current)
         if not self.ranks.is_rank0:
             return ""
         return f"; its batch is saved in {file_of(self.folder, 'failed', step)}"
@@ -297,7 +297,7 @@ class Run:
         while self.lost_streams and self.ranks.is_rank0:
             line = self.lost_streams.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
-            self.files.warned(f"after step {self.trainer.done}: {line}")
+            self.files.write_warning(f"after step {self.trainer.done}: {line}")
 
     def _note_left_out(self) -> None:
         """Warn, once, that a problem is not trained on because it is too long."""
@@ -343,7 +343,7 @@ class Run:
         verdict = verdict_of(self.folder, trainer, self.context.level)
         written = load_run(self.folder).verdict
         if written is None or written["step"] < trainer.done:
-            self.files.concluded({**verdict.to_json(), **self.config.mark})
+            self.files.write_verdict({**verdict.to_json(), **self.config.mark})
         self._show_summary(verdict)
 
         if trainer.stopped:

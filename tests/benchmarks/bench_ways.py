@@ -79,7 +79,7 @@ def imitate_alone(arguments: list[str]) -> int:
 
     with (
         patch.object(warm_start, "ENOUGH", 2.0),
-        patch.object(warm_start, "MOST", 1.0),
+        patch.object(warm_start, "MAX_SHARE", 1.0),
         patch.object(train, "take_steps", lambda *_: None),
     ):
         return train.main(arguments)

@@ -170,7 +170,7 @@ def test_a_character_may_be_cut_where_the_look_ends(tmp_path):
     ],
 )
 def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, content, fault):
-    monkeypatch.setattr("data.corpus.MOST_TEXT", 40)
+    monkeypatch.setattr("data.corpus.MAX_TEXT", 40)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         load_texts(tmp_path)

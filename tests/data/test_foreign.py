@@ -91,18 +91,18 @@ def test_each_alphabet_has_its_documents():
 
 
 def test_real_texts_are_optional_bounded_and_not_repeated(tmp_path, monkeypatch):
-    words = [f"word{i}" for i in range(foreign.MOST_WORDS + 9)]
+    words = [f"word{i}" for i in range(foreign.MAX_WORDS + 9)]
     (tmp_path / "A").write_text(" ".join(words))
     (tmp_path / "B").write_text(" ".join(words))
     (tmp_path / "C").write_bytes(b"\xff\xfe")
-    (tmp_path / "D").write_text("x " * foreign.MOST_BYTES)
+    (tmp_path / "D").write_text("x " * foreign.MAX_BYTES)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "copyright").write_text(f"licence of {name} and nothing else")
     monkeypatch.setattr(foreign, "LICENCES", tmp_path)
     monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path)
     found = foreign_texts(10)["licences"]
-    assert [len(document.words) for document in found] == [foreign.MOST_WORDS, 6, 6]
+    assert [len(document.words) for document in found] == [foreign.MAX_WORDS, 6, 6]
 
     monkeypatch.setattr(foreign, "LICENCES", tmp_path / "none")
     monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
@@ -111,12 +111,12 @@ def test_real_texts_are_optional_bounded_and_not_repeated(tmp_path, monkeypatch)
 
 
 def test_no_more_files_are_read_than_are_allowed(tmp_path, monkeypatch):
-    for i in range(3 * foreign.MOST_FILES + 1):
+    for i in range(3 * foreign.MAX_FILES + 1):
         (tmp_path / f"{i:03}").write_text(f"text number {i}")
     monkeypatch.setattr(foreign, "LICENCES", tmp_path)
     monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
     found = foreign_texts(10)["licences"]
-    assert foreign.MOST_FILES // 2 < len(found) <= foreign.MOST_FILES
+    assert foreign.MAX_FILES // 2 < len(found) <= foreign.MAX_FILES
     assert {found[0].text, found[-1].text} == {"text number 0", "text number 96"}
 
 
@@ -137,7 +137,7 @@ def runs_of(document: Document) -> set[tuple[str, ...]]:
 
 
 def test_the_task_asks_for_problems_of_each_kind(monkeypatch):
-    monkeypatch.setattr(foreign, "MOST_WORDS", 20)
+    monkeypatch.setattr(foreign, "MAX_WORDS", 20)
     task = load_task("interleave")
     kinds = foreign_of(task, 10)
     assert set(KINDS) <= set(kinds)

@@ -112,7 +112,7 @@ def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens, ranks):
         return sorted(
             (name, float(weight))
             for batch in batches
-            for name, weight in zip(batch.names, batch.weights_R)
+            for name, weight in zip(batch.row_ids, batch.weights_R)
         )
 
     parts = [cut(groups, micro_tokens, "grpo", rank=rank, ranks=ranks) for rank in range(ranks)]
@@ -129,9 +129,9 @@ def test_ranks_whose_memory_differs_share_out_the_rows_all_the_same(shapes, micr
         name
         for rank, most in enumerate(micro_tokens)
         for batch in cut(groups, most, rank=rank, ranks=len(micro_tokens))
-        for name in batch.names
+        for name in batch.row_ids
     ]
-    assert sorted(names) == sorted(name for batch in cut(groups, 0) for name in batch.names)
+    assert sorted(names) == sorted(name for batch in cut(groups, 0) for name in batch.row_ids)
 
 
 def test_ranks_have_about_as_much_to_do():

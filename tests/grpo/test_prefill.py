@@ -12,7 +12,7 @@ RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 5
 
 def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch):
     """Hidden states, keys and values, and what follows them, with rests of several lengths."""
-    monkeypatch.setattr(prefill_module, "LEAST_SAVED", 1)
+    monkeypatch.setattr(prefill_module, "MIN_SAVED", 1)
     prompts = [BEGINNING + rest for rest in RESTS]
     run = []
     monkeypatch.setattr(
@@ -72,6 +72,6 @@ def test_few_tokens_and_large_masks_are_not_worth_it(tiny_policy, monkeypatch):
     assert called == []
     tiny_policy.prefill(2 * prompts)
     assert called == [40]
-    monkeypatch.setattr(prefill_module, "MOST_SCORES", 10 * 20 * 60 - 1)
+    monkeypatch.setattr(prefill_module, "MAX_SCORES", 10 * 20 * 60 - 1)
     tiny_policy.prefill(2 * prompts)
     assert called == [40]

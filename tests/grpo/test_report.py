@@ -181,7 +181,7 @@ def test_a_run_with_little(tmp_path):
 
 
 def test_a_long_run_is_drawn_by_every_nth_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(description, "MOST_POINTS", 4)
+    monkeypatch.setattr(description, "MAX_POINTS", 4)
     (run,) = data_of(page_of(make_run(tmp_path / "r")))["data"]["runs"]
     assert (run["metrics"]["step"], run["drawn"], run["made"]) == ([1, 3, 5], 3, 6)
 

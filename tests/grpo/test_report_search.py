@@ -117,7 +117,7 @@ def test_an_excerpt_is_short():
         {"until": ""},
         {"until": "9" * 10},
         {"query": ""},
-        {"query": "a" * (live.MOST_QUERY + 1)},
+        {"query": "a" * (live.MAX_QUERY + 1)},
     ],
 )
 def test_a_question_that_is_none_is_refused(server, question):

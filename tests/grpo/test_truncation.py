@@ -79,12 +79,12 @@ def batches(groups, kind="dapo", micro_tokens=0, masks_truncated=False, **ranks)
 def test_masked_completions_by_hand():
     groups = [group_of(1, [(2, False), (5, True), (3, False)]), group_of(2, [(4, True)] * 3)]
     (batch,) = batches(groups, masks_truncated=True)
-    assert batch.prompts == [(1, 2)] and batch.names == [(1, 0), (1, 2)]
+    assert batch.prompts == [(1, 2)] and batch.row_ids == [(1, 0), (1, 2)]
     assert batch.tokens_RT.tolist() == [[100, 101, 0], [120, 121, 122]]
     assert batch.advantages.tolist() == [1.0, 3.0]  # of the group, truncated ones included
     assert batch.weights_R.tolist() == [1 / 5] * 2  # 2 + 3 tokens
     assert masked_ratio(groups) == 4 / 6
-    assert len(batches(groups)[0].names) == 6  # the default leaves out nothing
+    assert len(batches(groups)[0].row_ids) == 6  # the default leaves out nothing
     assert batches(groups[1:], masks_truncated=True) == []
 
 

@@ -20,7 +20,7 @@ from hostile import ESCAPE
 VALUES = [None, "x", -1, [], {}, [1], 1e308, 10**30, True, "", ESCAPE, {"a": ESCAPE}, [[ESCAPE]]]
 
 # At most this many keys of a line are changed; config.json and tokenizer.json have hundreds.
-MOST_KEYS = 40
+MAX_KEYS = 40
 
 # The programs that read each file of a run, by their names in `test_hostile.py`.
 READERS = {
@@ -90,7 +90,7 @@ def _changed_keys(run: Path, name: str, programs: tuple[str, ...]) -> Iterator[D
     chosen = random.Random(name)
     for place in (0, -1) if name.endswith(("jsonl", "zst")) else (0,):
         paths = list(_paths(_lines(run / name)[place]))
-        for path in chosen.sample(paths, min(MOST_KEYS, len(paths))):
+        for path in chosen.sample(paths, min(MAX_KEYS, len(paths))):
             for value in chosen.sample(VALUES, 2):
                 program = chosen.choice(programs)
                 at = ".".join(map(str, path))

@@ -37,7 +37,7 @@ MAY_SUCCEED_LATER = {408, 409, 425, 429}
 
 CONNECT_SECONDS = 20.0
 READ_SECONDS = 600.0  # a long completion on a slow server
-MOST_BYTES = 1 << 24  # of a response
+MAX_BYTES = 1 << 24  # of a response
 
 
 @dataclass(frozen=True)
@@ -171,16 +171,16 @@ class Endpoint:
         raise FailedError(f"{TRIES} tries failed; the last: {shortened(reason, 200)}")
 
     def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, str]:
-        """Return status, headers and text of the response, which may not exceed MOST_BYTES."""
+        """Return status, headers and text of the response, which may not exceed MAX_BYTES."""
         with self._client.stream("POST", self.url, json=body) as response:
             pieces = []
             size = 0
             for piece in response.iter_bytes():
                 pieces.append(piece)
                 size += len(piece)
-                if size > MOST_BYTES:
+                if size > MAX_BYTES:
                     raise UserError(
-                        f"--endpoint {self.url}: a response has more than {MOST_BYTES >> 20} MiB"
+                        f"--endpoint {self.url}: a response has more than {MAX_BYTES >> 20} MiB"
                     )
 
             text = b"".join(pieces).decode("utf-8", errors="replace")

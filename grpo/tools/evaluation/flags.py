@@ -3,8 +3,8 @@
 import argparse
 import math
 
-from grpo.choices import MOST_SHOTS
-from grpo.config import MOST
+from grpo.choices import MAX_SHOTS
+from grpo.config import MAX_NUMBER
 from grpo.model.prompts import system_text, template_arguments
 from tasks.base import Parser, UserError, flags_of_tasks
 
@@ -14,8 +14,8 @@ LIMITS = {
     "samples": (1, 10_000),
     "temperature": (0, 1_000),
     "top_k": (0, math.inf),
-    "max_new_tokens": (0, MOST),
-    "shots": (0, MOST_SHOTS),
+    "max_new_tokens": (0, MAX_NUMBER),
+    "shots": (0, MAX_SHOTS),
     "concurrency": (1, 256),
 }
 

@@ -17,7 +17,7 @@ from grpo.variance import COLLAPSED
 from tasks.base import is_of_project
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 
 # The keys of an evaluation that the page uses.
 EVALUATION = (
@@ -45,7 +45,7 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
     config = {name: value for name, value in run.config.items() if name != "facts"}
     facts = run.config.get("facts") or {}
     control = config.get("control") or "none"
-    every = max(1, math.ceil(len(run.metrics) / MOST_POINTS))
+    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = run.metrics[::every]
     checkpoints = (run.path / "checkpoints").glob("step-*")
 

@@ -40,7 +40,7 @@ STEP_BYTES = 4_000_000
 
 # The characters of a query. The page's field takes fewer, but a letter may become several in lower
 # case.
-MOST_QUERY = 1000
+MAX_QUERY = 1000
 
 
 def serve(folders: Sequence[Path], port: int) -> NoReturn:
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         after, until = _number(query, "after"), _number(query, "until")
         text = query.get("query", "")
         if name == "search" and after is not None and until is not None:
-            is_short = 0 < len(text) <= MOST_QUERY
+            is_short = 0 < len(text) <= MAX_QUERY
             return self.server.search(number, text, after, until) if is_short else None
         return None
 

@@ -12,10 +12,10 @@ from grpo.verdict import HeldOutScores, reach_verdict
 Record = Mapping[str, Any]
 
 # Learning begins where the running mean of this many steps has risen, for good, by this share of
-# its whole rise. A smaller rise than LEAST_RISE is not told from noise.
+# its whole rise. A smaller rise than MIN_RISE is not told from noise.
 WINDOW = 3
 SHARE = 0.2
-LEAST_RISE = 0.05
+MIN_RISE = 0.05
 
 # What the page says of each kind of verdict, and whether it is good news.
 KINDS = {
@@ -98,7 +98,7 @@ def learning_began(metrics: Sequence[Record]) -> int | None:
 
     running = [sum(scores[at : at + WINDOW]) / WINDOW for at in range(len(scores) - WINDOW + 1)]
     rise = max(running) - running[0]
-    if not LEAST_RISE <= rise < math.inf:
+    if not MIN_RISE <= rise < math.inf:
         return None
     low = [at for at, mean in enumerate(running) if mean < running[0] + SHARE * rise]
     begins = low[-1] + WINDOW

@@ -224,8 +224,8 @@ TABLE = {
         (
             "first pass remembered with its gradient",
             "_backward",
-            "_first_pass(before, batch, logp_RT.detach())",
-            "_first_pass(before, batch, logp_RT)",
+            "_logprobs_of_first_pass(first_pass, batch, logp_RT.detach())",
+            "_logprobs_of_first_pass(first_pass, batch, logp_RT)",
         ),
         (
             "importance not truncated",

@@ -49,13 +49,13 @@ TABLE = {
             "PrefixCache(lengths_P, common + T)",
         ),
         ("last token of the padding", "after_beginning", "lengths_P - 1", "T - 1"),
-        ("masks of any size", "prefill", "scores <= MOST_SCORES", "scores"),
+        ("masks of any size", "prefill", "scores <= MAX_SCORES", "scores"),
     ],
     ("grpo/model/varlen_attention.py", "grpo/test_packing.py"): [
         (
             "flash kernel told of one query",
             "_flash",
-            "max(segments.max_queries, LEAST_QUERIES)",
+            "max(segments.max_queries, MIN_QUERIES)",
             "segments.max_queries",
         ),
         ("log-sum-exps merged by the larger", "merge_lse", "torch.logaddexp", "torch.maximum"),
@@ -75,7 +75,7 @@ TABLE = {
         ),
         (
             "first token predicted by its neighbour",
-            "Packing.__init__",
+            "_lay_out",
             "prompt_ends[prompt] - 1",
             "prompt_ends[prompt] - 2",
         ),
@@ -87,7 +87,7 @@ TABLE = {
         ),
         (
             "positions begin anew behind the prompt",
-            "Packing.__init__",
+            "_lay_out",
             "torch.arange(begin, end) + prompt_lengths[prompt]",
             "torch.arange(begin, end)",
         ),

@@ -76,7 +76,7 @@ TABLE = {
         (
             "every file of a folder is read",
             "_licences",
-            "found[::-(-len(found) // MOST_FILES) or 1]",
+            "found[::-(-len(found) // MAX_FILES) or 1]",
             "found",
         ),
     ],
@@ -203,7 +203,7 @@ TABLE = {
     ],
     ("tasks/trap_names.py", "tasks/test_trap_names.py"): [
         ("B leads the other way", "TrapNames.kinds", "lead == 1", "lead == -1"),
-        ("a slip changes the strategy", "", "LEAST = 3", "LEAST = 0"),
+        ("a slip changes the strategy", "", "MIN_EXTRA_STEPS = 3", "MIN_EXTRA_STEPS = 0"),
     ],
     ("tests/benchmarks/learning_records.py", "test_bench_learning.py"): [
         (
