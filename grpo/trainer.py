@@ -105,7 +105,7 @@ class Trainer:
         self.tokens = 0  # sampled so far
         self.progress = Progress(config.patience)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
-        self.solved = ""  # why the run ends early, once a validation check has confirmed it
+        self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
 
     def check_fit(self) -> None:
@@ -283,6 +283,7 @@ class Trainer:
         timer: StepTimer,
     ) -> StepReport:
         """Let the monitor, the progress and the curriculum take note of a step; report it."""
+        self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
         events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
         events += self.monitor.observe(groups, self.curriculum.level)
@@ -309,7 +310,6 @@ class Trainer:
         """
         first = first_tries(groups)
         tokens = sum(group.tokens for group in groups)
-        self.tokens += tokens
 
         # Rank 0's time, so that all ranks agree when a level's budget of time is spent.
         seconds = self.ranks.on_rank0(timer.total)
@@ -343,7 +343,9 @@ class Trainer:
     @property
     def ended(self) -> str:
         """Why no step follows although steps are left; "" if one does."""
-        return self.stopped or self.solved or self.progress.exhausted or self.curriculum.ended
+        return (
+            self.stopped or self.solved_reason or self.progress.exhausted or self.curriculum.ended
+        )
 
     @property
     def seems_solved(self) -> bool:
@@ -355,7 +357,7 @@ class Trainer:
         if not self.progress.patience or self.config.control != "none":
             return False
 
-        solved = self.progress.solved
+        solved = self.progress.solved_steps
         is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
         return is_due and self.curriculum.level == self.curriculum.levels[-1]
 
@@ -395,7 +397,7 @@ class Trainer:
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
             "progress": self.progress.state_dict(),
-            "solved": self.solved,
+            "solved": self.solved_reason,
             "drafting": self.sampler.acceptance.state_dict(),
             "imitation": self.imitation.to_json() if self.imitation else None,
         }
@@ -412,7 +414,7 @@ class Trainer:
         self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
         self.progress.load_state_dict(state["progress"])
-        self.solved = state["solved"]
+        self.solved_reason = state["solved"]
         self.sampler.acceptance.load_state_dict(state["drafting"])
         if state["imitation"]:
             self.imitation = WarmStart(**state["imitation"])

@@ -228,7 +228,7 @@ class Progress:
     def __init__(self, patience: int):
         self.patience = patience
         self.untrained = 0
-        self.solved = 0
+        self.solved_steps = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
         self.classes: Counter[GroupClass] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
@@ -240,7 +240,9 @@ class Progress:
         self.recent.append((solved, len(first)))
         solved_groups, groups_in_all = map(sum, zip(*self.recent, strict=True))
         is_solved = solved_groups >= SOLVED_SHARE * groups_in_all
-        self.solved = self.solved + 1 if is_solved and len(self.recent) == SOLVED_STEPS else 0
+        self.solved_steps = (
+            self.solved_steps + 1 if is_solved and len(self.recent) == SOLVED_STEPS else 0
+        )
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
         if any(group.action == "keep" and group.class_name == "varied" for group in groups):
@@ -292,7 +294,7 @@ class Progress:
         """Return the state as JSON types."""
         return {
             "untrained": self.untrained,
-            "solved": self.solved,
+            "solved": self.solved_steps,
             "recent": [list(counts) for counts in self.recent],
             "classes": dict(self.classes),
             "reward": self.reward,
@@ -301,7 +303,7 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self.untrained = state["untrained"]
-        self.solved = state["solved"]
+        self.solved_steps = state["solved"]
         self.recent.clear()
         self.recent.extend((solved, groups) for solved, groups in state.get("recent", []))
         self.classes = Counter(state["classes"])

@@ -36,14 +36,14 @@ def end_if_solved(run: RunContext) -> None:
     if line is None or not is_solved(line) or line["mean"] < SOLVED_MEAN:
         return
 
-    trainer.solved = (
+    trainer.solved_reason = (
         f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were solved, "
         f"and the held-out mean is {line['mean']:.3f} "
         f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
     )
     figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
     run.files.write_decisions(
-        [Decision(trainer.done, level, level, "solved", trainer.solved, figures)]
+        [Decision(trainer.done, level, level, "solved", trainer.solved_reason, figures)]
     )
 
 

@@ -143,11 +143,11 @@ class Run:
 
         if self.config.start:
             self._begin_after(Path(self.config.start))
-        start = None
+        choice = None
         if self.config.preflight != "off":
-            start = preparation.make_preflight(self.context)
+            choice = preparation.make_preflight(self.context)
         self._record_levels()
-        return start
+        return choice
 
     def _show_prompt(self) -> None:
         """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""

@@ -218,7 +218,7 @@ def test_a_later_try_that_varies_counts():
 def test_solved_groups_are_no_failure():
     progress = observe(Progress(2), *[[group("solved", "skip", value=1.0)] * 16] * 2)
     assert progress.stopped == "" and "solved for 2 steps" in progress.exhausted
-    assert progress.solved == 0  # too few steps to say
+    assert progress.solved_steps == 0  # too few steps to say
     # replayed solved groups do not excuse the current level
     mixed = [group("solved", "skip", value=1.0)] * 8 + [group("failed", "skip")] * 7
     progress = observe(Progress(2), mixed, mixed)
@@ -229,9 +229,9 @@ def test_solved_is_what_nineteen_of_twenty_groups_of_ten_steps_are():
     solved, varied = group("solved", "skip", value=1.0), group()
     nearly = [solved] * 9 + [varied]
     progress = observe(Progress(50), *[nearly] * 5, *[[solved] * 10] * 4)
-    assert progress.solved == 0  # of nine steps
+    assert progress.solved_steps == 0  # of nine steps
     observe(progress, [solved] * 10)
-    assert progress.solved == 1  # 95 of 100
+    assert progress.solved_steps == 1  # 95 of 100
     restored = Progress(50)
     restored.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     for each in (progress, restored):
