@@ -236,7 +236,7 @@ def test_solved_is_what_nineteen_of_twenty_groups_of_ten_steps_are():
     restored.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     for each in (progress, restored):
         observe(each, nearly)  # takes the place of the first
-        assert each.solved == 2
+        assert each.solved_steps == 2
         observe(each, nearly[1:])
         assert each.solved == 0  # 94 of 99
 
