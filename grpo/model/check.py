@@ -23,12 +23,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from grpo.model.context import text_config
 from grpo.model.distance import distance, has_low_precision, tolerance
 from grpo.model.interfaces import Model
 from grpo.model.llama import build_fast_llama
 from grpo.model.prefix_cache import ATTENTION_NAME
 from grpo.model.probe import Probe, probe_of
-from grpo.model.probe_runs import own_logprobs, rollout_logprobs, update_logprobs
+from grpo.model.probe_runs import attends_once, own_logprobs, rollout_logprobs, update_logprobs
 from grpo.model.runner import ForwardPath, Runner
 from grpo.model.unsupported import cause_of, refusal, unsupported_mechanism
 from tasks.base import UserError
@@ -107,6 +108,8 @@ def _choose_path(policy: Runner) -> None:
         try:
             if not _set_path(policy, path, own_attention):
                 continue
+            if path == "shared" and not attends_once(policy, probe):
+                continue
             difference = _difference(policy, expected)
         except torch.OutOfMemoryError:
             raise
@@ -164,6 +167,8 @@ def _set_path(policy: Runner, path: ForwardPath, own_attention: str) -> bool:
     policy.path = path
     policy.fast_model = None
 
+    if path != "plain" and _needs_plain(model):
+        return False
     if path == "plain":
         with suppress(ValueError):  # a part of the model may support no other attention
             model.set_attn_implementation(own_attention)
@@ -174,6 +179,21 @@ def _set_path(policy: Runner, path: ForwardPath, own_attention: str) -> bool:
         policy.fast_model = build_fast_llama(model)
         return policy.fast_model is not None
     return model.config._attn_implementation == ATTENTION_NAME
+
+
+def _needs_plain(model: Model) -> bool:
+    """Return whether the model has what the comparison cannot see, because it shows later.
+
+    - Layers without rotary embedding of Llama 4 scale queries by the index of a token in the
+      tensor, from `floor_scale` tokens on, instead of by its position.
+    - Modules that an adapter replaces (PEFT's `modules_to_save`) are like the model's own until
+      they have been trained. The fast path would use them for the reference, too.
+    """
+    config = text_config(model.config)
+    counts = getattr(config, "attn_temperature_tuning", False)
+    without_rotary = not all(getattr(config, "no_rope_layers", None) or [1])
+    replaces = any(type(module).__name__ == "ModulesToSaveWrapper" for module in model.modules())
+    return (bool(counts) and without_rotary) or replaces
 
 
 def _difference(policy: Runner, expected: _Expected) -> float:

@@ -5,6 +5,15 @@ from typing import Any
 
 NO_CONTEXT_LIMIT = 1 << 30
 
+# The names of a model's own limit. MPT has the second, and the decoders of Whisper the third.
+LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of the language model, which may be a part of a larger one's."""
+    whole = getattr(config, "get_text_config", None)
+    return whole(decoder=True) if whole else config
+
 
 def context_of(config: Any, *, supports_windows: bool) -> tuple[int, str]:
     """Return the most tokens of prompt and completion together, and why that is less than usual.
@@ -16,7 +25,9 @@ def context_of(config: Any, *, supports_windows: bool) -> tuple[int, str]:
       turns all positions of a batch by other factors, so the log-probabilities of a short text
       would depend on the longest one beside it.
     """
-    context: int = getattr(config, "max_position_embeddings", NO_CONTEXT_LIMIT)
+    config = text_config(config)
+    limits = (getattr(config, name, None) for name in LIMITS)
+    context: int = next(filter(None, limits), NO_CONTEXT_LIMIT)
     reason = ""
 
     for original in _contexts_before_longrope(config):
@@ -45,8 +56,13 @@ def _contexts_before_longrope(config: Any) -> Iterator[int]:
 
 
 def _window_of(config: Any) -> int | None:
-    """Return the attention window of the model's layers in tokens; None if all see everything."""
+    """Return the attention window of the model's layers in tokens; None if all see everything.
+
+    The chunks of a chunked attention count as windows.
+    """
     kinds = getattr(config, "layer_types", None)
+    if kinds is not None and any("chunked" in kind for kind in kinds):
+        return getattr(config, "attention_chunk_size", None)
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None
     if not getattr(config, "use_sliding_window", True):

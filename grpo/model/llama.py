@@ -97,7 +97,9 @@ class FastLlama:
         )
         inputs = _Inputs(cos_Nd, sin_Nd, shared, B)
 
-        x_NE = functional.embedding(tokens_BT.flatten(), self.embedding.weight)
+        x_NE = functional.embedding(
+            tokens_BT.flatten(), self.embedding.weight, self.embedding.padding_idx
+        )
         y_NE = None  # the output of the layer before, which the next norm adds to x
         for i, block in enumerate(self.blocks):
             if self.gradient_checkpointing and torch.is_grad_enabled():

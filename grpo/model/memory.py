@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.model.context import text_config
+
 # Activations may take one sixth of the GPU's memory, if that is enough.
 ACTIVATION_PART = 6
 
@@ -62,16 +64,24 @@ class Shape:
 def shape_of(config: Any, number: int, is_fast: bool = True) -> Shape:
     """Return the shape of a `transformers` configuration, whose numbers take `number` bytes.
 
-    Sizes that it does not name are guessed.
+    Sizes that it does not name, or that differ between layers, are guessed.
     """
-    width = config.hidden_size
-    heads = getattr(config, "num_attention_heads", 1)
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_size = getattr(config, "head_dim", None) or width // heads
+    config = text_config(config)
+
+    def size(name: str) -> int | None:
+        with suppress(AttributeError, RuntimeError):  # the latter: it differs between layers
+            value = getattr(config, name)
+            return value if isinstance(value, int) else None
+        return None
+
+    width = size("hidden_size") or 4096
+    heads = size("num_attention_heads") or 1
+    key_heads = size("num_key_value_heads") or heads
+    head_size = size("head_dim") or width // heads
     return Shape(
-        layers=config.num_hidden_layers,
+        layers=size("num_hidden_layers") or 32,
         width=width,
-        inner=getattr(config, "intermediate_size", None) or 4 * width,
+        inner=size("intermediate_size") or 4 * width,
         keys=key_heads * head_size,
         number=number,
         is_fast=is_fast,

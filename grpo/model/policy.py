@@ -209,13 +209,15 @@ class Policy:
         """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
         if isinstance(cache, FallbackCache):
             whole_RX, indices_RT = cache.append(tokens_RT)
-            hidden_RXE = self.hidden_states(whole_RX)
+            # Drafts may reach beyond the context; there they are never accepted.
+            hidden_RXE = self.hidden_states(whole_RX[:, : self.context])
+            indices_RT = indices_RT.clamp(max=hidden_RXE.shape[1] - 1)
             return hidden_RXE.gather(1, indices_RT[:, :, None].expand(-1, -1, hidden_RXE.shape[2]))
 
         assert isinstance(cache, PrefixCache) and cache.filled_R is not None
         offsets_T = torch.arange(tokens_RT.shape[1], device=self.device)
         positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
-        # Drafts may reach beyond the context; there they are never accepted.
+        # As above, for drafts beyond the context.
         positions_RT = positions_RT.clamp(max=self.context - 1)
         return self.hidden_states(tokens_RT, position_ids=positions_RT, shared=cache)
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo.model.context import text_config
 from grpo.model.distance import constant_factor, has_low_precision, logprobs_of
+from grpo.model.packed_attention import Packing
 from grpo.model.probe import ROLLOUT, Probe
 from grpo.model.runner import Runner
-from grpo.model.unsupported import CAPPED, cause_of, refusal, unsupported_mechanism
+from grpo.model.unsupported import CAPPED, CAPS, cause_of, refusal, unsupported_mechanism
 from tasks.base import UserError
 
 
@@ -56,6 +58,10 @@ def own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:
             f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
             "those of an earlier checkpoint, or a fresh copy"
         )
+
+    config = text_config(model.config)
+    if any(getattr(config, name, None) for name in CAPS):
+        raise refusal(policy, CAPPED)
 
     # Some models scale the hidden state before the head, or the logits after it.
     if seen.get("hidden") is not None and "input" in seen:
@@ -106,3 +112,30 @@ def update_logprobs(policy: Runner, probe: Probe, expected: list[Tensor]) -> tup
     packing = policy.pack(probe.prompts, probe.completions)
     hidden_NE = packing.of_tokens(policy.predict(packing))
     return logprobs_of(policy.head(hidden_NE)), torch.cat([each[:-1] for each in expected])
+
+
+def attends_once(policy: Runner, probe: Probe) -> bool:
+    """Return whether each layer of the model calls our attention once, and does nothing like it.
+
+    A layer that keeps a state of another kind (recurrent, or of a convolution) calls it not at all,
+    or has a convolution as well. While that layer's weights are small, the comparison can miss it.
+    """
+    packing = _NotingPacking(probe.prompts, probe.completions, policy.device)
+    policy.predict(packing)
+
+    modules = list(policy.inner.modules())
+    layers = {module.layer_idx for module in modules if hasattr(module, "layer_idx")}
+    has_convolution = any(isinstance(module, nn.Conv1d) for module in modules)
+    return sorted(packing.layers) == sorted(layers) and not has_convolution
+
+
+class _NotingPacking(Packing):
+    """Notes in `layers` which layers call it."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.layers: list[int] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        return super().attend(layer, query, key, value, scale)

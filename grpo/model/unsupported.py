@@ -12,6 +12,10 @@ CAPPED = (
     "its logits are more than its output layer on its last hidden state (capped or transformed)"
 )
 
+# The settings of caps on the logits. A cap changes little as long as the logits are small, so the
+# comparison at the start can miss it.
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
 
 def unsupported_mechanism(policy: Runner, probe: Probe) -> str:
     """Return the mechanism of the model that no path supports, found by running the model.

@@ -318,6 +318,8 @@ class DraftPlans:
 
         plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
         for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):
+            if plan and max(plan) >= self.policy.vocabulary:  # some tokenizers have more
+                plan = [token if token < self.policy.vocabulary else NO_TOKEN for token in plan]
             self._set(same, start, [*plan, *self.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:

@@ -8,11 +8,15 @@ from tiny_models import SHAPE
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma3Config,
     Gemma3TextConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
     Phi3Config,
     Qwen2Config,
+    WhisperConfig,
 )
 
 from grpo.model.context import NO_CONTEXT_LIMIT, context_of
@@ -35,6 +39,10 @@ LONGROPE = {
 @pytest.mark.parametrize(
     "config, tokens, with_windows",
     [
+        (MptConfig(max_seq_len=300), 300, 300),
+        (WhisperConfig(max_target_positions=448), 448, 448),
+        (Gemma3Config(text_config={"sliding_window": 64, "max_position_embeddings": 96}), 64, 96),
+        (Llama4TextConfig(max_position_embeddings=256, attention_chunk_size=48), 48, 256),
         (LlamaConfig(**SHAPE), 512, 512),
         (MistralConfig(**SHAPE, sliding_window=64), 64, 512),
         (MistralConfig(**SHAPE, sliding_window=None), 512, 512),

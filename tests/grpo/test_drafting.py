@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_architectures import Architecture, write
 from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -388,3 +389,35 @@ def test_evidence_fades_and_is_kept_in_checkpoints():
     before = drafting.matched
     drafting.begin()
     assert drafting.matched == before / 2 and drafting.metrics() == {}
+
+
+def test_a_guess_of_tokens_that_the_model_lacks_is_rejected(tmp_path):
+    """Some tokenizers have more tokens than their model."""
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    texts = [tokenizer.decode([token]) for token in range(VOCABULARY)]
+    lacking, text = max((max(tokenizer.encode(text), default=0), text) for text in texts)
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model.resize_token_embeddings(lacking)
+    model.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    _, plain = rollout(policy)
+    guesses = [lambda written: text] * 3
+    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("7"))
+    assert [[c.tokens for c in group] for group in drafted] == [
+        [c.tokens for c in group] for group in plain
+    ]
+
+
+def test_drafts_may_reach_beyond_the_context_of_a_model_that_runs_each_row(tmp_path):
+    write(
+        Architecture("gptj", "plain", {"n_positions": 64, "max_position_embeddings": 64}), tmp_path
+    )
+    policy = load_policy(str(tmp_path), device="cpu")
+    assert policy.path == "plain" and policy.context == 64
+    prompt = "A: " + "a " * 19
+    budget = 64 - len(policy.encode(prompt))
+    settings = dict(prompts=[prompt], samples=4, budget=budget)
+    _, plain = rollout(policy, **settings)
+    guesses = [lambda text: plain[0][0].text[len(text) :] + "a b c d e f g"]
+    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("15"), **settings)
+    assert [c.tokens for c in drafted[0]] == [c.tokens for c in plain[0]]

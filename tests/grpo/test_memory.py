@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from grpo.model.memory import (
     DeviceMemory,
@@ -150,3 +151,11 @@ def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
     ] == [[c.tokens for c in group] for group in whole]
     ((completions, prompt, room),) = set(asked)
     assert completions == 3 and prompt == max(map(len, prompts)) and room >= 12
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma3", "gemma3n", "gemma4", "gemma4_text", "llama4", "qwen3_5", "mllama", "gpt2"]
+)
+def test_every_configuration_has_a_shape(kind):
+    shape = shape_of(CONFIG_MAPPING[kind](), 2)
+    assert 4 < shape.layers < 200 and 256 <= shape.width <= 16_384 and shape.inner >= shape.width

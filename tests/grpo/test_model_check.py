@@ -5,11 +5,20 @@ it refuses by name.
 import warnings
 from types import SimpleNamespace
 
+import peft
 import pytest
 import torch
-from tiny_architectures import ARCHITECTURES, write
+from tiny_architectures import (
+    ARCHITECTURES,
+    CONVOLUTIONS,
+    EVERY_SECOND,
+    Architecture,
+    compare,
+    write,
+)
 from tiny_models import SHAPE, VOCABULARY, loading, make_tiny_model, rollout
 from transformers import (
+    CONFIG_MAPPING,
     AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -385,3 +394,59 @@ def test_no_memory_is_not_taken_for_a_disagreement(tiny_policy, monkeypatch):
     monkeypatch.setattr(model_check, "rollout_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError):
         choose_path(tiny_policy)
+
+
+SMALL = {"initializer_range": 0.006}
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("jamba", {"attn_layer_offset": 1, "attn_layer_period": 2}),
+        ("falcon_h1", {}),
+        ("lfm2", {"layer_types": CONVOLUTIONS}),
+        ("qwen3_next", {"layer_types": EVERY_SECOND}),
+    ],
+)
+def test_a_state_that_hardly_matters_yet_is_not_shared_away(tmp_path, kind, options):
+    """With small weights the state of these layers changes no log-probability noticeably."""
+    write(Architecture(kind, "plain", options | SMALL), tmp_path)
+    assert (
+        load_policy(str(tmp_path), device="cpu", options=loading(dtype="float32")).path == "plain"
+    )
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text", "gemma2", "nanochat"])
+def test_a_cap_that_hardly_matters_yet_is_refused(kind):
+    config = CONFIG_MAPPING[kind](**SHAPE | SMALL, final_logit_softcapping=30.0)
+    assert "capped" in refused(model_of(config))
+
+
+def test_layers_that_count_tokens_by_themselves_run_every_row_alone(tmp_path):
+    """Llama 4 scales queries from `floor_scale` tokens on, by the index in the tensor."""
+    options = {"no_rope_layers": [1, 1, 0], "floor_scale": 8}
+    assert compare(Architecture("llama4_text", "plain", options), tmp_path).path == "plain"
+    few = {"no_rope_layers": [1, 1, 1]}
+    assert compare(Architecture("llama4_text", "shared", few), tmp_path).path == "shared"
+
+
+def test_modules_that_an_adapter_replaces_are_not_the_references(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["o_proj"])
+    model = peft.get_peft_model(base, config)
+    assert Policy(model, TOKENIZER, name="replaced").path == "plain"
+
+
+def test_the_row_of_the_padding_token_gets_no_gradient_on_any_path(tmp_path):
+    policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
+    pad = policy.causal.config.pad_token_id
+    tokens = torch.tensor([[5, pad, 7, pad]])
+    for path in ("fast", "plain"):
+        policy.path = path
+        weight = policy.causal.get_input_embeddings().weight
+        weight.grad = None
+        packing = policy.pack([tuple(tokens[0].tolist())], [(9, 11)])
+        policy.predict(packing).square().sum().backward()
+        assert weight.grad[pad].abs().max() == 0 and weight.grad[5].abs().max() > 0
+        policy.fast_model = None
+        policy.causal.set_attn_implementation("eager")
