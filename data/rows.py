@@ -87,7 +87,10 @@ def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: is {type(row).__name__}; each row must map names to values")
-        numbered.append((where, {str(key): _plain(value) for key, value in row.items()}))
+        try:
+            numbered.append((where, {str(key): _plain(value) for key, value in row.items()}))
+        except RecursionError as error:
+            raise UserError(f"{where}: holds lists in lists without end") from error
     return numbered
 
 

@@ -19,8 +19,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from data.text import is_encodable
 from grpo.config import Config, checked, load_config
-from grpo.distributed import process_group
+from grpo.distributed import SIZE, process_group
 from grpo.flags import with_texts
 from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
@@ -33,7 +34,7 @@ from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
-from grpo.tools.train import FromPython, load_parts, start_run
+from grpo.tools.train import FromPython, load_parts, only_rank0_prints, start_run
 from grpo.tools.train import make_trainer as loaded_trainer
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
@@ -81,7 +82,7 @@ def train(
     """
     given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
-    with process_group(config.device) as ranks:
+    with process_group(config.device) as ranks, only_rank0_prints():
         outcome = start_run(config, given, ranks, [], values)
     if outcome.policy is None or outcome.status > 128:
         raise KeyboardInterrupt
@@ -100,6 +101,8 @@ def make_trainer(
     ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
     imitation, evaluations or checkpoints. Raises UserError as `train` does.
     """
+    if SIZE > 1:
+        raise UserError("make_trainer(): has no use for several ranks; use train()")
     given, values = _given(data, reward, callbacks, options)
     for name in OF_RUNS:
         if given.get(name):
@@ -182,14 +185,16 @@ class Model:
         is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
         if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
             raise UserError("generate: give a list of prompts, which are texts")
+        if any(not is_encodable(prompt) for prompt in prompts):
+            raise UserError("generate: a prompt holds half of a surrogate pair, not a character")
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
             raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give a whole number")
         if max_new_tokens < 1:
             raise UserError(f"generate: max_new_tokens is {max_new_tokens}; give 1 or more")
-        if not 0 <= temperature < math.inf:
-            raise UserError(f"generate: temperature is {temperature}; give a number from 0 up")
-        if not 0 < top_p <= 1:
-            raise UserError(f"generate: top_p is {top_p}; give a number above 0 and up to 1")
+        if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
+            raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
+        if not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+            raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")
         if not prompts:
             return []
         encoded = self._encode(prompts)
@@ -241,15 +246,17 @@ class TrainedRun(RunData):
         return write_report([self], Path(output) if output else None)
 
 
-def load_model(model: str, device: str = "auto") -> Model:
+def load_model(model: str | Path, device: str = "auto") -> Model:
     """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
 
     An adapter is loaded on the base model that it was trained on. Raises UserError if the model
     cannot be loaded.
     """
-    checkpoint, _ = checkpoint_of(model)
+    if not isinstance(model, str | Path):
+        raise UserError(f"load_model: the model is {model!r}; give a path or a name")
+    checkpoint, _ = checkpoint_of(str(model))
     if checkpoint is None:
-        return Model(load_policy(model, device=device))
+        return Model(load_policy(str(model), device=device))
 
     config = load_config(checkpoint.parent.parent / "config.yaml")
     policy, _ = load_run_policy(checkpoint, config, device)

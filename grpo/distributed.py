@@ -7,6 +7,7 @@ score and the completions to learn from, and they add up their gradients. Only r
 and prints. A process that torchrun did not start is rank 0 of one.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ def _peer_errors() -> Iterator[None]:
 
 @contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started, and leave them at the end of the block.
+    """Join the ranks that torchrun started; they part when the process ends.
 
     Each rank has a GPU of its own if there are any and `device` is not "cpu".
     """
@@ -162,8 +163,9 @@ def process_group(device: str) -> Iterator[Ranks]:
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+
+    # Once in a process: ranks that part and meet again can find each other's old addresses.
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(dist.destroy_process_group)
+    yield Ranks(dist.get_rank(), dist.get_world_size())

@@ -4,6 +4,8 @@ the right types.
 
 import copy
 import json
+import math
+import numbers
 import os
 import sysconfig
 import traceback
@@ -97,6 +99,18 @@ def check_task(task: Any, spec: str) -> None:
     level = getattr(task, "default_level", 1)
     if isinstance(level, bool) or not isinstance(level, int):
         raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
+
+
+def finite_number(given: Any) -> float | None:
+    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
 
 
 def maps_texts(value: Any) -> bool:

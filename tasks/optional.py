@@ -1,12 +1,14 @@
 """What a task may have besides `make` and `score`. All of it is optional."""
 
+import math
 import numbers
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import CheckedGuess, calling, maps_texts
+from tasks.checks import CheckedGuess, calling, finite_number, maps_texts
 from tasks.protocol import Problem, Task, key_of
 
 # For each completion, pairs (end, amount): what the word that ends at character `end` earned.
@@ -54,7 +56,8 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     at the end, and any constant) is credited at the end of the text.
 
     Raises UserError if the task has no credits, or none for its reward. If only some rewards have
-    credits, `credited` names them.
+    credits, `credited` names them. The function that is returned raises UserError if the task's
+    raises an exception, or returns anything else.
     """
     credits = getattr(task, "credits", None)
     if credits is None:
@@ -70,7 +73,58 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
             f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
             f"one of {', '.join(map(str, credited))}, or --credit outcome"
         )
-    return credits
+
+    def checked(problem: Problem, completions: Sequence[str]) -> Credits:
+        where = f"task {task.name}, problem {problem.key}: credits()"
+        with calling(where):
+            given = list(credits(problem, completions))
+        if len(given) != len(completions):
+            raise UserError(
+                f"{where} returned {len(given)} lists for {len(completions)} completions; it must "
+                "return one for each"
+            )
+
+        found = []
+        known: dict[tuple[int, int], tuple[tuple[int, float], ...] | None] = {}
+        for i, (pairs, text) in enumerate(zip(given, completions), start=1):
+            key = (id(pairs), len(text))  # many completions are the same
+            if key not in known:
+                with calling(where):
+                    known[key] = _plain_pairs(pairs, len(text))
+            if (plain := known[key]) is None:
+                raise UserError(
+                    f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
+                    f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
+                    "the length of the text, and finite numbers"
+                )
+            found.append(plain)
+        return found
+
+    return checked
+
+
+def _plain_pairs(pairs: Any, length: int) -> tuple[tuple[int, float], ...] | None:
+    """Return the credits of a text of `length` characters in Python's numbers; None if they are
+    anything but pairs (end, amount) in order.
+    """
+    if not isinstance(pairs, Iterable):
+        return None
+    pairs = [tuple(pair) if isinstance(pair, Iterable) else () for pair in pairs]
+    if not pairs:
+        return ()
+    if any(len(pair) != 2 for pair in pairs):
+        return None
+
+    ends, amounts = zip(*pairs)
+    if set(map(type, ends)) != {int}:
+        ends = tuple(end.tolist() if hasattr(end, "tolist") else end for end in ends)
+    if set(map(type, amounts)) != {float} or not math.isfinite(sum(amounts)):
+        amounts = tuple(map(finite_number, amounts))
+
+    are_ends = set(map(type, ends)) == {int} and ends[0] >= 0 and ends[-1] <= length
+    if not are_ends or None in amounts or any(map(operator.gt, ends, ends[1:])):
+        return None
+    return tuple(zip(ends, amounts))
 
 
 def declared_budget(task: Task, level: int) -> int:
@@ -111,7 +165,12 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
     The pre-flight measures the model's perplexity on them, which is high for a language model that
     was converted wrongly.
     """
-    return list(getattr(task, "plain_texts", lambda split: ())(split))
+    where = f"task {task.name}: plain_texts()"
+    with calling(where):
+        found = list(getattr(task, "plain_texts", lambda split: ())(split))
+    if not all(isinstance(text, str) for text in found):
+        raise UserError(f"{where} returned {shown(found)}; it must return texts")
+    return found
 
 
 def problems_of(task: Task, split: str) -> list[Problem]:
@@ -200,7 +259,11 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     No training uses these kinds (tables, code, other alphabets): all of their problems are in the
     test split. Raises UserError if the task has none.
     """
-    found: Mapping[str, Task] = getattr(task, "foreign", lambda level: {})(level)
+    where = f"task {task.name}: foreign()"
+    with calling(where):
+        found: Any = getattr(task, "foreign", lambda level: {})(level)
+    if not isinstance(found, Mapping):
+        raise UserError(f"{where} returned {shown(found)}; it must map names to tasks")
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
     return found

@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 from data.errors import UserError
 from data.text import shown
+from tasks.checks import finite_number
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
-from tasks.scoring import Range, finite_number, is_within
+from tasks.scoring import Range, is_within
 
 # Because of rounding, a sum of components may be this far below the highest reward.
 ROUNDING = 1e-9

@@ -1,7 +1,5 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
-import math
-import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling
+from tasks.checks import calling, finite_number
 from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
@@ -180,18 +178,6 @@ def is_within(number: float, limits: Range) -> bool:
     low, high = limits
     margin = ROUNDING * (high - low)
     return low - margin <= number <= high + margin
-
-
-def finite_number(given: Any) -> float | None:
-    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
-    plain = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(plain, numbers.Real):
-        return None
-    try:
-        number = float(plain)
-    except OverflowError:  # an integer beyond the largest float
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _plain(part: Any, whose: str) -> Any:

@@ -208,6 +208,42 @@ def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch
     assert_alike(alone, Path("runs/run"))
 
 
+LIBRARY = """
+from pathlib import Path
+from grpo import make_trainer, train
+from tasks.base import UserError
+
+def reward(completions, **_):
+    return [len(set(text)) / (len(text) + 1) for text in completions]
+
+rows = [{"prompt": str(number)} for number in range(40)]
+options = dict(
+    model="MODEL", steps=2, prompts=2, group_size=4, max_new_tokens=4, preflight="off",
+    eval_problems=2, device="cpu", warm_start="off",
+)
+for name in ("first", "second", "third"):
+    run = train(rows, reward, name=name, **options)
+    assert run.path == Path("runs") / name
+try:
+    make_trainer(rows, reward, **options)
+except UserError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_script_with_ranks_trains_several_times_and_speaks_once(
+    tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(LIBRARY.replace("MODEL", str(tiny_model)))
+    command = launched(2)
+    command[-1] = "script.py"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("step 2/2") == 3
+    assert done.stdout.count("refused: make_trainer(): has no use for several ranks") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGKILL to one rank", "SIGTERM to all"])
 def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(

@@ -214,14 +214,26 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
     assert not warnings_in(said) and "step 3/3" in said
 
 
-@pytest.mark.parametrize("name", ["metrics", "seen", "groups"])
+@pytest.mark.parametrize("name", ["metrics", "seen", "groups", "eval"])
 def test_a_log_that_is_gone_is_named(here, capsys, name):
     path = Path(f"runs/lora/{name}.jsonl")
     path.unlink()
     said = said_by(capsys, *resume("lora"), status=0).out
     (line,) = warnings_in(said)
-    assert f"warning: {path}: is gone; a new one begins after step 1" in line
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2]
+    assert f"warning: {path}: is gone or empty; a new one begins after step 1" in line
+    assert {json.loads(line)["step"] for line in path.read_text().splitlines()} == {2}
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_trained_policy_is_never_the_one_before(here, capsys, is_empty):
+    """Its lost evaluations are not made up for by those of a policy that has learned."""
+    path = Path("runs/lora/eval.jsonl")
+    assert json.loads(path.read_text().splitlines()[0])["step"] == 0
+    path.write_text("") if is_empty else path.unlink()
+    said = said_by(capsys, *resume("lora"), status=0).out
+    assert "NOT MEASURED" in said
+    verdict = json.loads(path.read_text().splitlines()[-1])
+    assert (verdict["verdict"], verdict["before"]) == ("not measured", None)
 
 
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):

@@ -30,4 +30,5 @@ def lr_factor(
     start = max(warmup, half if cosine_start is None else min(cosine_start, half))
     if step <= start:
         return 1.0
-    return 0.5 * (1 + math.cos(math.pi * (step - start - 1) / (steps - start)))
+    progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may go on
+    return 0.5 * (1 + math.cos(math.pi * progress))

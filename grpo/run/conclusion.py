@@ -25,13 +25,13 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     """Return the verdict on the run in `folder` at the requested `level`.
 
     If the run learned nothing there, it is the verdict on the hardest level at which it learned.
+    Without the evaluation before the first step nothing is measured.
     """
     run = load_run(folder)
-    first_step = min((line["step"] for line in run.reports), default=trainer.done)
-    first_reports = {line["level"]: line for line in run.reports if line["step"] == first_step}
+    first_reports = {line["level"]: line for line in run.reports if line["step"] == 0}
 
     stored = run.steps("eval")
-    before = run.groups(first_step, "eval") if first_step in stored else []
+    before = run.groups(0, "eval") if first_reports and 0 in stored else []
     after = run.groups(trainer.done, "eval") if trainer.done in stored else []
     imitated = run.groups(0, "imitated") if run.steps("imitated") else []
 

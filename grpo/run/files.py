@@ -38,6 +38,7 @@ class RunFiles:
         self.folder = folder
         self.mark = mark
         self.warn = warn
+        self.is_evaluated = bool(config["eval_problems"])
         self.metrics = MetricsLog(folder)
         self.evals = MetricsLog(folder, "eval.jsonl")
         self.seen = MetricsLog(folder, "seen.jsonl")
@@ -96,12 +97,13 @@ class RunFiles:
     def rewind(self, done: int) -> None:
         """Remove everything about steps after `done`, because they are made again.
 
-        Warns of each log that has a line for every step and is gone.
+        Warns of each log that must have lines and has none.
         """
         checkpoints.remove_partial(self.folder)
-        for path in (self.metrics.path, self.seen.path, self.groups.path):
-            if done and not path.exists():
-                self.warn(f"{path}: is gone; a new one begins after step {done}")
+        logs = [self.metrics, self.seen, self.groups] + self.is_evaluated * [self.evals]
+        for path in (log.path for log in logs):
+            if done and not (path.exists() and path.stat().st_size):
+                self.warn(f"{path}: is gone or empty; a new one begins after step {done}")
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)

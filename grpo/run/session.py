@@ -80,6 +80,11 @@ class Run:
             self.config, trainer, self.ranks, self.files, heldout, console, self._warn
         )
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the run does not continue from a checkpoint of its own."""
+        return self.opened.checkpoint is None
+
     def _facts_before(self) -> dict[str, Any]:
         """Return the facts in the config.yaml of a run that is resumed; none of a new one."""
         if self.opened.checkpoint is None:
@@ -125,7 +130,7 @@ class Run:
         Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
         # First, because it decides which problems there are.
-        filter_by_difficulty(self.context, self.folder, is_new=self.opened.checkpoint is None)
+        filter_by_difficulty(self.context, self.folder, is_new=self.is_new)
         self._show_prompt()
 
         for warnings in (
@@ -202,7 +207,7 @@ class Run:
 
     def warm_start_if_needed(self, start: Start | None) -> None:
         """Imitate right answers before the first step if asked or needed, and save the result."""
-        if self.opened.checkpoint is None and preparation.wants_imitation(self.context, start):
+        if self.is_new and preparation.wants_imitation(self.context, start):
             preparation.imitate_answers(self.context)
             self.saver.save(["after imitation"])
 
@@ -368,7 +373,7 @@ class Run:
             Ending(
                 files=files_of(self.folder),
                 next_commands=list(commands),
-                before=reports[:1],
+                before=[line for line in reports if line["step"] == 0],
                 after=reports[-1:],
                 verdict=verdict_lines,
                 is_expected=is_expected(verdict, config.mark),

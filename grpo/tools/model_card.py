@@ -105,7 +105,7 @@ def _before_and_after(reports: Sequence[Record], metric: str) -> str:
     by_kind = lambda line: (line["level"], line["temperature"])  # noqa: E731
     for (level, temperature), group in groupby(sorted(reports, key=by_kind), by_kind):
         lines = list(group)
-        first = lines[0] if lines[0]["step"] == reports[0]["step"] else None
+        first = lines[0] if lines[0]["step"] == 0 else None
         last = lines[-1] if len(lines) > 1 or first is None else None
         exact = " → ".join(f"{line['exact']:.3f}" if line else "-" for line in (first, last))
         sampling = f"temperature {temperature:g}" if temperature else "greedy"

@@ -53,12 +53,19 @@ def main(argv: list[str]) -> int:
     def lose(name: str, error: Exception) -> None:
         losses.append(f"{name} is lost ({reason_of(error)}); training continues without it")
 
-    if RANK == 0:
-        return exit_status("train.py", lambda: start(argv, losses), on_lost=lose)
+    name = f"train.py, rank {RANK}" if RANK else "train.py"
+    with only_rank0_prints():
+        return exit_status(name, lambda: start(argv, losses), on_lost=lose)
 
-    # Only rank 0 prints.
+
+@contextmanager
+def only_rank0_prints() -> Iterator[None]:
+    """Within this block standard output is lost, except that of rank 0."""
+    if RANK == 0:
+        yield
+        return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        return exit_status(f"train.py, rank {RANK}", lambda: start(argv, losses), on_lost=lose)
+        yield
 
 
 def start(argv: list[str], losses: list[str]) -> int:
@@ -177,7 +184,7 @@ def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) ->
         run.leave_untrained()
         return 0
 
-    if run.ranks.on_rank0(lambda: not run.reports):
+    if run.is_new:
         run.evaluate()
     with run.saving():
         run.warm_start_if_needed(start)

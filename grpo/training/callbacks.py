@@ -1,10 +1,11 @@
 """Functions of the user's own that are called after each step."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from data.text import shown
-from grpo.records import StepReport
+from data.text import is_encodable, shown
+from grpo.records import Group, StepReport
 from tasks.base import UserError, calling
 
 # Its result is ignored. Numbers that it adds to the report's metrics are stored with them.
@@ -14,15 +15,23 @@ Callback = Callable[[StepReport], Any]
 def run_callback(callback: Callback, report: StepReport) -> None:
     """Call `callback` with the report of a step.
 
-    Raises UserError if it raises, adds a metric that is not a number, or changes what the run
-    stores: a metric that was there before, or the list of groups.
+    Raises UserError if it is a coroutine function, if it raises, if it adds a metric that is not a
+    number, or if it changes what the run stores: a metric that was there before, an event, or the
+    groups with their scores and advantages.
     """
-    before, groups = dict(report.metrics), list(report.groups)
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
+    if inspect.iscoroutinefunction(callback):
+        raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
+
+    before = dict(report.metrics)
+    events, groups = list(report.events), list(report.groups)
+    parts = [_parts(group) for group in groups]
     with calling(f"{where}, step {report.step}"):
         callback(report)
 
     for name, value in report.metrics.items():
+        if not isinstance(name, str) or not is_encodable(name):
+            raise UserError(f"{where}: it has added a metric named {name!a}; give a text")
         if name not in before and type(value) not in (int, float):
             raise UserError(f"{where}: its metric {name} is {shown(value)}; it must be a number")
     for name, value in before.items():
@@ -30,3 +39,12 @@ def run_callback(callback: Callback, report: StepReport) -> None:
             raise UserError(f"{where}: it has changed the metric {name}; add one of another name")
     if list(map(id, report.groups)) != list(map(id, groups)):
         raise UserError(f"{where}: it has changed the list of groups; make a copy")
+    if report.events != events:
+        raise UserError(f"{where}: it has changed the events; make a copy")
+    if any(_parts(group) != before for group, before in zip(groups, parts)):
+        raise UserError(f"{where}: it has changed a group; make a copy")
+
+
+def _parts(group: Group) -> tuple[Any, ...]:
+    """Return what a group holds, as it was: its records cannot be changed, its lists can."""
+    return (*map(list, (group.completions, group.scores, group.advantages)), group.action)

@@ -37,6 +37,11 @@ def test_cosine_falls_from_the_full_rate_at_the_end_of_the_warm_up(tiny_policy):
     ]
 
 
+def test_the_rate_stays_low_if_a_loop_by_hand_goes_on(tiny_policy):
+    trainer = trainer_for(tiny_policy, steps=4, warmup=0, schedule="cosine")
+    assert [round(trainer.lr_factor(step), 4) for step in (4, 5, 6, 9)] == [0.1464, 0, 0, 0]
+
+
 def rates_of(trainer, climbs=()):
     """Return the factor of each step of a ladder that climbs after the steps `climbs`."""
     shares = []

@@ -238,7 +238,7 @@ def test_solved_is_what_nineteen_of_twenty_groups_of_ten_steps_are():
         observe(each, nearly)  # takes the place of the first
         assert each.solved_steps == 2
         observe(each, nearly[1:])
-        assert each.solved == 0  # 94 of 99
+        assert each.solved_steps == 0  # 94 of 99
 
 
 def test_without_patience_a_run_makes_all_its_steps():

@@ -1,5 +1,6 @@
 """A loop of one's own, and callbacks."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -86,6 +87,22 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     def removes(report):
         report.groups.clear()
 
+    def names(report):
+        report.metrics[("a", 1)] = 2
+
+    def halves(report):
+        report.metrics["\ud800"] = 2
+
+    def says(report):
+        report.events.append(3)
+
+    def flatters(report):
+        for group in report.groups:
+            group.scores = [dataclasses.replace(score, reward=1.0) for score in group.scores]
+
+    async def waits(report):
+        pass
+
     options = dict(reward_range=(0, 1.2), **QUICK | {"save_every": 1})
     whole = train(ROWS, reward, name="whole", **options)
     for name, callback, message in (
@@ -93,12 +110,17 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
         ("b", adds, "^callback adds: its metric text is 'no'; it must be a number"),
         ("c", changes, "^callback changes: it has changed the metric step; add one of another"),
         ("d", removes, "^callback removes: it has changed the list of groups; make a copy"),
+        ("e", names, "^callback names: it has added a metric named .'a', 1.; give a text"),
+        ("f", halves, "^callback halves: it has added a metric named '.*'; give a text"),
+        ("g", says, "^callback says: it has changed the events; make a copy"),
+        ("h", flatters, "^callback flatters: it has changed a group; make a copy"),
+        ("i", waits, "^callback waits: is async, and nothing would wait for it"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             train(ROWS, reward, name=name, callbacks=[callback], **options)
         assert "\n" not in str(caught.value)
     alike(whole, train(ROWS, reward, reward_range=(0, 1.2), resume="runs/a"))
-    with pytest.raises(UserError, match="resume is of runs"):
+    with pytest.raises(UserError, match="resume applies only to runs"):
         make_trainer(ROWS, reward, resume="runs/a")
 
 
@@ -122,6 +144,9 @@ def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
     [
         ("text", {}, "give a list of prompts, which are texts"),
         ([3], {}, "give a list of prompts, which are texts"),
+        (["\ud800"], {}, "a prompt holds half of a surrogate pair"),
+        (["a"], {"temperature": None}, "temperature is None; give a number from 0 up"),
+        (["a"], {"top_p": "1"}, "top_p is '1'; give a number above 0 and up to 1"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
         (["a"], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number"),
         (["a"], {"temperature": -1}, "temperature is -1; give a number from 0 up"),

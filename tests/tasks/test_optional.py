@@ -3,9 +3,20 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from tasks.base import Problem, UserError, mistakes_of, notes_of, problems_of, sources_of
+from tasks.base import (
+    Problem,
+    UserError,
+    credits_of,
+    foreign_of,
+    mistakes_of,
+    notes_of,
+    plain_texts_of,
+    problems_of,
+    sources_of,
+)
 from tasks.checks import TaskError, check_problem, check_task
 from tasks.supply import family_size
 
@@ -18,6 +29,9 @@ def raises(*_):
     raise ValueError("lost")
 
 
+PROBLEM = Problem("own", 1, "a", "b", "k")
+
+
 @pytest.mark.parametrize(
     "ask, members, line",
     [
@@ -28,6 +42,19 @@ def raises(*_):
         ),
         (lambda t: problems_of(t, "train"), {"problems": lambda split: [3]}, "returned 3 among"),
         (lambda t: problems_of(t, "train"), {"problems": raises}, "problems() raised ValueError"),
+        (lambda t: plain_texts_of(t, "train"), {"plain_texts": raises}, "raised ValueError: lost"),
+        (
+            lambda t: plain_texts_of(t, "train"),
+            {"plain_texts": 3},
+            "plain_texts() raised TypeError",
+        ),
+        (
+            lambda t: plain_texts_of(t, "train"),
+            {"plain_texts": lambda split: [1]},
+            "plain_texts() returned [1]; it must return texts",
+        ),
+        (lambda t: foreign_of(t, 1), {"foreign": raises}, "foreign() raised ValueError: lost"),
+        (lambda t: foreign_of(t, 1), {"foreign": lambda level: 3}, "foreign() returned 3;"),
         (notes_of, {"notes": 3}, "notes is 3; it must be a list of texts"),
         (notes_of, {"notes": "one"}, "notes is 'one'; it must be a list of texts"),
         (mistakes_of, {"mistakes": 3}, "mistakes is 3; it must map texts to texts"),
@@ -81,3 +108,40 @@ def test_an_exception_whose_text_raises_is_named_by_its_type():
 
     with pytest.raises(UserError, match=r"problems\(\) raised OddError \("):
         problems_of(task(problems=odd), "train")
+
+
+RIGHT = {
+    "pairs": [((1, 0.5), (3, 0.0)), ()],
+    "NumPy's": [np.array([[1, 0.5]], dtype=object), [(np.int64(3), np.float32(0.5))]],
+    "whole amounts": [[(0, 1)], iter([(3, 2)])],
+}
+
+
+@pytest.mark.parametrize("given", RIGHT.values(), ids=RIGHT)
+def test_credits_become_pairs_of_pythons_numbers(given):
+    own = task(credits=lambda problem, completions: given, reward=None)
+    for pairs in credits_of(own)(PROBLEM, ["a b", "c d"]):
+        assert all(type(end) is int and type(amount) is float for end, amount in pairs)
+
+
+WRONG = {
+    "None": None,
+    "too few": [[(1, 0.5)]],
+    "no pairs": [[(1, 0.5)], [3]],
+    "triples": [[(1, 0.5)], [(1, 0.5, 2)]],
+    "texts": [[(1, 0.5)], [("1", 0.5)]],
+    "fractions": [[(1, 0.5)], [(0.5, 0.5)]],
+    "NaN": [[(1, 0.5)], [(1, math.nan)]],
+    "before the text": [[(1, 0.5)], [(-1, 0.5)]],
+    "behind the text": [[(1, 0.5)], [(4, 0.5)]],
+    "not in order": [[(1, 0.5)], [(2, 0.5), (1, 0.5)]],
+}
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
+def test_wrong_credits_are_one_line(given):
+    own = task(credits=lambda problem, completions: given, reward=None)
+    with pytest.raises(UserError) as caught:
+        credits_of(own)(PROBLEM, ["a b", "c d"])
+    assert str(caught.value).startswith(f"task own, problem {PROBLEM.key}: credits()")
+    assert "\n" not in str(caught.value)
