@@ -133,7 +133,13 @@ def _given(
     given = with_texts(checked(settings, "train()"))
 
     task = None
-    if data is not None or reward is not None:
+    if data is None and reward is None:
+        for name in of_rows:
+            raise UserError(f"train(): {name} applies only to rows; give data and a reward, too")
+    else:
+        for name in ("task", "task_options"):
+            if settings.get(name):
+                raise UserError(f"train(): {name} and data; give one of them")
         named, task_options = _task_options(data, reward)
         functions = () if named else _functions(reward)
         task = Rows(data, named, functions, **of_rows)

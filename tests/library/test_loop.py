@@ -128,6 +128,8 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     "options, line",
     [
         ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"task": "interleave"}, "task and data; give one of them"),
+        ({"task_options": {"texts": "x"}}, "task_options and data; give one of them"),
         ({"columns": 3}, "--columns 3: give a mapping, or name=value"),
         ({"reward_range": 3}, "--reward-range 3: give the lowest and the highest reward"),
         ({"reward_weights": [1]}, r"--reward-weights \[1\]: give a mapping"),
@@ -137,6 +139,11 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
 def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
     with pytest.raises(UserError, match=line):
         make_trainer(ROWS, reward, **options)
+
+
+def test_arguments_of_rows_are_refused_without_rows(home):
+    with pytest.raises(UserError, match="reward_range applies only to rows; give data and a rew"):
+        make_trainer(task="interleave", reward_range=(0, 9))
 
 
 @pytest.mark.parametrize(

@@ -344,8 +344,8 @@ TABLE = {
         (
             "cosine falls during the warm-up",
             "lr_factor",
-            "math.pi * (step - start - 1) / (steps - start)",
-            "math.pi * (step - 1) / steps",
+            "(step - start - 1) / (steps - start)",
+            "(step - 1) / steps",
         ),
         (
             "cosine falls on every level",

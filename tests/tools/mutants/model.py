@@ -66,6 +66,16 @@ TABLE = {
             "torch.arange(segments.max_keys, device=like.device) > segments.key_lengths[:, None]",
         ),
     ],
+    ("grpo/model/probe_runs.py", "grpo/test_model_check.py"): [
+        ("caps by their effect alone", "own_logprobs", "getattr(config, name, None)", "False"),
+        (
+            "layers that attend elsewhere",
+            "attends_once",
+            "sorted(layers)",
+            "sorted(packing.layers)",
+        ),
+        ("convolutions are shared away", "attends_once", "not has_convolution", "True"),
+    ],
     ("grpo/model/packed_attention.py", "grpo/test_packing.py"): [
         (
             "completion sees its own future",
@@ -305,6 +315,7 @@ TABLE = {
         ),
     ],
     ("grpo/model/check.py", "grpo/test_model_check.py"): [
+        ("what shows only later", "_set_path", "path != 'plain' and _needs_plain(model)", "False"),
         (
             "update is not compared",
             "_difference",

@@ -42,8 +42,7 @@ TABLE = {
         (
             "the first prompt is drawn before problems are left out",
             "Run.begin",
-            "filter_by_difficulty(self.context, self.folder, "
-            "is_new=self.opened.checkpoint is None)",
+            "filter_by_difficulty(self.context, self.folder, is_new=self.is_new)",
             "None",
         ),
     ],
@@ -99,6 +98,12 @@ TABLE = {
             "a callback changes metrics",
             "run_callback",
             "report.metrics[name] is not value",
+            "False",
+        ),
+        (
+            "a callback changes scores",
+            "run_callback",
+            "_parts(group) != before",
             "False",
         ),
         (
@@ -193,6 +198,9 @@ TABLE = {
     ],
     ("grpo/run/rollouts.py", "grpo/test_store_logs.py"): [
         ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
+    ],
+    ("grpo/run/conclusion.py", "test_resume.py"): [
+        ("any first evaluation is the one before", "verdict_of", "line['step'] == 0", "True"),
     ],
     ("grpo/run/files.py", "test_resume.py"): [
         (

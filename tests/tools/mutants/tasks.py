@@ -228,4 +228,8 @@ TABLE = {
     ("tasks/shaping.py", "tasks/test_explanations.py"): [
         ("the shorter text divides", "explain", "written > wanted", "written < wanted"),
     ],
+    ("tasks/optional.py", "tasks/test_optional.py"): [
+        ("credits in any order", "_plain_pairs", "any(map(operator.gt, ends, ends[1:]))", "False"),
+        ("credits behind the text", "_plain_pairs", "ends[-1] <= length", "True"),
+    ],
 }
