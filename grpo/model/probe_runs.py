@@ -124,7 +124,8 @@ def attends_once(policy: Runner, probe: Probe) -> bool:
     policy.predict(packing)
 
     modules = list(policy.inner.modules())
-    layers = {module.layer_idx for module in modules if hasattr(module, "layer_idx")}
+    numbers = (getattr(module, "layer_idx", None) for module in modules)
+    layers = {number for number in numbers if isinstance(number, int)}
     has_convolution = any(isinstance(module, nn.Conv1d) for module in modules)
     return sorted(packing.layers) == sorted(layers) and not has_convolution
 

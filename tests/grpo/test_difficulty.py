@@ -221,7 +221,7 @@ def test_what_may_be_asked_for(home, quick, capsys):
         train(task="interleave", level=2, keep_difficulty=True, **quick)
     with pytest.raises(UserError, match="keep_difficulty is 3, and should be list"):
         train(task="interleave", level=2, keep_difficulty=3, **quick)
-    with pytest.raises(UserError, match="keep_difficulty is of runs"):
+    with pytest.raises(UserError, match="keep_difficulty applies only to runs"):
         make_trainer(ROWS, lambda completion: 1.0, keep_difficulty=True)
 
     flags = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--steps", "1"]

@@ -17,7 +17,7 @@ def offer(plans, rows, live, tokens, written, k):
 
 def test_plans_by_hand():
     class Words:  # a tokenizer of letters; 9 ends
-        stops, end, tokenizer = (9,), 9, None
+        stops, end, tokenizer, vocabulary = (9,), 9, None, 11
 
         def decode(self, tokens):
             return "".join("abcdefgh"[token] for token in tokens)

@@ -272,7 +272,7 @@ def test_a_tokenizer_that_does_not_know_places_refuses_in_one_line():
 def policy_of(tokenizer):
     """As much of a policy as encodes and decodes."""
     end = tokenizer.eos_token_id
-    policy = SimpleNamespace(tokenizer=tokenizer, stops=(end,), end=end)
+    policy = SimpleNamespace(tokenizer=tokenizer, stops=(end,), end=end, vocabulary=len(tokenizer))
     policy.decode = lambda tokens: Policy.decode(policy, tokens)
     return policy
 
