@@ -109,7 +109,7 @@ def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
 
 
 def raw_json(value: Any) -> msgspec.Raw:
-    """Return the JSON of a value that json can write, in the tenth of the time if msgspec can."""
+    """Return the JSON of a value that json can write, in a tenth of the time if msgspec can."""
     try:
         content = msgspec.json.encode(value)
         if b"null" not in content:  # msgspec writes it for NaN and infinities, too

@@ -21,7 +21,7 @@ from typing import Any
 
 from data.text import is_encodable
 from grpo.config import Config, checked, load_config
-from grpo.distributed import SIZE, process_group
+from grpo.distributed import SIZE, join_ranks
 from grpo.flags import with_texts
 from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
@@ -82,8 +82,8 @@ def train(
     """
     given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
-    with process_group(config.device) as ranks, only_rank0_prints():
-        outcome = start_run(config, given, ranks, [], values)
+    with only_rank0_prints():
+        outcome = start_run(config, given, join_ranks(config.device), [], values)
     if outcome.policy is None or outcome.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(outcome.folder, outcome.policy, outcome.status)

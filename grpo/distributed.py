@@ -150,22 +150,18 @@ def _peer_errors() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def process_group(device: str) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started; they part when the process ends.
+def join_ranks(device: str) -> Ranks:
+    """Join the ranks that torchrun started, until the process ends; return this one.
 
     Each rank has a GPU of its own if there are any and `device` is not "cpu".
     """
     if SIZE == 1:
-        yield SINGLE
-        return
-
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    if on_gpu:
+        return SINGLE
+    if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
     # Once in a process: ranks that part and meet again can find each other's old addresses.
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
-    yield Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks(dist.get_rank(), dist.get_world_size())

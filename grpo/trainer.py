@@ -283,8 +283,9 @@ class Trainer:
         timer: StepTimer,
     ) -> StepReport:
         """Let the monitor, the progress and the curriculum take note of a step; report it."""
-        self.tokens += sum(group.tokens for group in groups)
-        metrics = self.metrics(step, groups, learned, timer)
+        tokens = sum(group.tokens for group in groups)
+        self.tokens += tokens
+        metrics = self.metrics(step, groups, tokens, learned, timer)
         events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
         events += self.monitor.observe(groups, self.curriculum.level)
         metrics["events"] = events
@@ -302,14 +303,18 @@ class Trainer:
         return StepReport(step, metrics, groups, lines, decisions)
 
     def metrics(
-        self, step: int, groups: list[Group], learned: dict[str, float], timer: StepTimer
+        self,
+        step: int,
+        groups: list[Group],
+        tokens: int,
+        learned: dict[str, float],
+        timer: StepTimer,
     ) -> dict[str, Any]:
-        """Return the step's line of metrics.jsonl.
+        """Return the step's line of metrics.jsonl; it sampled so many `tokens`.
 
         Metrics of rewards and lengths count only first tries.
         """
         first = first_tries(groups)
-        tokens = sum(group.tokens for group in groups)
 
         # Rank 0's time, so that all ranks agree when a level's budget of time is spent.
         seconds = self.ranks.on_rank0(timer.total)

@@ -115,10 +115,10 @@ def update_logprobs(policy: Runner, probe: Probe, expected: list[Tensor]) -> tup
 
 
 def attends_once(policy: Runner, probe: Probe) -> bool:
-    """Return whether each layer of the model calls our attention once, and does nothing like it.
+    """Return whether each layer calls our attention exactly once, and the model has no convolution.
 
-    A layer that keeps a state of another kind (recurrent, or of a convolution) calls it not at all,
-    or has a convolution as well. While that layer's weights are small, the comparison can miss it.
+    A layer with a state of another kind (recurrent, or of a convolution) fails this test. While its
+    weights are small, the comparison of log-probabilities can miss it.
     """
     packing = _NotingPacking(probe.prompts, probe.completions, policy.device)
     policy.predict(packing)

@@ -28,7 +28,7 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     Without the evaluation before the first step nothing is measured.
     """
     run = load_run(folder)
-    first_reports = {line["level"]: line for line in run.reports if line["step"] == 0}
+    first_reports = {line["level"]: line for line in run.first_reports}
 
     stored = run.steps("eval")
     before = run.groups(0, "eval") if first_reports and 0 in stored else []

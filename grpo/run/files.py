@@ -100,8 +100,10 @@ class RunFiles:
         Warns of each log that must have lines and has none.
         """
         checkpoints.remove_partial(self.folder)
-        logs = [self.metrics, self.seen, self.groups] + self.is_evaluated * [self.evals]
-        for path in (log.path for log in logs):
+        expected = [self.metrics, self.seen, self.groups]
+        if self.is_evaluated:
+            expected.append(self.evals)
+        for path in (log.path for log in expected):
             if done and not (path.exists() and path.stat().st_size):
                 self.warn(f"{path}: is gone or empty; a new one begins after step {done}")
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):

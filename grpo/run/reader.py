@@ -82,6 +82,11 @@ class RunData:
         """The reported evaluations before, during and after training, without validation checks."""
         return Records(line for line in self.evals if line["purpose"] == "report")
 
+    @property
+    def first_reports(self) -> Records:
+        """The reported evaluations before the first step, of the policy that nothing has taught."""
+        return Records(line for line in self.reports if line["step"] == 0)
+
     @cached_property
     def decisions(self) -> Records:
         """The lines of curriculum.jsonl."""

@@ -87,7 +87,7 @@ class Run:
 
     def _facts_before(self) -> dict[str, Any]:
         """Return the facts in the config.yaml of a run that is resumed; none of a new one."""
-        if self.opened.checkpoint is None:
+        if self.is_new:
             return {}
         found: dict[str, Any] = load_run(self.folder).config.get("facts", {})
         return found
@@ -97,7 +97,7 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
-        if self.opened.checkpoint is None:
+        if self.is_new:
             try:
                 self.folder.mkdir(parents=True)
             except FileExistsError as error:

@@ -211,8 +211,7 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
         values = [line[key] for line in lines[-COMPARED_STEPS:] if line.get(key) is not None]
         column[f"{name}, last {COMPARED_STEPS} steps"] = fmean(values) if values else None
 
-    before = [line for line in run.reports if line["step"] == 0][:1]
-    for name, lines in (("before", before), ("after", run.reports[-1:])):
+    for name, lines in (("before", run.first_reports[:1]), ("after", run.reports[-1:])):
         for line in lines:
             column[f"held-out score {name}"] = f"{interval(line)} at {line['level']}"
     return column

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from data.streams import reason_of
 from data.text import quoted
 from grpo.config import Config
-from grpo.distributed import RANK, SINGLE, Ranks, process_group
+from grpo.distributed import RANK, SINGLE, Ranks, join_ranks
 from grpo.flags import parse
 from grpo.learn.own_loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
@@ -71,8 +71,7 @@ def only_rank0_prints() -> Iterator[None]:
 def start(argv: list[str], losses: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-    with process_group(config.device) as ranks:
-        return start_run(config, given, ranks, losses).status
+    return start_run(config, given, join_ranks(config.device), losses).status
 
 
 class Outcome(NamedTuple):

@@ -41,7 +41,7 @@ def run_callback(callback: Callback, report: StepReport) -> None:
         raise UserError(f"{where}: it has changed the list of groups; make a copy")
     if report.events != events:
         raise UserError(f"{where}: it has changed the events; make a copy")
-    if any(_parts(group) != before for group, before in zip(groups, parts)):
+    if [_parts(group) for group in groups] != parts:
         raise UserError(f"{where}: it has changed a group; make a copy")
 
 

@@ -29,7 +29,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
 
     A step has its seconds, those of the rollout, and the prompts and completion lengths.
     """
-    from grpo.distributed import process_group
+    from grpo.distributed import join_ranks
 
     device, _ = precision(arguments)
     if arguments.gb:
@@ -39,8 +39,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
             arguments.gb * 1e9 / torch.cuda.get_device_properties(0).total_memory,
             int(os.environ.get("LOCAL_RANK", 0)),
         )
-    with process_group(device) as ranks:
-        return run_ranks(arguments, folder, device, ranks)
+    return run_ranks(arguments, folder, device, join_ranks(device))
 
 
 def config_of(arguments, folder: Path):

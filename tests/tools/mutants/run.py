@@ -103,7 +103,7 @@ TABLE = {
         (
             "a callback changes scores",
             "run_callback",
-            "_parts(group) != before",
+            "[_parts(group) for group in groups] != parts",
             "False",
         ),
         (
@@ -199,8 +199,8 @@ TABLE = {
     ("grpo/run/rollouts.py", "grpo/test_store_logs.py"): [
         ("reward stored as the advantage", "_to_json", "advantage", "score.reward"),
     ],
-    ("grpo/run/conclusion.py", "test_resume.py"): [
-        ("any first evaluation is the one before", "verdict_of", "line['step'] == 0", "True"),
+    ("grpo/run/reader.py", "test_resume.py"): [
+        ("any evaluation is one before", "RunData.first_reports", "line['step'] == 0", "True"),
     ],
     ("grpo/run/files.py", "test_resume.py"): [
         (
