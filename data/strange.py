@@ -3,7 +3,8 @@
 A policy that is trained on prose alone can be wrong on tables, code, long numbers or an alphabet it
 hardly knows (`data.foreign`). These texts widen what it is trained on, without showing any of those
 kinds: their words are random. Words come in families. Those of one family look alike, because they
-are made in one way from one small stock of characters, so they must be read to be told apart.
+are made in one way from one small stock of characters, so they must be read to be told apart. As in
+other texts, a few words of a family can be much more frequent than the rest.
 
     python -m data.strange FOLDER      write documents of strange texts to FOLDER
 
@@ -29,6 +30,9 @@ MAX_FAMILIES = 8
 
 # The share of strange words in a strange text lies between these two.
 SHARE = (0.2, 1.0)
+
+# How unevenly the words of a family are repeated: Zipf's exponent lies between these two.
+ZIPF = (0.0, 2.0)
 
 # The ways to make the words of a family, and how many of a hundred families are made in each.
 KINDS = {"script": 40, "code": 20, "run": 20, "compound": 20}
@@ -162,6 +166,18 @@ def mingled(
     return [rng.choice(stock) if rng.random() < replaced else word for word in plain]
 
 
+def repeated(words: Sequence[str], exponent: float) -> list[str]:
+    """Return `words`, each repeated in proportion to the inverse power of its rank (Zipf's law).
+
+    At an `exponent` of 0 each occurs `FAMILY` times; the higher it is, the fewer words prevail.
+    """
+    return [
+        word
+        for rank, word in enumerate(words, start=1)
+        for _ in range(math.ceil(FAMILY / rank**exponent))
+    ]
+
+
 def documents(
     count: int,
     words: int,
@@ -179,7 +195,10 @@ def documents(
         rng = random.Random(f"strange/{seed}/{number}")
         start = rng.randrange(max(1, len(prose) - words))
         plain = prose[start : start + words]
-        families = [family(prose, rng, kinds=kinds) for _ in range(MAX_FAMILIES)]
+        families = [
+            repeated(family(prose, rng, kinds=kinds), rng.uniform(*ZIPF))
+            for _ in range(MAX_FAMILIES)
+        ]
         title = f"strange-{seed}-{number:03}"
         found.append(Document(title, " ".join(mingled(plain, families, rng, share)) + "\n"))
     return found

@@ -2,6 +2,7 @@
 
 import random
 import unicodedata
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,19 @@ def test_kinds_and_share_of_strange_words_can_be_chosen():
     only_runs = strange.documents(1, 400, kinds=["run"], share=(1, 1))[0].words
     assert all(len(set(word)) <= 8 for word in only_runs)  # up to four units of two characters
     assert set(strange.documents(1, 400, share=(0, 0))[0].words) <= prose
+
+
+def test_frequent_words_follow_zipfs_law():
+    """Mean frequencies fall with the rank as the exponent says; at 0 all are equally frequent."""
+    counts = Counter(strange.repeated("abcdefgh", 1.0))
+    assert [counts[letter] for letter in "abcdefgh"] == [24, 12, 8, 6, 5, 4, 4, 3]
+    assert set(Counter(strange.repeated("abcdefgh", 0.0)).values()) == {strange.FAMILY}
+
+    def most_frequent(document):
+        return Counter(document.words).most_common(1)[0][1] / len(document.words)
+
+    shares = [most_frequent(document) for document in strange.documents(60, 400, share=(1, 1))]
+    assert min(shares) < 0.1 and max(shares) > 0.3
 
 
 @pytest.mark.parametrize("make", [strange.script, strange.code, strange.run])

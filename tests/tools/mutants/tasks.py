@@ -51,6 +51,12 @@ TABLE = {
             "family(prose, rng)",
         ),
         (
+            "every word as frequent as the next",
+            "documents",
+            "rng.uniform(*ZIPF)",
+            "0.0",
+        ),
+        (
             "always the usual share",
             "documents",
             "mingled(plain, families, rng, share)",
