@@ -103,6 +103,7 @@ class Trainer:
         # The progress of the run.
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
+        self.kept_share = 1.0  # of the last step's prompts, those whose group was trained on
         self.progress = Progress(config.patience)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
@@ -143,24 +144,42 @@ class Trainer:
         """
         problems: list[Indexed] = []
         groups = self.current = []
-        while more := self.problems(step, problems):
+        missing = self.config.dynamic_sampling or 0
+        while more := self.problems(step, problems, self.batches(missing, len(problems))):
             problems += more
             groups += self.rollout(step, more, timer)
 
             kept = sum(group.action == "keep" for group in groups)
-            has_enough = kept >= (self.config.dynamic_sampling or 0)
-            if has_enough or len(problems) >= MAX_BATCHES * self.prompts:
+            self.kept_share = kept / len(problems)
+            missing = (self.config.dynamic_sampling or 0) - kept
+            if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
         return problems, groups
 
-    def problems(self, step: int, earlier: Sequence[Indexed] = ()) -> list[Indexed]:
+    def batches(self, missing: int, drawn: int) -> int:
+        """Return how many times --prompts to draw at once, so that `missing` more groups vary.
+
+        As many as it takes if the share of groups that vary stays what it last was: sampling many
+        prompts together is faster than sampling them in turn. With the `drawn` ones they are at
+        most `MAX_BATCHES`.
+        """
+        if not missing:
+            return 1
+        most = MAX_BATCHES - drawn // self.prompts
+        varying = self.kept_share * self.prompts  # groups, to be expected of --prompts
+        return most if missing >= most * varying else max(1, round(missing / varying))
+
+    def problems(
+        self, step: int, earlier: Sequence[Indexed] = (), batches: int = 1
+    ) -> list[Indexed]:
         """Return the problems that a step continues with after its `earlier` ones.
 
-        They are a pure function of seed, step and state. There are none if the step's token budget
-        is reached.
+        They are `batches` times --prompts, or fewer if the step's token budget is reached. They are
+        a pure function of seed, step and state.
         """
-        levels = self.curriculum.levels_for(self.config.seed, step, self.prompts, len(earlier))
+        count = batches * self.prompts
+        levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
         return self.stream.following(levels, earlier)
 
     def rollout(self, step: int, problems: Sequence[Indexed], timer: StepTimer) -> list[Group]:
@@ -397,6 +416,7 @@ class Trainer:
             "done": self.done,
             "drawn": self.stream.next_index,
             "tokens": self.tokens,
+            "kept_share": self.kept_share,
             "seen": list(self.stream.seen),
             "inherited": self.stream.inherited,
             "curriculum": self.curriculum.state_dict(),
@@ -413,6 +433,7 @@ class Trainer:
         """
         self.done = state["done"]
         self.tokens = state["tokens"]
+        self.kept_share = state.get("kept_share", 1.0)  # older versions had none
         self.stream.next_index = state["drawn"]
         self.stream.seen = dict.fromkeys(state["seen"])
         self.stream.inherited = state.get("inherited", 0)  # older versions had none

@@ -147,6 +147,54 @@ def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted,
     assert trainer.step().groups[0].index == drawn  # no problem comes twice
 
 
+def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(tiny_policy):
+    """One of each two prompts varies. What a step draws at once is noted as (first, count)."""
+
+    def drawing(**options):
+        trainer = trainer_for(tiny_policy, prompts=2, **options)
+        drawn, rollout = [], trainer.rollout
+
+        def noted(step, problems, timer):
+            drawn.append((problems[0][0], len(problems)))
+            return rollout(step, problems, timer)
+
+        trainer.rollout = noted
+        return trainer, drawn
+
+    trainer, drawn = drawing(dynamic_sampling=2)
+    trainer.step()
+    assert drawn == [(0, 2), (2, 2)]  # nothing is known yet, so two are expected to vary
+    trainer.step()
+    assert drawn[2:] == [(4, 4)]
+
+    resumed, drawn = drawing(dynamic_sampling=2)
+    resumed.restore(trainer.state())
+    resumed.step()
+    assert drawn == [(8, 4)]
+
+    nothing_varied, drawn = drawing(dynamic_sampling=2)
+    nothing_varied.kept_share = 0.0
+    nothing_varied.step()
+    assert drawn == [(0, 8)]  # the most that a step may take
+
+    without, drawn = drawing(dynamic_sampling=0)
+    without.kept_share = 0.0
+    without.step()
+    assert drawn == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    "share, missing, drawn, batches",
+    [(1.0, 8, 0, 1), (0.25, 8, 0, 2), (0.25, 3, 32, 1), (0.25, 8, 32, 2), (0.01, 8, 48, 1)],
+)
+def test_batches_are_those_that_the_share_of_varying_groups_takes(
+    tiny_policy, share, missing, drawn, batches
+):
+    trainer = trainer_for(tiny_policy, prompts=16, dynamic_sampling=8)
+    trainer.kept_share = share
+    assert trainer.batches(missing, drawn) == batches
+
+
 def test_dynamic_sampling_keeps_within_the_tokens_of_a_step(tiny_policy):
     alone = trainer_for(tiny_policy, prompts=2, dynamic_sampling=9)
     assert len(alone.step().groups) == 8

@@ -110,6 +110,18 @@ TABLE = {
             "[group for group in groups if group.action == 'keep']",
             "list(groups)",
         ),
+        (
+            "prompts drawn in turn",
+            "Trainer.batches",
+            "max(1, round(missing / varying))",
+            "1",
+        ),
+        (
+            "a resumed step draws as the first one does",
+            "Trainer.restore",
+            "state.get('kept_share', 1.0)",
+            "1.0",
+        ),
     ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
         (
