@@ -274,8 +274,8 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
         parity = max(parity, difference_RT.abs().max().item())
         worst = _largest(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
 
-        # KL(sampler || trainer): k3 is unbiased for the policy that sampled the tokens. Padding, where
-        # both are 0, counts 0.
+        # KL(sampler || trainer): k3 is unbiased for the policy that sampled the tokens. Padding,
+        # where both are 0, counts 0.
         sums["parity"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
 
     return _Figures(total, sums, parity, worst)
