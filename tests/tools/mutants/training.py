@@ -172,6 +172,12 @@ TABLE = {
     ],
     ("grpo/training/problems.py", TRAINER): [
         (
+            "problems of other levels count in a family",
+            "ProblemStream.metrics",
+            "self.trained[level]",
+            "self.trained.total()",
+        ),
+        (
             "last problem drawn again",
             "ProblemStream.mark_seen",
             "problems[-1][0] + 1",
