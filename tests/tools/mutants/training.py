@@ -82,6 +82,7 @@ TABLE = {
     ],
     ("grpo/verdict.py", "grpo/test_verdict.py"): [
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
+        ("a mean of means", "_figures_of", "fmean(truncated, groups)", "fmean(truncated)"),
         (
             "kept groups count as trained",
             "Progress.observe",
