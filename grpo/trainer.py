@@ -10,6 +10,7 @@ The file is longer than 400 lines, because what a checkpoint saves of the traine
 `restore`) stands beside the attributes that it saves.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -419,6 +420,7 @@ class Trainer:
             "kept_share": self.kept_share,
             "seen": list(self.stream.seen),
             "inherited": self.stream.inherited,
+            "trained": sorted(self.stream.trained.items()),
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
             "progress": self.progress.state_dict(),
@@ -438,6 +440,8 @@ class Trainer:
         self.stream.seen = dict.fromkeys(state["seen"])
         self.stream.inherited = state.get("inherited", 0)  # older versions had none
         self.curriculum.load_state_dict(state["curriculum"])
+        before = {self.curriculum.level: len(self.stream.seen) - self.stream.inherited}
+        self.stream.trained = Counter(dict(state.get("trained", before)))  # older versions had none
         self.monitor.load_state_dict(state["monitor"])
         self.progress.load_state_dict(state["progress"])
         self.solved_reason = state["solved"]

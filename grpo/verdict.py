@@ -210,11 +210,13 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
     truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
+    # Weighted by groups: dynamic sampling and a token budget take more or fewer in a step.
+    groups = [max(1, line.get("groups/count") or 1) for line in metrics]
     return {
         "steps": len(metrics),
         "updated": sum("loss" in line for line in metrics),
         "untaught": last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
-        "truncated": fmean(truncated) if truncated else 0.0,
+        "truncated": fmean(truncated, groups) if truncated else 0.0,
     }
 
 

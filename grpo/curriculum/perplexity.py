@@ -76,15 +76,14 @@ def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | Non
     The chat template is not used. The first token of each text (the tokenizer's start token, if it
     has one) is given, not predicted. None if there is no text to predict.
     """
-    beginnings = [_beginning(text) for text in texts[:TEXTS]]
-    sequences = [policy.tokenizer(text).input_ids[: policy.context] for text in beginnings]
-    pairs = [(text, ids) for text, ids in zip(beginnings, sequences) if len(ids) > 1]
-    if not pairs:
+    encoded = [policy.tokenizer(_beginning(text)).input_ids for text in texts[:TEXTS]]
+    sequences = [ids[: policy.context] for ids in encoded if len(ids) > 1]
+    if not sequences:
         return None
 
-    targets = [token for _, ids in pairs for token in ids[1:]]
+    targets = [token for ids in sequences for token in ids[1:]]
     packing = policy.pack(
-        [tuple(ids[:1]) for _, ids in pairs], [tuple(ids[1:]) for _, ids in pairs]
+        [tuple(ids[:1]) for ids in sequences], [tuple(ids[1:]) for ids in sequences]
     )
     logprobs, _ = token_logprobs(
         policy.predict(packing),
@@ -94,12 +93,12 @@ def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | Non
     )
 
     total = -logprobs.double().sum().item()
-    words = sum(len(text.split()) for text, _ in pairs)
+    words = sum(_words(policy, ids) for ids in sequences)
     return Perplexity(
         token=_exp(total / len(targets)),
         word=_exp(total / words),
         unigram=_exp(_entropy(targets)),
-        texts=len(pairs),
+        texts=len(sequences),
         tokens=len(targets),
     )
 
@@ -108,6 +107,14 @@ def _beginning(text: str) -> str:
     """Return the first WORDS words of a text, with its white space as it is."""
     words = list(re.finditer(r"\S+", text))[:WORDS]
     return text[words[0].start() : words[-1].end()] if words else ""
+
+
+def _words(policy: Policy, ids: Sequence[int]) -> int:
+    """Return how many words the tokens write: fewer than the text has, if the context cut it."""
+    text = policy.tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return max(1, len(text.split()))
 
 
 def _exp(nats: float) -> float:

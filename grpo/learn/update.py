@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo.distributed import Ranks
 from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
 from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
-from grpo.learn.loss import LossInputs, LossSettings, step_loss
+from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.own_loss import OwnLoss
 from grpo.model.finite import check_step
@@ -274,9 +274,9 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
         parity = max(parity, difference_RT.abs().max().item())
         worst = _largest(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
 
-        # The k3 estimate of KL(trainer || sampler), as in `loss.kl_k3`; padding counts 0.
-        k3_RT = difference_RT.exp() - difference_RT - 1
-        sums["parity"] += k3_RT.sum().item()
+        # KL(sampler || trainer): k3 is unbiased for the policy that sampled the tokens. Padding,
+        # where both are 0, counts 0.
+        sums["parity"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
 
     return _Figures(total, sums, parity, worst)
 

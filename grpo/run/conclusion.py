@@ -117,7 +117,7 @@ def files_of(folder: Path) -> dict[str, str]:
 def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     """Return a line that says how many problems were drawn, and how many of them were unique.
 
-    For a finite family of problems it also gives the share that was seen.
+    For a finite family of problems it also gives the share of those at `level` that were drawn.
     """
     before = trainer.stream.inherited
     seen = len(trainer.stream.seen) - before
@@ -127,7 +127,9 @@ def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     if trainer.imitation and trainer.imitation.answers:
         line += f" and {trainer.imitation.answers:,} imitated answers"
     if size := trainer.stream.supply.family_size(level):
-        line += f", {seen / size:.1%} of the {size:,} that exist"
+        of_level = trainer.stream.trained[level]
+        where = "" if of_level == seen else f" at level {level}"
+        line += f", {of_level / size:.1%} of the {size:,} that exist{where}"
     if before:
         line += f", after {before:,} in earlier runs"
     return line

@@ -319,6 +319,7 @@ class TrainerState(TypedDict):
     tokens: Count
     seen: list[str]
     inherited: NotRequired[Count]
+    trained: NotRequired[list[tuple[Index, Count]]]  # level, problems
     curriculum: CurriculumState
     monitor: MonitorState
     progress: ProgressState

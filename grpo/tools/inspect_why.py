@@ -18,7 +18,7 @@ from grpo.records import Group
 from grpo.run.reader import RunData
 from grpo.show.tables import WHY, advantage_of
 from grpo.tools.inspect_common import as_json, check_sample, show_next
-from tasks.base import explain
+from grpo.tools.reward_words import reward_in_words
 
 # Losses whose tokens all have the same weight in a step, and those whose completions have.
 BY_TOKEN = ("dapo", "cispo")
@@ -37,7 +37,12 @@ def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> N
         "step": arguments.step,
         "group": arguments.group,
         "sample": arguments.sample,
-        "reward": reward_in_words(run.config, group, arguments.sample),
+        "reward": reward_in_words(
+            run.config,
+            group,
+            arguments.sample,
+            is_of_step=arguments.kind in ("step", "failed"),
+        ),
         "advantage": UNTRAINED,
         "training": UNTRAINED,
     }
@@ -55,23 +60,6 @@ def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> N
     number = f"{arguments.step} {arguments.group}"
     kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
     show_next(run, f"tokens {number} {arguments.sample}{kind}", console)
-
-
-def reward_in_words(config: Mapping[str, Any], group: Group, sample: int) -> str:
-    """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
-    written".
-    """
-    control = config.get("control", "none")
-    score = group.scores[sample]
-    if control != "none":
-        return f"{score.reward:.3f}, set by the control experiment {control}; not earned"
-    return explain(
-        config.get("task", group.problem.task),
-        group.problem,
-        group.texts[sample],
-        score,
-        config.get("reward"),
-    )
 
 
 def advantage_in_words(

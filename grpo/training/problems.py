@@ -1,5 +1,6 @@
 """The stream of training problems: which ones a step takes, and which the policy has seen."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
@@ -23,7 +24,8 @@ class ProblemStream:
     """The problems of `supply` that fit the policy's context, in order.
 
     No index of the stream is used twice. `seen` has the keys of all problems that the policy was
-    trained on, in order; an earlier run trained it on the first `inherited` of them.
+    trained on, in order; an earlier run trained it on the first `inherited` of them. `trained`
+    counts those of this run by level.
     """
 
     def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply):
@@ -35,6 +37,7 @@ class ProblemStream:
         self.next_index = 0
         self.seen: dict[str, None] = {}
         self.inherited = 0
+        self.trained: Counter[int] = Counter()
         self.left_out: Problem | None = None  # the first that was too long; see `at`
 
     def at(self, index: int, level: int) -> Indexed:
@@ -93,7 +96,11 @@ class ProblemStream:
 
     def mark_seen(self, problems: Sequence[Indexed]) -> None:
         """Record that the policy was trained on these problems of the stream."""
-        self.seen.update(dict.fromkeys(problem.key for _, problem in problems))
+        new = {
+            problem.key: problem.level for _, problem in problems if problem.key not in self.seen
+        }
+        self.trained.update(new.values())
+        self.seen.update(dict.fromkeys(new))
         self.next_index = problems[-1][0] + 1
 
     def metrics(self, first: Sequence[Group], level: int) -> dict[str, Any]:
@@ -101,14 +108,15 @@ class ProblemStream:
 
         `first` are the first tries of a step that is not marked as seen yet.
         """
-        new = {group.problem.key for group in first} - self.seen.keys()
+        problems = [group.problem for group in first]
+        new = {each.key: each.level for each in problems if each.key not in self.seen}
         metrics = {
             "problems/seen": len(self.seen) + len(new),
             "problems/repeated": 1 - len(new) / len(first),
         }
         if size := self.supply.family_size(level):
-            of_this_run = len(self.seen) - self.inherited + len(new)
-            metrics["problems/family_share"] = of_this_run / size
+            of_level = self.trained[level] + sum(each == level for each in new.values())
+            metrics["problems/family_share"] = of_level / size
         return metrics
 
     def begin_after(self, state: dict[str, Any]) -> None:

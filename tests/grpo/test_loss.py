@@ -168,6 +168,15 @@ def test_k3_by_hand_and_in_expectation():
     )
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e-5, 1e-3])
+def test_k3_of_float32_is_half_the_square_of_a_small_difference(size):
+    # Sampler and trainer differ by as much. In float32, exp(d) - d - 1 is noise of either sign.
+    ref_RT = torch.linspace(-size, size, 1001)[None]
+    k3_RT = kl_k3(torch.zeros_like(ref_RT), ref_RT)
+    assert (k3_RT >= 0).all()
+    torch.testing.assert_close(k3_RT, ref_RT.double().square() / 2, rtol=size, atol=1e-22)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

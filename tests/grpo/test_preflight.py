@@ -226,6 +226,16 @@ def test_perplexity_is_that_of_the_plain_model(tiny_model, tiny_policy):
     assert measure_perplexity(tiny_policy, []) is None
 
 
+def test_the_perplexity_per_word_counts_the_words_that_the_context_holds(tiny_policy):
+    text = "The furnace is never switched off. " * 20
+    whole = tiny_policy.tokenizer(text).input_ids
+    tiny_policy.context = 30
+    found = measure_perplexity(tiny_policy, [text])
+    words = len(tiny_policy.tokenizer.decode(whole[:30]).split())
+    assert found.tokens == 29 and words < 30 < len(text.split())
+    assert found.word == pytest.approx(found.token ** (29 / words))
+
+
 def test_what_is_no_language_model_is_warned_of():
     good = replace(BROKEN, token=60.0)
     assert not good.warning(rows(l1="none")) and "no general" not in good.line()

@@ -149,6 +149,12 @@ def test_each_text_says_how_it_earned_its_reward():
     assert packed["texts"][0]["formula"] == "0.100 = 0.100 place + 0.000 all"
 
 
+def test_the_rewards_of_a_control_experiment_have_no_formula():
+    shown = Shown("interleave", "prefix", control="shuffled-rewards")
+    packed = samples.packed(group(("a b", 0.25)), 0, shown)
+    assert "not earned" in packed["texts"][0]["formula"]
+
+
 def test_a_text_that_a_judge_scored_in_two_ways_is_shown_twice():
     packed = samples.packed(group(("a b", 0.25), ("a b", 0.5), ("a b", 0.25)), 0, Shown())
     assert packed["rows"]["text"] == [0, 1, 0]

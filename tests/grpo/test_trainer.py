@@ -12,7 +12,9 @@ from tiny_models import loading
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
+from grpo.records import Group
 from grpo.rollout.generate import budget_for
+from grpo.run.conclusion import supply_line
 from grpo.training.metrics import step_summary
 from tasks.base import Problem, UserError
 from tasks.supply import Supply
@@ -171,6 +173,28 @@ def test_state_survives_json(tiny_policy):
         == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)]
         and other.stream.next_index == 4
     )
+
+
+def test_the_share_of_a_family_is_that_of_its_level(tiny_policy, tmp_path):
+    """Three problems of level 1, one of them twice, and then one of two that exist at level 2."""
+    trainer = trainer_for(tiny_policy)
+    stream = trainer.stream
+    stream.supply.family_size = {1: 10, 2: 2}.get
+    easy = [Problem("forced", 1, "p", "x", key) for key in ("a", "b", "c", "b")]
+    stream.mark_seen(list(enumerate(easy)))
+    other = trainer_for(tiny_policy)
+    other.restore(json.loads(json.dumps(trainer.state())))
+    assert other.stream.trained == {1: 3}
+
+    hard = Group(4, Problem("forced", 2, "p", "x", "d"), (1,), 1.0, [])
+    assert stream.metrics([hard], 2) == {
+        "problems/seen": 4,
+        "problems/repeated": 0.0,
+        "problems/family_share": 1 / 2,
+    }
+    stream.mark_seen([(4, hard.problem)])
+    line = supply_line(tmp_path, trainer, 2)
+    assert line == "trained on 4 unique problems in 0 draws, 50.0% of the 2 that exist at level 2"
 
 
 def test_repeated_problems_are_counted(tiny_policy):

@@ -96,6 +96,15 @@ def test_values_are_those_of_one_level():
     assert values_by_problem(groups, 1) == {"a": 0.25}
 
 
+def test_a_step_of_more_groups_counts_for_more_in_the_share_of_truncated_completions():
+    """All completions of 8 groups were truncated, and none of 24."""
+    lines = metrics(2)
+    lines[0] |= {"groups/count": 8, "completions/clipped_ratio": 1.0}
+    lines[1] |= {"groups/count": 24, "completions/clipped_ratio": 0.0}
+    verdict = reach_verdict(25, HeldOutScores({}, {}), lines, was_solved=False)
+    assert verdict.truncated == 0.25
+
+
 def test_the_figures_of_a_verdict_and_how_they_read():
     lines = metrics(60, updated=41, wasted=4800, clipped=0.25)
     values = {str(n): 0.0 for n in range(100)}, {str(n): 0.9 for n in range(100)}

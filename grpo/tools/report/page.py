@@ -152,7 +152,14 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
 def shown_of(run: RunData) -> Shown:
     """Return what is known of a run when its completions are shown."""
-    return Shown(str(run.config.get("task")), run.config.get("reward"), pieces_of(run.path))
+    config = run.config
+    return Shown(
+        str(config.get("task")),
+        config.get("reward"),
+        pieces_of(run.path),
+        control=config.get("control"),
+        truncated=config.get("truncated"),
+    )
 
 
 def packed_step(groups: Sequence[Group], shown: Shown, budget: float) -> str:

@@ -19,7 +19,7 @@ from data.text import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, first_divergence
-from tasks.base import explain
+from grpo.tools.reward_words import reward_in_words
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
@@ -32,13 +32,16 @@ Pieces = Callable[[Sequence[int]], list[str | None]]
 class Shown:
     """What is known of a run when its completions are shown, e.g. Shown("interleave", "prefix").
 
-    `task` and `reward` are those of config.yaml. Without `pieces` there are no log-probabilities of
-    words and no chat template, because the run has no checkpoint with a tokenizer.
+    `task`, `reward`, `control` and `truncated` are those of config.yaml. Without `pieces` there are
+    no log-probabilities of words and no chat template, because the run has no checkpoint with a
+    tokenizer.
     """
 
     task: str = ""
     reward: str | None = None
     pieces: Pieces | None = None
+    control: str | None = None
+    truncated: str | None = None
 
 
 def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
@@ -121,8 +124,7 @@ def view_of(group: Group) -> str:
 
 def _formula(group: Group, sample: int, shown: Shown) -> str:
     """Return how a completion earned its reward."""
-    score, text = group.scores[sample], group.texts[sample]
-    return escape_control(explain(shown.task, group.problem, text, score, shown.reward))
+    return escape_control(reward_in_words(vars(shown), group, sample))
 
 
 def _around(group: Group, pieces: Pieces | None) -> list[str] | None:

@@ -88,6 +88,21 @@ def test_the_worst_tokens_are_told(tiny_policy, groups):
     assert abs(second["trainer"] - second["sampler"]) < 1e-4
 
 
+def test_parity_is_the_kl_from_the_sampler_to_the_trainer(tiny_policy, groups):
+    """The tokens are the sampler's, so k3 is exp(d) - d - 1 with d = trainer - sampler."""
+    step = dict(kind="dapo", micro_tokens=60, **SETTINGS)
+    equal = update(tiny_policy, sgd(tiny_policy, 0.0), groups, **step)["parity/kl"]
+    assert 0 <= equal < 1e-9
+
+    completion = groups[1].completions[0]
+    groups[1].completions[0] = replace(
+        completion, logprobs=(completion.logprobs[0] - 2.0, *completion.logprobs[1:])
+    )
+    tokens = sum(group.tokens for group in groups)
+    metrics = update(tiny_policy, sgd(tiny_policy, 0.0), groups, **step)
+    assert metrics["parity/kl"] == pytest.approx((math.exp(2) - 2 - 1) / tokens, rel=1e-4)
+
+
 def test_parity_beyond_its_limit_stops_before_anything_changes(tiny_policy, groups):
     before = [p.clone() for p in tiny_policy.parameters]
     groups[0].completions[0] = replace(

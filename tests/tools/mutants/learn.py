@@ -82,6 +82,7 @@ TABLE = {
             "0 * _log_ratio(inputs).exp()",
         ),
         ("KL the other way round", "kl_k3", "ref_RT - logp_RT", "logp_RT - ref_RT"),
+        ("small KL drowns in rounding", "kl_k3", "(ref_RT - logp_RT).double()", "ref_RT - logp_RT"),
         ("cispo's ratio keeps its gradient", "policy_loss", "clipped_RT.detach()", "clipped_RT"),
         ("mask multiplied", "zero_padding", "torch.where(mask_RT, x_RT, 0.0)", "x_RT * mask_RT"),
         (
@@ -209,6 +210,12 @@ TABLE = {
             "Distribution(packing.distinct(batch.temperatures_R[places_M // T]))",
         ),
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
+        (
+            "parity is the KL from the trainer to the sampler",
+            "_figures",
+            "kl_k3(each.batch.old_RT, each.logp_RT)",
+            "kl_k3(each.logp_RT, each.batch.old_RT)",
+        ),
         (
             "the host waits for each micro-batch",
             "_backward",

@@ -82,6 +82,7 @@ TABLE = {
     ],
     ("grpo/verdict.py", "grpo/test_verdict.py"): [
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
+        ("a mean of means", "_figures_of", "fmean(truncated, groups)", "fmean(truncated)"),
         (
             "kept groups count as trained",
             "Progress.observe",
@@ -183,6 +184,12 @@ TABLE = {
         ),
     ],
     ("grpo/training/problems.py", TRAINER): [
+        (
+            "problems of other levels count in a family",
+            "ProblemStream.metrics",
+            "self.trained[level]",
+            "self.trained.total()",
+        ),
         (
             "last problem drawn again",
             "ProblemStream.mark_seen",
