@@ -16,6 +16,7 @@ from tasks.base import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Number = int | float
 Index = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
 
@@ -317,6 +318,7 @@ class TrainerState(TypedDict):
     done: Count
     drawn: Count
     tokens: Count
+    kept_share: NotRequired[Share]
     seen: list[str]
     inherited: NotRequired[Count]
     trained: NotRequired[list[tuple[Index, Count]]]  # level, problems
