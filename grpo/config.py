@@ -455,8 +455,9 @@ class Config:
     )
     promote_at: float | None = flag(
         None,
-        "climb to the next level at this mean score (default: 0.97 by heldout problems, 0.9 by the "
-        "running mean)",
+        "climb to the next level at this mean score (default: "
+        f"{PROMOTE_AT['heldout']:g} by heldout problems, {PROMOTE_AT['running']:g} by the running "
+        "mean)",
         group=CURRICULUM,
         metavar="SCORE",
     )
