@@ -36,7 +36,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("rollout", "learn"),
     ("evaluate", "variance", "mistakes"),
     ("curriculum",),
-    ("config", "verdict"),
+    ("config", "verdict", "early_stop"),
     ("flags", "resolve", "training"),
     ("trainer",),
     ("run",),

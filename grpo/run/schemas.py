@@ -295,7 +295,7 @@ class MonitorState(TypedDict):
     collapse: list[Any]
 
 
-class ProgressState(TypedDict):
+class EarlyStopState(TypedDict):
     """The "progress" in a trainer's state."""
 
     untrained: Count
@@ -321,7 +321,7 @@ class TrainerState(TypedDict):
     inherited: NotRequired[Count]
     curriculum: CurriculumState
     monitor: MonitorState
-    progress: ProgressState
+    progress: EarlyStopState
     solved: str
     drafting: DraftingState
     imitation: dict[str, Any] | None
