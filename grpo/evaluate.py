@@ -10,7 +10,8 @@ from typing import Any
 
 from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.generate import budget_for, fitting, generate
+from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel

@@ -30,7 +30,7 @@ from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import shape_of
 from grpo.model.prompts import check_format
 from grpo.resolve import resolve_config
-from grpo.rollout.generate import ModelContext, budget
+from grpo.rollout.budget import ModelContext, budget
 from grpo.run.start import start_from
 from grpo.tools.estimate import GPUS, Gpu, PlannedModel, Work, forecast
 from grpo.tools.measure import measure_gpu

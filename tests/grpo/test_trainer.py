@@ -12,7 +12,7 @@ from tiny_models import loading
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
-from grpo.rollout.generate import budget_for
+from grpo.rollout.budget import budget_for
 from grpo.training.metrics import step_summary
 from tasks.base import Problem, UserError
 from tasks.supply import Supply
