@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from data.files import read_config, write_whole
+from data.files import read_yaml, write_whole
 from grpo.choices import (
     CONTROLS,
     CREDITS,
@@ -884,7 +884,7 @@ def load_config(path: Path) -> Config:
 
     Raises UserError if the file is not one, for unknown keys, and for values of the wrong type.
     """
-    values = read_config(path)
+    values = read_yaml(path)
     values.pop("facts", None)
     return Config(**checked(values, str(path)))
 

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from data.files import read_config
+from data.files import read_yaml
 from grpo.config import RUN, Config, checked
 from grpo.model.prompts import system_text, wording_text
 from tasks.base import (
@@ -171,7 +171,7 @@ def read_settings(source: str) -> dict[str, Any]:
     """
     where = f"--config {source}"
     if not source.lstrip().startswith("{"):
-        values = read_config(Path(source))
+        values = read_yaml(Path(source))
     else:
         try:
             values = yaml.safe_load(source)

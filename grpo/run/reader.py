@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.files import check_links, read_config
+from data.files import check_links, read_yaml
 from grpo.config import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
@@ -55,7 +55,7 @@ class RunData:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and the "facts" of the run."""
         path = self.path / "config.yaml"
-        values = translated(read_config(path))
+        values = translated(read_yaml(path))
         check(str(path), values, ConfigFile)
         if "facts" in values:
             values["facts"] = renamed(values["facts"], FACTS)

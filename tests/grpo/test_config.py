@@ -64,8 +64,8 @@ def test_configuration_survives_its_file(tmp_path):
     "content, line",
     [
         ("level: 3\ncolour: red\n", "unknown key colour"),
-        ("- 1\n", "not the configuration"),
-        ("a: [", "not the configuration"),
+        ("- 1\n", "not a mapping of names"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_what_is_no_configuration(tmp_path, content, line):

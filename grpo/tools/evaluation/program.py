@@ -20,12 +20,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.files import check_output, write_whole
+from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import format_of
+from grpo.run.folders import check_output
 from grpo.tools.evaluation.endpoint import Endpoint
 from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, load_run_policy
 from grpo.tools.evaluation.flags import parse
