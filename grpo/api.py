@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from data.text import is_encodable
-from grpo.config import Config, checked, load_config
+from grpo.config import Config
+from grpo.config_file import checked, load_config
 from grpo.distributed import SIZE, join_ranks
 from grpo.flags import with_texts
 from grpo.learn.own_loss import from_python

@@ -16,7 +16,9 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from data.files import read_yaml
-from grpo.config import RUN, Config, checked
+from grpo.config import Config
+from grpo.config_file import checked
+from grpo.config_table import RUN
 from grpo.model.prompts import system_text, wording_text
 from tasks.base import (
     Parser,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import check_links, read_yaml
-from grpo.config import translated
+from grpo.config_file import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.config import Config, load_config, spelled
+from grpo.config import Config, spelled
+from grpo.config_file import load_config
 from grpo.run.checkpoint import find_resume
 from tasks.base import UserError
 

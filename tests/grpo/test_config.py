@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from grpo import choices
-from grpo.config import Config, load_config, spelled
+from grpo.config import Config, spelled
+from grpo.config_file import load_config
 from grpo.evaluate import summarise
 from grpo.flags import FILLED_IN, make_parser, parse
 from grpo.model.adapter import PEFT_OPTIONS

@@ -8,7 +8,8 @@ import yaml
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo import older_runs
-from grpo.config import Config, load_config
+from grpo.config import Config
+from grpo.config_file import load_config
 from grpo.curriculum.ladder import Ladder
 from grpo.curriculum.warm_start import WarmStart
 from grpo.model.load import load_policy

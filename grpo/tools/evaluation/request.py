@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.text import escape_control
-from grpo.config import Config, load_config, names_in
+from grpo.config import Config, names_in
+from grpo.config_file import load_config
 from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
 from grpo.run.start import checkpoint_of
