@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from grpo.model.context import attention_window
 from grpo.model.interfaces import Model, SharedAttention
 from grpo.model.merged_linear import Copies, MergedLinear, base_layer, is_plain_lora
 from grpo.model.ops import add_norm, apply_rotary, linear
@@ -164,10 +165,8 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     other than SiLU, and adapters that are more than plain LoRA or sit on other layers.
     """
     config = causal.config
-    has_window = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or has_window:
+    is_of_family = config.model_type in FAMILIES and config.hidden_act == "silu"
+    if not is_of_family or attention_window(config):
         return None
 
     adapted = [module for module in causal.modules() if hasattr(module, "lora_A")]
