@@ -7,7 +7,6 @@ Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float
 copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -178,27 +177,6 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
         id(module) for block in model.blocks for layer in block.linears for module in layer.modules
     }
     return model if all(id(module) in merged for module in adapted) else None
-
-
-def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference of two tensors, as a share of the expected one's."""
-    return ((found - expected).float().norm() / expected.float().norm()).item()
-
-
-def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
-    """Return whether hidden states with this relative `difference` from the model's may be used.
-
-    If rounding does not explain the difference, warn that `what` is not used. In bfloat16 rounding
-    amounts to 0.03 in 28 layers.
-    """
-    tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-    if difference <= tolerance:
-        return True
-
-    warnings.warn(
-        f"the {what} disagrees with the model by {difference:.1e} and is not used", stacklevel=3
-    )
-    return False
 
 
 def checkpoint_layers(model: Model) -> None:
