@@ -84,10 +84,10 @@ def train(
     given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
     with only_rank0_prints():
-        outcome = start_run(config, given, join_ranks(config.device), [], values)
-    if outcome.policy is None or outcome.status > 128:
+        result = start_run(config, given, join_ranks(config.device), [], values)
+    if result.policy is None or result.status > 128:
         raise KeyboardInterrupt
-    return TrainedRun(outcome.folder, outcome.policy, outcome.status)
+    return TrainedRun(result.folder, result.policy, result.status)
 
 
 def make_trainer(

@@ -22,7 +22,7 @@ from grpo.choices import (
     SOURCES,
     TRACKERS,
     TRUNCATED,
-    WAYS,
+    WARM_STARTS,
 )
 from grpo.curriculum.ladder import PROMOTE_AT
 from tasks.levels import LADDER
@@ -402,7 +402,7 @@ class Settings:
         "imitation: imitate a few right answers before the first step; off: never; auto: only if "
         "the pre-flight finds every level out of reach",
         group=CURRICULUM,
-        choices=WAYS,
+        choices=WARM_STARTS,
     )
     promote_at: float | None = flag(
         None,

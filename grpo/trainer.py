@@ -29,7 +29,7 @@ from grpo.learn.own_loss import load_loss
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, FirstPass, update
 from grpo.model.policy import Policy
-from grpo.records import Group, StepReport
+from grpo.records import Group, StepReport, truncated_share
 from grpo.rollout.memory import rollout_memory
 from grpo.training.build import (
     Parts,
@@ -52,7 +52,7 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
-from grpo.training.truncation import add_soft_penalty, masked_ratio
+from grpo.training.truncation import add_soft_penalty
 from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
@@ -233,7 +233,7 @@ class Trainer:
 
         masked = {}
         if self.config.truncated == "mask":
-            masked = {"completions/masked_ratio": masked_ratio(kept)}
+            masked = {"completions/masked_ratio": truncated_share(kept)}
             if all(completion.is_truncated for group in kept for completion in group.completions):
                 return masked
 
