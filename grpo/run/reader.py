@@ -111,10 +111,7 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts are stored.
-
-        `kind` is "step", "eval", "promotion" (validation checks), "preflight" or "failed".
-        """
+        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
         return steps_of(self.path, kind)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:
