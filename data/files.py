@@ -1,5 +1,5 @@
-"""Files in and out: text and JSON whose damage is named by file and line, and writing that leaves
-no half files.
+"""Files in and out: text, JSON and YAML whose damage is named by file and line, and writing that
+leaves no half files.
 """
 
 import json
@@ -33,6 +33,19 @@ def read_text(path: str | Path) -> str:
 def read_json(path: str | Path) -> Any:
     """Return the value of a JSON file; UserError when it cannot be read or is no JSON."""
     return _parse(str(path), read_text(path))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, unchecked. Raises UserError if there is none."""
+    text = read_text(path)
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from error
+
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not a mapping of names to values")
+    return values
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
@@ -147,7 +160,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def open_own(path: Path, mode: str) -> Any:
-    """Open a text file of a run to write it; OSError if it is a link (it may lead elsewhere)."""
+    """Open a text file to write it; OSError if it is a link, which may lead elsewhere."""
     no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
     return open(
         path,
@@ -178,30 +191,6 @@ def _is_below(path: Path, home: Path) -> bool:
         return home in path.resolve(strict=True).parents
     except (OSError, RuntimeError):  # leads nowhere, or to itself
         return False
-
-
-def check_output(path: str, flag: str) -> None:
-    """Raise UserError if `flag` names a file that can surely not be written.
-
-    Called before a long computation whose result goes there.
-    """
-    if "\0" in path:
-        raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
-
-    target = Path(path).absolute()
-    if target.is_dir():
-        raise UserError(f"{flag} {path}: is a directory; give the path of a file")
-    if target.exists():
-        is_of_run = (target.parent / "config.yaml").exists()
-        if is_of_run and target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
-            raise UserError(
-                f"{flag} {path}: belongs to the run in {target.parent}, and would be overwritten; "
-                "give another path"
-            )
-        return
-    folder = next(one for one in target.parents if one.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise UserError(f"{flag} {path}: cannot be written, because of {folder}")
 
 
 def sync(path: Path) -> None:
@@ -297,22 +286,3 @@ def _parse(where: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not JSON ({error})") from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the values of a run's config.yaml, unchecked. Raises UserError unless it is a
-    mapping.
-    """
-    try:
-        values = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{path}: not valid YAML, so not the configuration of a run "
-            f"({str(error).splitlines()[0]})"
-        ) from error
-
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not the configuration of a run (no mapping of names to values)")
-    return values

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from data.text import is_encodable
-from grpo.config import Config, checked, load_config
+from grpo.config import Config
+from grpo.config_file import checked
 from grpo.distributed import SIZE, join_ranks
 from grpo.flags import with_texts
 from grpo.learn.own_loss import from_python
@@ -31,7 +32,7 @@ from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.reader import RunData
-from grpo.run.start import checkpoint_of, start_from
+from grpo.run.start import checkpoint_of, config_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import FromPython, load_parts, only_rank0_prints, start_run
@@ -83,10 +84,10 @@ def train(
     given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
     with only_rank0_prints():
-        outcome = start_run(config, given, join_ranks(config.device), [], values)
-    if outcome.policy is None or outcome.status > 128:
+        result = start_run(config, given, join_ranks(config.device), [], values)
+    if result.policy is None or result.status > 128:
         raise KeyboardInterrupt
-    return TrainedRun(outcome.folder, outcome.policy, outcome.status)
+    return TrainedRun(result.folder, result.policy, result.status)
 
 
 def make_trainer(
@@ -264,7 +265,7 @@ def load_model(model: str | Path, device: str = "auto") -> Model:
     if checkpoint is None:
         return Model(load_policy(str(model), device=device))
 
-    config = load_config(checkpoint.parent.parent / "config.yaml")
+    config = config_of(checkpoint)
     policy, _ = load_run_policy(checkpoint, config, device)
     policy.use(PromptFormat(config.system, None, template_arguments(config.chat_template_kwargs)))
     return Model(policy)

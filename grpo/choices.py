@@ -17,8 +17,9 @@ PROMOTIONS = ("running", "heldout")
 SCHEDULES = ("constant", "cosine")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
 TRACKERS = ("tensorboard", "wandb", "trackio")
-WAYS = ("auto", "off", "imitation")
+WARM_STARTS = ("auto", "off", "imitation")
 MAX_DRAFTED = 127  # tokens
+MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 
 
 def is_loss(spec: str) -> bool:
@@ -35,7 +36,3 @@ def is_loss(spec: str) -> bool:
 def is_draft_mode(mode: str) -> bool:
     """Return whether `mode` is a value of the setting `draft`: auto, off, or a number of tokens."""
     return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MAX_DRAFTED)
-
-
-# Examples before a question. More would fill any context, and each is searched for.
-MAX_SHOTS = 64

@@ -10,13 +10,14 @@ from typing import Any
 
 from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.generate import budget_for, fitting, generate
+from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
-from tasks.supply import HeldOut, family_size, held_out, patience
+from tasks.supply import HeldOutProblems, family_size, held_out, patience
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]
@@ -66,7 +67,7 @@ class EvaluationSettings:
 
 def find_problems(
     policy: Policy, task: Task, request: HeldOutRequest, seen: Set[str], sampling: Sampling
-) -> HeldOut:
+) -> HeldOutProblems:
     """Return the problems of the task's stream that are asked for and that training has not `seen`.
 
     If there are fewer, all of them are returned.
@@ -86,7 +87,7 @@ def select(
     seen: Set[str],
     sampling: Sampling,
     **limits: int | None,
-) -> HeldOut:
+) -> HeldOutProblems:
     """Return `held_out` of the `problems` that fit the model's context and the budget.
 
     `limits` are passed on to `held_out`.

@@ -20,6 +20,7 @@ from typing import Any
 from grpo.config import Config
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.distributed import SINGLE, Ranks
+from grpo.early_stop import EarlyStop
 from grpo.group_metrics import first_tries
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
@@ -29,7 +30,7 @@ from grpo.learn.own_loss import load_loss
 from grpo.learn.schedule import lr_factor
 from grpo.learn.update import PARITY, FirstPass, update
 from grpo.model.policy import Policy
-from grpo.records import Group, StepReport
+from grpo.records import Group, StepReport, truncated_share
 from grpo.rollout.memory import rollout_memory
 from grpo.training.build import (
     Parts,
@@ -52,8 +53,7 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupSampler, Request
-from grpo.training.truncation import add_soft_penalty, masked_ratio
-from grpo.verdict import Progress
+from grpo.training.truncation import add_soft_penalty
 from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
@@ -105,7 +105,7 @@ class Trainer:
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
         self.kept_share = 1.0  # of the last step's prompts, those whose group was trained on
-        self.progress = Progress(config.patience)
+        self.early_stop = EarlyStop(config.patience)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
@@ -253,7 +253,7 @@ class Trainer:
 
         masked = {}
         if self.config.truncated == "mask":
-            masked = {"completions/masked_ratio": masked_ratio(kept)}
+            masked = {"completions/masked_ratio": truncated_share(kept)}
             if all(completion.is_truncated for group in kept for completion in group.completions):
                 return masked
 
@@ -302,7 +302,7 @@ class Trainer:
         learned: dict[str, float],
         timer: StepTimer,
     ) -> StepReport:
-        """Let the monitor, the progress and the curriculum take note of a step; report it."""
+        """Let the monitor, the early stop and the curriculum take note of a step; report it."""
         tokens = sum(group.tokens for group in groups)
         self.tokens += tokens
         metrics = self.metrics(step, groups, tokens, learned, timer)
@@ -310,7 +310,7 @@ class Trainer:
         events += self.monitor.observe(groups, self.curriculum.level)
         metrics["events"] = events
 
-        self.progress.observe(groups)
+        self.early_stop.observe(groups)
         decisions = self.curriculum.observe(
             step_summary(step, groups, seconds=metrics["step_time"])
         )
@@ -363,13 +363,13 @@ class Trainer:
         for --patience steps.
         """
         collapse = self.monitor.collapse if self.config.on_alarm == "stop" else []
-        return "; ".join(collapse) or self.progress.stopped
+        return "; ".join(collapse) or self.early_stop.stopped
 
     @property
     def ended(self) -> str:
         """Why no step follows although steps are left; "" if one does."""
         return (
-            self.stopped or self.solved_reason or self.progress.exhausted or self.curriculum.ended
+            self.stopped or self.solved_reason or self.early_stop.exhausted or self.curriculum.ended
         )
 
     @property
@@ -379,10 +379,10 @@ class Trainer:
         Only at the last level, and again every `promote_every` steps while that lasts. The rewards
         of a control experiment say nothing about the policy.
         """
-        if not self.progress.patience or self.config.control != "none":
+        if not self.early_stop.patience or self.config.control != "none":
             return False
 
-        solved = self.progress.solved_steps
+        solved = self.early_stop.solved_steps
         is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
         return is_due and self.curriculum.level == self.curriculum.levels[-1]
 
@@ -423,7 +423,7 @@ class Trainer:
             "trained": sorted(self.stream.trained.items()),
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
-            "progress": self.progress.state_dict(),
+            "progress": self.early_stop.state_dict(),
             "solved": self.solved_reason,
             "drafting": self.sampler.acceptance.state_dict(),
             "imitation": self.imitation.to_json() if self.imitation else None,
@@ -443,7 +443,7 @@ class Trainer:
         before = {self.curriculum.level: len(self.stream.seen) - self.stream.inherited}
         self.stream.trained = Counter(dict(state.get("trained", before)))  # older versions had none
         self.monitor.load_state_dict(state["monitor"])
-        self.progress.load_state_dict(state["progress"])
+        self.early_stop.load_state_dict(state["progress"])
         self.solved_reason = state["solved"]
         self.sampler.acceptance.load_state_dict(state["drafting"])
         if state["imitation"]:

@@ -56,8 +56,8 @@ def classify(
     rewards: Sequence[float],
     texts: Sequence[str],
     *,
-    threshold: float = 1e-6,
-    reward_range: tuple[float, float] | None = (0.0, 1.0),
+    threshold: float,
+    reward_range: tuple[float, float] | None,
 ) -> GroupClass:
     """Return the class of a group.
 
@@ -104,6 +104,8 @@ def lost_diversity(group: Group) -> bool:
 class VarianceSettings:
     """How the monitor treats groups without variance.
 
+    Fields without a default are settings of `grpo.config.Config`.
+
     `on_degenerate` is what happens to such a group: "keep" (it stays in the denominator), "skip"
     (it leaves the step) or "resample" (it is sampled again at most `retries` times, then skipped).
     `threshold` is that of `classify`. `temperature` is the base; it is multiplied by
@@ -113,12 +115,12 @@ class VarianceSettings:
     for a trap, that share is enough.
     """
 
-    on_degenerate: str = "skip"
-    temperature: float = 1.0
-    threshold: float = 1e-6
-    retries: int = 2
-    temperature_factor: float = 1.15
-    temperature_ceiling: float = 1.5
+    on_degenerate: str
+    temperature: float
+    threshold: float
+    retries: int
+    temperature_factor: float
+    temperature_ceiling: float
     cooling: float = 1.05
     trigger: float = 0.5
     release: float = 0.25

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from data.files import check_links, read_config, read_json, read_jsonl, read_jsonl_zst
+from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
 from data.text import escape_control
 from tasks.base import (
     Parser,
@@ -71,7 +71,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     not `allowed`.
     """
     check_links(folder)
-    config = read_config(folder / "config.yaml")
+    config = read_yaml(folder / "config.yaml")
     require_trusted_task(config["task"], config["task_options"], allowed, folder)
     task = load_task(config["task"], options=config["task_options"])
 

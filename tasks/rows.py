@@ -44,10 +44,10 @@ class RowOptions:
     """
 
     columns: str | Mapping[str, str] = ""
-    reward_range: str | Sequence[float] = (0.0, 1.0)
+    reward_range: str | Sequence[float] = RewardSettings.reward_range
     reward_weights: str | Mapping[str, float] = ""
-    reward_timeout: str | float = 60.0
-    reward_workers: str | int = 32
+    reward_timeout: str | float = RewardSettings.timeout
+    reward_workers: str | int = RewardSettings.workers
 
     def as_flags(self) -> dict[str, str]:
         """Return what decides the rewards as task options, without those that are empty.
@@ -90,9 +90,10 @@ class Rows:
         "reward-weights": "weights of the reward's components, e.g. correct=1,format=0.2 "
         "(default: 1 each)",
         "reward-timeout": "the most seconds that a call of the reward function may take "
-        "(default: 60)",
+        f"(default: {RewardSettings.timeout:g})",
         "reward-workers": "how many calls of the reward function run side by side, in threads "
-        "(default: 32); processes:N for N processes, which use several cores",
+        f"(default: {RewardSettings.workers}); processes:N for N processes, which use several "
+        "cores",
     }
 
     def __init__(

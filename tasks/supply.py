@@ -127,7 +127,7 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutProblems:
     """The distinct problems that `held_out` found, e.g. three of the 200 that were `asked` for.
 
     `dropped` counts distinct problems that training has seen, `too_long` those that do not fit the
@@ -168,7 +168,7 @@ def held_out(
     *,
     fruitless: int | None = None,
     family: int | None = None,
-) -> HeldOut:
+) -> HeldOutProblems:
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
     Two problems with the same key are the same problem. The search ends
@@ -202,7 +202,7 @@ def held_out(
     except UserError as failure:
         error = str(failure)
 
-    return HeldOut(list(kept.values()), size, len(dropped), error=error)
+    return HeldOutProblems(list(kept.values()), size, len(dropped), error=error)
 
 
 def family_size(task: Task, level: int) -> int | None:

@@ -13,8 +13,6 @@ from tasks.base import Parser, exit_status, problem_at
 from tasks.interleave import Interleave, interleaved
 from tasks.levels import LADDER, parse_levels
 
-IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
-
 
 def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
     """Return what each cheap strategy writes. These are the traps that a policy can fall into."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from grpo.curriculum.survey import SurveySubject
 from grpo.records import Group, truncated_share
-from grpo.rollout.generate import fitting
+from grpo.rollout.budget import fitting
 from tasks.base import Problem
 
 SEED = 3_000_029  # of the samples, whatever the seed of the run

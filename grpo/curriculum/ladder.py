@@ -56,7 +56,7 @@ def level_draws(seed: int, step: int, drawn: int) -> random.Random:
 
 @dataclass(frozen=True)
 class LadderSettings:
-    """The rules of a ladder.
+    """The rules of a ladder. Those without a default are settings of `grpo.config.Config`.
 
     Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
     interval begins no more than MARGIN below. With `promote_by` "running" that is the mean over the
@@ -80,20 +80,20 @@ class LadderSettings:
     has `ended`.
     """
 
-    promote_by: str = "running"
-    promote_at: float = 0.9
-    window: int = 3
-    promote_every: int = 10
-    replay: float = 0.25
+    promote_by: str
+    promote_at: float
+    window: int
+    promote_every: int
+    replay: float
+    level_seconds: float
+    level_tokens: int
+    stop: bool
     # With these two, a level on which every group collapses is left after 8 steps, and tried again
     # ever more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled,
     # there were 36 moves without replay, and with replay none at all (runs/LOG.md, 2026-11-23:
     # "Intervals near 1, promotion, step back"; there "Ladder and servo").
     collapse_at: float = 0.9
     collapse_steps: int = 8
-    level_seconds: float = 0
-    level_tokens: int = 0
-    stop: bool = False
 
     def __post_init__(self) -> None:
         assert self.promote_by in ("running", "heldout")
@@ -120,7 +120,7 @@ class Spent(NamedTuple):
 class Ladder:
     """The `Curriculum` that climbs `levels`, which rise, by the rules of `LadderSettings`."""
 
-    def __init__(self, levels: list[int], settings: LadderSettings = LadderSettings()):
+    def __init__(self, levels: list[int], settings: LadderSettings):
         assert levels
         self.levels = list(levels)
         self.settings = settings

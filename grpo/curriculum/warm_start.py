@@ -17,7 +17,7 @@ from tasks.base import Problem, Task, scores_of
 # (runs/LOG.md, 2026-11-23: "10 words by one command").
 ANSWERS = 32
 
-# Updates between two held-out scores. The score rises by 0.03 an update, and a look every five
+# Updates between two held-out scores. The score rises by 0.03 an update, and a score every five
 # updates overshot its mark (runs/LOG.md, 2026-11-23: "what it does from nothing").
 VALIDATE_EVERY = 2
 

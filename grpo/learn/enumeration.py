@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import LossInputs, LossSettings, step_loss, token_weights
-from grpo.learn.own_loss import OwnLoss, from_python
+from grpo.learn.own_loss import from_python
 
 Table = Sequence[Sequence[float]]
 
@@ -57,13 +57,15 @@ def check_loss(
 
     Raises AssertionError, which says what is wrong, or UserError for what training would refuse.
     """
-    own = None if isinstance(loss, str) else from_python(loss)
-    kind = loss if isinstance(loss, str) else from_python(loss).spec
-    settings = LossSettings(kind, clip_low, clip_high, own=own)
+    if isinstance(loss, str):
+        settings, weights = LossSettings(loss, clip_low, clip_high), loss
+    else:
+        own = from_python(loss)
+        settings, weights = LossSettings(own.spec, clip_low, clip_high, own=own), own.weights
 
     if is_policy_gradient:
         _check_policy_gradient(settings)
-    _check_micro_batches(settings, weights=own.weights if isinstance(own, OwnLoss) else kind)
+    _check_micro_batches(settings, weights)
 
 
 def _check_policy_gradient(settings: LossSettings) -> None:

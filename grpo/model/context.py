@@ -35,7 +35,7 @@ def context_of(config: Any, *, supports_windows: bool) -> tuple[int, str]:
             context = original
             reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
 
-    window = None if supports_windows else _window_of(config)
+    window = None if supports_windows else attention_window(config)
     if window and window < context:
         context = window
         reason = f"its attention window is {window:,} tokens"
@@ -55,7 +55,7 @@ def _contexts_before_longrope(config: Any) -> Iterator[int]:
                 yield original
 
 
-def _window_of(config: Any) -> int | None:
+def attention_window(config: Any) -> int | None:
     """Return the attention window of the model's layers in tokens; None if all see everything.
 
     The chunks of a chunked attention count as windows.

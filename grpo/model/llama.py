@@ -7,7 +7,6 @@ Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float
 copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from grpo.model.context import attention_window
 from grpo.model.interfaces import Model, SharedAttention
 from grpo.model.merged_linear import Copies, MergedLinear, base_layer, is_plain_lora
 from grpo.model.ops import add_norm, apply_rotary, linear
@@ -164,10 +164,8 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     other than SiLU, and adapters that are more than plain LoRA or sit on other layers.
     """
     config = causal.config
-    has_window = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or has_window:
+    is_of_family = config.model_type in FAMILIES and config.hidden_act == "silu"
+    if not is_of_family or attention_window(config):
         return None
 
     adapted = [module for module in causal.modules() if hasattr(module, "lora_A")]
@@ -179,27 +177,6 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
         id(module) for block in model.blocks for layer in block.linears for module in layer.modules
     }
     return model if all(id(module) in merged for module in adapted) else None
-
-
-def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference of two tensors, as a share of the expected one's."""
-    return ((found - expected).float().norm() / expected.float().norm()).item()
-
-
-def agrees(what: str, difference: float, dtype: torch.dtype) -> bool:
-    """Return whether hidden states with this relative `difference` from the model's may be used.
-
-    If rounding does not explain the difference, warn that `what` is not used. In bfloat16 rounding
-    amounts to 0.03 in 28 layers.
-    """
-    tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-    if difference <= tolerance:
-        return True
-
-    warnings.warn(
-        f"the {what} disagrees with the model by {difference:.1e} and is not used", stacklevel=3
-    )
-    return False
 
 
 def checkpoint_layers(model: Model) -> None:

@@ -6,11 +6,12 @@ The host looks at what was written after each draft, or else once every BURST st
 Shapes: P prompts, R rows, T tokens of each at once, k = T - 1 drafted, L prompt tokens.
 """
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from grpo.model.check import probe_adapters
-from grpo.model.llama import agrees, relative_difference
 from grpo.model.policy import Policy
 from grpo.model.prefix_cache import PrefixCache
 from grpo.model.probe import probe_of
@@ -19,7 +20,7 @@ from grpo.rollout.cuda_memory import MAX_TOKENS, bucket
 from grpo.rollout.request import DecodeRequest
 from grpo.rollout.speculative import LENGTHS
 
-BURST = 8  # tokens a row between two looks at which rows have finished
+BURST = 8  # tokens a row between two checks for finished rows
 
 
 class CudaDecoder:
@@ -182,7 +183,24 @@ def new_cuda_step(policy: Policy) -> CudaStep | None:
     with probe_adapters(policy.causal):
         difference = disagreement(step)
     fast.refresh()
-    return step if agrees("fused decoder", difference, fast.embedding.weight.dtype) else None
+    return step if _agrees(difference, fast.embedding.weight.dtype) else None
+
+
+def _agrees(difference: float, dtype: torch.dtype) -> bool:
+    """Return whether hidden states with this relative `difference` from the model's may be used.
+
+    If rounding does not explain the difference, warn that the decoder is not used. In bfloat16
+    rounding amounts to 0.03 in 28 layers.
+    """
+    tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if difference <= tolerance:
+        return True
+
+    warnings.warn(
+        f"the fused decoder disagrees with the model by {difference:.1e} and is not used",
+        stacklevel=3,
+    )
+    return False
 
 
 @torch.no_grad()
@@ -205,4 +223,4 @@ def disagreement(step: CudaStep) -> float:
     step.memory.feed[:4, :3] = tokens
     step.memory.state.written[:4] = 1
     found = step.forward(4, 3, decoder._lay_out(3)).view(expected.shape)
-    return relative_difference(found, expected)
+    return ((found - expected).float().norm() / expected.float().norm()).item()

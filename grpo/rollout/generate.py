@@ -12,8 +12,7 @@ Shapes: P prompts, G completions each, C = P * G completions, k drafted tokens, 
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -35,10 +34,7 @@ from grpo.rollout.speculative import (
     Observation,
     RowRecord,
 )
-from tasks.base import Problem, UserError
-
-# The rollout gives up after this many problems in a row that do not fit the context.
-MAX_TOO_LONG = 16
+from tasks.base import UserError
 
 
 class Decoder(Protocol):
@@ -67,78 +63,6 @@ class Decoder(Protocol):
 
     def retire(self) -> Tensor:
         """Drop finished completions; return the indices of the others, in order."""
-
-
-def fitting(
-    policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
-) -> Iterator[Problem]:
-    """Yield the problems whose prompt and target fit the context; append the others to `too_long`.
-
-    If --max-new-tokens gives a budget (`asked`), the target must fit the budget as well. Raises
-    UserError after MAX_TOO_LONG problems in a row that do not fit.
-    """
-    in_a_row = 0
-    for problem in problems:
-        prompt = policy.encode(problem)
-        needed = policy.target_length(problem.target)
-        if len(prompt) + needed <= policy.context and (not asked or needed <= asked):
-            in_a_row = 0
-            yield problem
-        else:
-            in_a_row += 1
-            too_long.append(problem)
-            if in_a_row == MAX_TOO_LONG:
-                # It raises an error that says what does not fit.
-                budget_for(policy, prompt, problem.target, asked)
-
-
-def budget_for(
-    policy: Policy,
-    prompt: tuple[int, ...],
-    target: str,
-    asked: int | None = None,
-    declared: int = 0,
-) -> int:
-    """Return the most new tokens a completion may take; see `budget`."""
-    needed = policy.target_length(target)
-    context = ModelContext(policy.name, policy.context)
-    return budget(needed, len(prompt), context, asked=asked, declared=declared)
-
-
-@dataclass(frozen=True)
-class ModelContext:
-    """The context of a model: what messages call the model, and tokens, e.g. ("builtin", 4096)."""
-
-    model: str
-    tokens: int
-
-
-def budget(
-    needed: int, prompt: int, context: ModelContext, *, asked: int | None, declared: int = 0
-) -> int:
-    """Return the most new tokens a completion may take.
-
-    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
-    the right answer takes (`needed`), or what the task has `declared` if that is larger. It never
-    exceeds the room that the `prompt` leaves in the `context`. All numbers are tokens.
-
-    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
-    fit the context.
-    """
-    if asked and asked < needed:
-        raise UserError(
-            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
-            "that, or leave it out"
-        )
-
-    room = context.tokens - prompt
-    if room < needed:
-        raise UserError(
-            f"--model {context.model}: its context of {context.tokens} tokens is too short for "
-            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
-            "lower level or fewer --shots"
-        )
-    return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
 def generate(

@@ -247,11 +247,7 @@ class CheckpointRules:
     """
 
     def __init__(
-        self,
-        every: int = 20,
-        threshold: float = 0.3,
-        best_margin: float = 0.01,
-        spacing: int | None = None,
+        self, every: int, threshold: float, best_margin: float, spacing: int | None = None
     ):
         self.every = every
         self.threshold = threshold

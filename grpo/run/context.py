@@ -8,7 +8,7 @@ from grpo.curriculum.survey import SurveySettings, SurveySubject
 from grpo.distributed import Ranks
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
-from grpo.run.heldout import HeldOut
+from grpo.run.heldout import HeldOutEvaluator
 from grpo.trainer import Trainer
 
 
@@ -23,7 +23,7 @@ class RunContext:
     trainer: Trainer
     ranks: Ranks
     files: RunFiles | NoFiles
-    heldout: HeldOut
+    heldout: HeldOutEvaluator
     console: Display
     warn: Callable[[str], None]
 

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.config import ON_RESUME, Config, translated
+from grpo.config import ON_RESUME, Config
+from grpo.config_file import translated
 from grpo.distributed import Ranks
 from grpo.run import checkpoint as checkpoints
 from grpo.run.opening import OpenedRun

@@ -29,7 +29,7 @@ def filter_by_difficulty(run: RunContext, folder: Path, *, is_new: bool) -> None
 
     found = _measure(run, limits) if is_new else run.ranks.on_rank0(lambda: _stored(run, folder))
     counts = Counter(each.outcome for each in found)
-    others = ", ".join(f"{counts[name]:,} {name}" for name in OTHERS if counts[name])
+    others = _others(counts)
     run.console.say(
         f"kept {counts['kept']:,} of {len(found):,} problems, with a mean score from "
         f"{limits[0]:g} to {limits[1]:g}"
@@ -74,9 +74,13 @@ def _check_levels(run: RunContext, found: Sequence[Difficulty]) -> None:
     for level in levels:
         counts = Counter(each.outcome for each in found if level in (None, each.level))
         if not counts["kept"]:
-            others = ", ".join(f"{counts[name]:,} {name}" for name in OTHERS if counts[name])
             of_level = "" if level is None else f" of level {level}"
             raise UserError(
                 f"--config: keep_difficulty {run.config.keep_difficulty}: no problem{of_level} is "
-                f"left ({others}); give a wider range"
+                f"left ({_others(counts)}); give a wider range"
             )
+
+
+def _others(counts: Counter[Outcome]) -> str:
+    """Return how many problems are left out for each reason, e.g. "5 too hard, 1 too long"."""
+    return ", ".join(f"{counts[name]:,} {name}" for name in OTHERS if counts[name])

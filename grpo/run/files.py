@@ -87,10 +87,10 @@ class RunFiles:
         """Append the verdict to eval.jsonl."""
         self.evals.append(verdict)
 
-    def write_rollouts(self, name: str, step: int, groups: list[Group]) -> None:
-        """Write groups with all their texts to rollouts/."""
+    def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
+        """Write groups of a kind (`grpo.run.rollouts.KINDS`) with all their texts to rollouts/."""
         try:
-            write_rollouts(file_of(self.folder, name, step), groups, step=step)
+            write_rollouts(file_of(self.folder, kind, step), groups, step=step)
         except UserError as error:
             raise UserError(f"{error}; continue with --resume {quoted(self.folder)}") from error
 

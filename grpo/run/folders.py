@@ -1,4 +1,4 @@
-"""Choose the directory of a new run, and find that of the latest one."""
+"""The directory of a run: choose a new one, find the latest one, and keep others' output out."""
 
 import os
 import re
@@ -37,3 +37,27 @@ def latest_run(home: Path) -> Path:
             f"--resume: no run in {home}{os.sep} to continue; start one without --resume"
         )
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+
+
+def check_output(path: str, flag: str) -> None:
+    """Raise UserError if `flag` names a file that can surely not be written.
+
+    Called before a long computation whose result goes there.
+    """
+    if "\0" in path:
+        raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
+
+    target = Path(path).absolute()
+    if target.is_dir():
+        raise UserError(f"{flag} {path}: is a directory; give the path of a file")
+    if target.exists():
+        is_of_run = (target.parent / "config.yaml").exists()
+        if is_of_run and target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
+            raise UserError(
+                f"{flag} {path}: belongs to the run in {target.parent}, and would be overwritten; "
+                "give another path"
+            )
+        return
+    folder = next(one for one in target.parents if one.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"{flag} {path}: cannot be written, because of {folder}")

@@ -31,7 +31,7 @@ PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
 
 
-class HeldOut:
+class HeldOutEvaluator:
     """Scores the policy of a run on problems that it was not trained on."""
 
     def __init__(

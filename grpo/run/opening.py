@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data.text import quoted, shortened
-from grpo.config import ON_RESUME, Config, load_config, names_in, spelled
+from grpo.config import ON_RESUME, Config, names_in, spelled
+from grpo.config_file import load_config
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.own_loss import require_trusted_loss
 from grpo.run.checkpoint import checkpoints, find_resume, step_of

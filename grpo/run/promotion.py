@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from grpo.early_stop import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS
 from grpo.records import Decision
 from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
-from grpo.verdict import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS
 
 
 def promote_if_due(run: RunContext) -> None:

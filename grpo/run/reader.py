@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.files import check_links, read_config
-from grpo.config import translated
+from data.files import check_links, read_yaml
+from grpo.config_file import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
@@ -55,7 +55,7 @@ class RunData:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and the "facts" of the run."""
         path = self.path / "config.yaml"
-        values = translated(read_config(path))
+        values = translated(read_yaml(path))
         check(str(path), values, ConfigFile)
         if "facts" in values:
             values["facts"] = renamed(values["facts"], FACTS)
@@ -111,10 +111,7 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts are stored.
-
-        `kind` is "step", "eval", "promotion" (validation checks), "preflight" or "failed".
-        """
+        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
         return steps_of(self.path, kind)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:

@@ -1,7 +1,6 @@
 """The files in rollouts/, which hold every prompt and completion of a run.
 
-Each step has a file such as step-000001.jsonl.zst. Evaluations are in eval-000020.jsonl.zst,
-validation checks in promotion-000020.jsonl.zst, the pre-flight in preflight-000000.jsonl.zst.
+Each step has a file such as step-000001.jsonl.zst; the other `KINDS` are named likewise.
 
 A file has one JSON line for each group, with everything that is needed to replay the update: token
 ids; the sampler's log-probabilities, which are stored exactly; the keys of the examples in the
@@ -22,14 +21,14 @@ from grpo.records import Completion, Group
 from grpo.run.schemas import GroupLine, check
 from tasks.base import Problem, Score, UserError
 
-_NAME = re.compile(r"(step|eval|promotion|preflight|imitation|imitated|failed)-(\d+)\.jsonl\.zst")
+# Steps, evaluations, validation checks, the pre-flight, the answers that were imitated, the
+# evaluation after that, and the batch of a step that failed.
+KINDS = ("step", "eval", "promotion", "preflight", "imitation", "imitated", "failed")
+_NAME = re.compile(rf"({'|'.join(KINDS)})-(\d+)\.jsonl\.zst")
 
 
 def file_of(run: Path, kind: str, step: int) -> Path:
-    """Return the file of a step's rollouts.
-
-    `kind` is "step", "eval", "promotion", "preflight" or "failed".
-    """
+    """Return the file of a step's rollouts of a `kind`, one of `KINDS`."""
     return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
 
 

@@ -57,7 +57,7 @@ class Facts(TypedDict, total=False):
 
 
 class ConfigFile(TypedDict, total=False):
-    """The keys of config.yaml that are read without `grpo.config.load_config`."""
+    """The keys of config.yaml that are read without `grpo.config_file.load_config`."""
 
     task: str
     model: str
@@ -296,7 +296,7 @@ class MonitorState(TypedDict):
     collapse: list[Any]
 
 
-class ProgressState(TypedDict):
+class EarlyStopState(TypedDict):
     """The "progress" in a trainer's state."""
 
     untrained: Count
@@ -324,7 +324,7 @@ class TrainerState(TypedDict):
     trained: NotRequired[list[tuple[Index, Count]]]  # level, problems
     curriculum: CurriculumState
     monitor: MonitorState
-    progress: ProgressState
+    progress: EarlyStopState
     solved: str
     drafting: DraftingState
     imitation: dict[str, Any] | None

@@ -26,7 +26,7 @@ from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
 from grpo.run.facts import facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
-from grpo.run.heldout import EVAL_SEED, HeldOut
+from grpo.run.heldout import EVAL_SEED, HeldOutEvaluator
 from grpo.run.lock import locked
 from grpo.run.next_commands import next_commands
 from grpo.run.opening import OpenedRun
@@ -75,7 +75,7 @@ class Run:
             if warning:
                 self._warn(warning)
 
-        heldout = HeldOut(self.config, trainer, self.ranks, self.files, console)
+        heldout = HeldOutEvaluator(self.config, trainer, self.ranks, self.files, console)
         self.context = RunContext(
             self.config, trainer, self.ranks, self.files, heldout, console, self._warn
         )

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.config import Config, load_config, spelled
+from grpo.config import Config, spelled
+from grpo.config_file import load_config
 from grpo.run.checkpoint import find_resume
 from tasks.base import UserError
 
@@ -34,6 +35,14 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     return find_resume(path, flag="--model")
 
 
+def config_of(checkpoint: Path) -> Config:
+    """Return the configuration of the run that wrote the `checkpoint`.
+
+    Raises UserError if it cannot be read.
+    """
+    return load_config(checkpoint.parent.parent / "config.yaml")
+
+
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
@@ -46,7 +55,7 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
         return config, []
 
     given = {name: value for name, value in given.items() if value is not None}
-    earlier = load_config(checkpoint.parent.parent / "config.yaml")
+    earlier = config_of(checkpoint)
     has_adapter = (checkpoint / "adapter_config.json").exists()
     if has_adapter:
         _check_adapter(checkpoint, earlier, given)

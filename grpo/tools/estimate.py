@@ -78,7 +78,7 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Model:
+class PlannedModel:
     """A model as it would be loaded."""
 
     shape: Shape
@@ -111,7 +111,7 @@ class Work:
 
 
 def forecast(
-    config: Config, model: Model, work: Work, gpu: Gpu, gpus: int
+    config: Config, model: PlannedModel, work: Work, gpu: Gpu, gpus: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the bytes on each GPU and the seconds of a step, each by purpose."""
     local = replace(work, prompts=-(-work.prompts // gpus))  # of each GPU
@@ -163,7 +163,7 @@ def forecast(
     return memory, seconds
 
 
-def _permanent(config: Config, model: Model, gpus: int) -> tuple[float, float, float]:
+def _permanent(config: Config, model: PlannedModel, gpus: int) -> tuple[float, float, float]:
     """Return the bytes of weights (the reference included), of the optimizer, and of gradients.
 
     Those of the optimizer include the gradients.
@@ -195,7 +195,7 @@ def _micro_batches(work: Work, most: float) -> tuple[float, int]:
     return part * together, -(-work.prompts * cuts // together)
 
 
-def _prefill(model: Model, work: Work, gpu: Gpu) -> float:
+def _prefill(model: PlannedModel, work: Work, gpu: Gpu) -> float:
     """Return the seconds in which the prompts are processed."""
     tokens = work.prompts * work.prompt
     products = 2 * model.body * tokens
@@ -203,7 +203,7 @@ def _prefill(model: Model, work: Work, gpu: Gpu) -> float:
     return products / (PRODUCTS * gpu.rate) + attention / (PROMPT_ATTENTION * gpu.rate)
 
 
-def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
+def _decoding(model: PlannedModel, work: Work, gpu: Gpu, batch: int) -> float:
     """Return the seconds in which the completions of `batch` prompts are decoded."""
     rows = batch * work.group
     cached = model.shape.cache * (rows * work.tokens / 2 + batch * work.prompt)
@@ -217,7 +217,7 @@ def _decoding(model: Model, work: Work, gpu: Gpu, batch: int) -> float:
     return decoding_step * work.tokens
 
 
-def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> float:
+def _update(config: Config, model: PlannedModel, work: Work, gpu: Gpu, number: int) -> float:
     """Return the seconds of an update in a `number` of micro-batches."""
     reference = bool(config.beta)  # one forward pass more
     completions = work.prompts * work.group * work.tokens
@@ -244,7 +244,7 @@ def _update(config: Config, model: Model, work: Work, gpu: Gpu, number: int) -> 
     return seconds + traffic / gpu.bandwidth + HOST
 
 
-def _communication(config: Config, model: Model, gpu: Gpu, gpus: int) -> float:
+def _communication(config: Config, model: PlannedModel, gpu: Gpu, gpus: int) -> float:
     """Return the seconds in which gradients and, with --shard, weights are exchanged."""
     if gpus == 1:
         return 0.0
@@ -252,7 +252,7 @@ def _communication(config: Config, model: Model, gpu: Gpu, gpus: int) -> float:
     return each * model.trained * (gpus - 1) / gpus / gpu.link + HOST
 
 
-def _attention(model: Model, tokens: float, seen: float) -> float:
+def _attention(model: PlannedModel, tokens: float, seen: float) -> float:
     """Return the FLOPs of a forward pass of attention, if each of the tokens sees `seen` others."""
     return 4 * tokens * seen * model.shape.width * model.shape.layers
 

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from data.text import printable
-from grpo.config import load_config, names_in
+from grpo.config import names_in
+from grpo.config_file import load_config
 from grpo.model.load import load_policy
 from grpo.model.save import save_model
 from grpo.run.checkpoint import find_resume, step_of

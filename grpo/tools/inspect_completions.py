@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.files import check_output
 from data.text import escape_control
 from grpo.records import Group
+from grpo.run.folders import check_output
 from grpo.run.reader import RunData, rollout_record
 from grpo.run.rollouts import summaries
 from grpo.show.alignment import aligned, counts, first_divergence, rendered

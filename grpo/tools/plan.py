@@ -30,9 +30,9 @@ from grpo.model.load import dtype_on, load_shape, load_tokenizer, resolve
 from grpo.model.memory import shape_of
 from grpo.model.prompts import check_format
 from grpo.resolve import resolve_config
-from grpo.rollout.generate import ModelContext, budget
+from grpo.rollout.budget import ModelContext, budget
 from grpo.run.start import start_from
-from grpo.tools.estimate import GPUS, Gpu, Model, Work, forecast
+from grpo.tools.estimate import GPUS, Gpu, PlannedModel, Work, forecast
 from grpo.tools.measure import measure_gpu
 from tasks.base import Parser, UserError, declared_budget, exit_status, load_task, problem_at
 
@@ -43,7 +43,7 @@ PROBES = 16
 USABLE = 0.97
 
 
-def model_of(config: Config) -> Model:
+def model_of(config: Config) -> PlannedModel:
     """Return the model that the configuration names; no memory is allocated for it.
 
     Raises UserError if there is no estimate for its architecture.
@@ -67,7 +67,7 @@ def model_of(config: Config) -> Model:
             adapted = get_peft_model(causal, adapter_of(config.adapter))
             trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
-    return Model(
+    return PlannedModel(
         shape=shape_of(loaded, dtype.itemsize),
         context=context_of(loaded, supports_windows=False)[0],
         vocabulary=loaded.vocab_size,
@@ -77,7 +77,7 @@ def model_of(config: Config) -> Model:
     )
 
 
-def work_of(config: Config, model: Model, tokens: int = 0) -> Work:
+def work_of(config: Config, model: PlannedModel, tokens: int = 0) -> Work:
     """Return the work of a step at the run's level.
 
     Completions have `tokens` tokens, or as many as the right answers if that is 0.

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from grpo.config import Config, load_config
+from grpo.config import Config
+from grpo.config_file import load_config
 from grpo.group_metrics import first_tries
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.own_loss import require_trusted_loss

@@ -74,7 +74,7 @@ def start(argv: list[str], losses: list[str]) -> int:
     return start_run(config, given, join_ranks(config.device), losses).status
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """What a run leaves behind: the program's exit status, its folder, and the trained policy.
 
     There is no policy if Ctrl-C stopped the run at once.
@@ -100,7 +100,7 @@ def start_run(
     ranks: Ranks,
     losses: list[str],
     values: FromPython = FromPython(),
-) -> Outcome:
+) -> RunResult:
     """Open or resume the run, and train. The `values` replace parts that the settings name."""
     opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     config, parts = load_parts(config, values)
@@ -134,14 +134,14 @@ def start_run(
                 trainer = make_trainer(config, parts, policy, ranks)
                 run = Run(opened, trainer, dependencies, Output(console, losses), locks)
                 status = train(run, trainer, console, interrupt)
-                return Outcome(status, run.folder, trainer.policy)
+                return RunResult(status, run.folder, trainer.policy)
     except KeyboardInterrupt:
         print(
             "train.py: stopped immediately; continue from the last checkpoint with --resume "
             f"{quoted(opened.folder)}",
             file=sys.stderr,
         )
-        return Outcome(130, opened.folder)
+        return RunResult(130, opened.folder)
 
 
 def training_set(config: Config, task: Task) -> list[Problem]:

@@ -49,8 +49,13 @@ def with_learning_rate(config: Config, policy: Policy) -> Config:
 
 def build_curriculum(config: Config, levels: list[int]) -> Curriculum:
     """Return a ladder of `levels` with the rules of the configuration."""
+    return Ladder(levels, ladder_settings(config))
+
+
+def ladder_settings(config: Config) -> LadderSettings:
+    """Return the rules of the configuration's ladder."""
     promote_by, promote_at = config.promotion
-    settings = LadderSettings(
+    return LadderSettings(
         promote_by=promote_by,
         promote_at=promote_at,
         window=config.promote_window,
@@ -60,12 +65,16 @@ def build_curriculum(config: Config, levels: list[int]) -> Curriculum:
         level_tokens=config.level_tokens,
         stop=bool(config.curriculum) and config.stop_when_climbed,
     )
-    return Ladder(levels, settings)
 
 
 def build_monitor(config: Config) -> VarianceMonitor:
     """Return the variance monitor."""
-    settings = VarianceSettings(
+    return VarianceMonitor(variance_settings(config))
+
+
+def variance_settings(config: Config) -> VarianceSettings:
+    """Return how the configuration treats groups without variance."""
+    return VarianceSettings(
         on_degenerate=config.on_degenerate,
         temperature=config.temperature,
         threshold=config.variance_threshold,
@@ -73,7 +82,6 @@ def build_monitor(config: Config) -> VarianceMonitor:
         temperature_factor=config.temperature_factor,
         temperature_ceiling=config.temperature_ceiling,
     )
-    return VarianceMonitor(settings)
 
 
 def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:

@@ -9,16 +9,13 @@ from grpo.records import Group
 
 
 def apply_control(
-    groups: Sequence[Group],
-    control: str,
-    key: str,
-    reward_range: tuple[float, float] | None = (0.0, 1.0),
+    groups: Sequence[Group], control: str, key: str, reward_range: tuple[float, float] | None
 ) -> None:
     """Remove the information from the rewards of `groups`, in place.
 
     "shuffled-rewards" permutes the rewards over all completions, with a generator seeded by `key`.
     "constant-reward" replaces each by the middle of the `reward_range`, or by 0.5 if that is
-    unknown. "none" is a real run and changes nothing. Scores keep their values and parts.
+    unknown. "none" is an ordinary run and changes nothing. Scores keep their values and parts.
     """
     rewards = [score.reward for group in groups for score in group.scores]
     if control == "shuffled-rewards":

@@ -9,7 +9,7 @@ from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversation
 from grpo.records import Group
-from grpo.rollout.generate import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting
 from tasks.base import Problem, Task, declared_budget, problem_stream
 from tasks.supply import Supply
 

@@ -52,9 +52,3 @@ def add_soft_penalty(
             parts = {**score.parts, PENALTY: penalty}
             scores.append(replace(score, reward=score.reward + penalty, parts=parts))
         group.scores = scores
-
-
-def masked_ratio(groups: Sequence[Group]) -> float:
-    """Return the share of the completions of `groups` that were truncated."""
-    completions = [completion for group in groups for completion in group.completions]
-    return sum(completion.is_truncated for completion in completions) / len(completions)

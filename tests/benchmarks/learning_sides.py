@@ -37,7 +37,7 @@ from grpo.learn.optimizer import maker
 from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
-from grpo.rollout.generate import fitting
+from grpo.rollout.budget import fitting
 from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Trainer
 from grpo.training.build import Parts

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from grpo.model.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import generate as engine
+from grpo.rollout.budget import budget_for
 from grpo.run.reader import load_run
 from grpo.tools import train
 from tasks.base import Problem, Score, UserError, scores_of
@@ -158,4 +159,4 @@ def test_a_vocabulary_larger_than_the_tokenizers(tmp_path):
 def test_a_prompt_as_long_as_the_context(tmp_path):
     policy = load_policy(str(make_tiny_model(tmp_path / "short", context=64)), device="cpu")
     with pytest.raises(UserError, match="context"):
-        engine.budget_for(policy, policy.encode("word " * 100), "word")
+        budget_for(policy, policy.encode("word " * 100), "word")

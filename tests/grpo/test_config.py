@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from grpo import choices
-from grpo.config import Config, load_config, spelled
+from grpo.config import Config, spelled
+from grpo.config_file import load_config
 from grpo.evaluate import summarise
 from grpo.flags import FILLED_IN, make_parser, parse
 from grpo.model.adapter import PEFT_OPTIONS
@@ -64,8 +65,8 @@ def test_configuration_survives_its_file(tmp_path):
     "content, line",
     [
         ("level: 3\ncolour: red\n", "unknown key colour"),
-        ("- 1\n", "not the configuration"),
-        ("a: [", "not the configuration"),
+        ("- 1\n", "not a mapping of names"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_what_is_no_configuration(tmp_path, content, line):

@@ -2,13 +2,16 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.curriculum.ladder import Ladder, LadderSettings, ramp_to
+from grpo.config import Config
+from grpo.curriculum.ladder import Ladder, ramp_to
 from grpo.records import StepSummary
+from grpo.training.build import ladder_settings
 from tasks.base import UserError
 from tasks.levels import parse_levels
 
@@ -16,7 +19,8 @@ MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.
 
 
 def ladder_of(levels, **settings):
-    return Ladder(levels, LadderSettings(**settings))
+    """A ladder with the defaults of the configuration, except for the `settings`."""
+    return Ladder(levels, replace(ladder_settings(Config()), **settings))
 
 
 def observe(curriculum, step, values, collapsed=(False,), **figures):

@@ -18,9 +18,10 @@ from grpo.learn.update import completion_logprobs
 from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
+from grpo.rollout.budget import budget_for, fitting
 from grpo.rollout.cuda_graph import light_products
 from grpo.rollout.eager_decoder import EagerDecoder, accepted
-from grpo.rollout.generate import budget_for, fitting, generate
+from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from tasks.base import Problem, UserError

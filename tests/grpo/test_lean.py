@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, SHAPE, loading, make_tiny_model
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwen2Config
 
 from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model import matmul, ops
@@ -153,13 +153,22 @@ def test_checkpointed_activations_give_the_same_gradient(tmp_path, monkeypatch):
 def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
     for family in ("gemma", "gpt2", "opt", "gpt-neox"):
         assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
-    assert (
-        build_fast_llama(
-            AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50))
-        )
-        is None
-    )
     assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None
+
+
+@pytest.mark.parametrize(
+    "config, is_fast",
+    [
+        (MistralConfig(**SHAPE, sliding_window=50), False),
+        (Qwen2Config(**SHAPE, use_sliding_window=False, sliding_window=50), True),
+        # The layers from `max_window_layers` on have a window: one layer of two, and none.
+        (Qwen2Config(**SHAPE, use_sliding_window=True, max_window_layers=1), False),
+        (Qwen2Config(**SHAPE, use_sliding_window=True, max_window_layers=2), True),
+    ],
+)
+def test_layers_with_a_window_are_left_alone(config, is_fast):
+    model = AutoModelForCausalLM.from_config(config)
+    assert (build_fast_llama(model) is not None) == is_fast
 
 
 @pytest.mark.parametrize(

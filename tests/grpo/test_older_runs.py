@@ -1,22 +1,23 @@
 """Files that older versions wrote are read and resumed under today's names."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import yaml
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo import older_runs
-from grpo.config import Config, load_config
-from grpo.curriculum.ladder import Ladder, LadderSettings
+from grpo.config import Config
+from grpo.config_file import load_config
+from grpo.curriculum.ladder import Ladder
 from grpo.curriculum.warm_start import WarmStart
 from grpo.model.load import load_policy
 from grpo.records import Completion, Decision, Group, StepSummary
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.training.build import Parts, ladder_settings
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave
 
@@ -74,7 +75,8 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
         policy = load_policy(str(tiny_model), device="cpu")
         config = Config(level=2, ramp=False, learning_rate=1e-3, steps=3, prompts=16)
         trainer = Trainer(config, Parts(Interleave()), policy)
-        trainer.curriculum = Ladder([1, 2, 3], LadderSettings(window=1, collapse_steps=1))
+        rules = replace(ladder_settings(config), window=1, collapse_steps=1)
+        trainer.curriculum = Ladder([1, 2, 3], rules)
         return trainer
 
     before, after = trainer(), trainer()

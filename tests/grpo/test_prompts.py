@@ -27,7 +27,7 @@ from grpo.model.prompts import (
     template_arguments,
     wording_text,
 )
-from grpo.rollout.generate import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting
 from tasks.arithmetic import Arithmetic
 from tasks.base import UserError, problem_at
 from tasks.supply import Examples

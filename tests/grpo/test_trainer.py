@@ -13,7 +13,7 @@ from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import Group
-from grpo.rollout.generate import budget_for
+from grpo.rollout.budget import budget_for
 from grpo.run.conclusion import supply_line
 from grpo.training.metrics import step_summary
 from tasks.base import Problem, UserError

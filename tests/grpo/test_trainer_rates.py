@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config import Config
-from grpo.curriculum.ladder import Ladder
 from grpo.records import StepSummary
 from grpo.trainer import Trainer
+from grpo.training.build import build_curriculum
 
 
 def rates(policy, steps, **options):
@@ -55,27 +55,27 @@ def rates_of(trainer, climbs=()):
 
 def test_on_a_ladder_cosine_begins_at_the_last_level(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=7, warmup=1, schedule="cosine")
-    trainer.curriculum = Ladder([3, 5, 10])
+    trainer.curriculum = build_curriculum(trainer.config, [3, 5, 10])
     # The last level is reached after step 3.
     assert rates_of(trainer, climbs=(1, 3)) == [0.5, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 def test_a_ladder_that_does_not_climb_falls_after_half_of_the_steps(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=8, warmup=1, schedule="cosine")
-    trainer.curriculum = Ladder([3, 5, 10])
+    trainer.curriculum = build_curriculum(trainer.config, [3, 5, 10])
     assert rates_of(trainer) == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 def test_a_ladder_that_climbs_late_falls_on_from_half_of_the_steps(tiny_policy):
     trainer = trainer_for(tiny_policy, steps=8, warmup=1, schedule="cosine")
-    trainer.curriculum = Ladder([3, 5])
+    trainer.curriculum = build_curriculum(trainer.config, [3, 5])
     assert rates_of(trainer, climbs=(6,)) == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
 def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
     config = Config(steps=steps, warmup=warmup, schedule="cosine")
-    trainer = SimpleNamespace(config=config, curriculum=Ladder([10]))
+    trainer = SimpleNamespace(config=config, curriculum=build_curriculum(config, [10]))
     shares = [Trainer.lr_factor(trainer, step) for step in range(1, steps + 1)]
     peak = shares.index(max(shares))
     assert shares[peak] == 1.0 and all(0 < share <= 1 for share in shares)

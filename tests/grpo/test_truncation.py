@@ -12,7 +12,7 @@ from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.training.truncation import PENALTY, add_soft_penalty, masked_ratio, soft_penalty
+from grpo.training.truncation import PENALTY, add_soft_penalty, soft_penalty
 from tasks.base import Problem, Score
 
 CPU = torch.device("cpu")
@@ -83,7 +83,6 @@ def test_masked_completions_by_hand():
     assert batch.tokens_RT.tolist() == [[100, 101, 0], [120, 121, 122]]
     assert batch.advantages.tolist() == [1.0, 3.0]  # of the group, truncated ones included
     assert batch.weights_R.tolist() == [1 / 5] * 2  # 2 + 3 tokens
-    assert masked_ratio(groups) == 4 / 6
     assert len(batches(groups)[0].row_ids) == 6  # the default leaves out nothing
     assert batches(groups[1:], masks_truncated=True) == []
 

@@ -31,12 +31,12 @@ from grpo.variance import (
     ],
 )
 def test_classes_by_hand(rewards, texts, class_name):
-    assert classify(rewards, texts, threshold=0) == class_name
+    assert classify(rewards, texts, threshold=0, reward_range=(0, 1)) == class_name
 
 
 def test_threshold_catches_near_ties():
-    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=0) == "varied"
-    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=1e-6) == "tied"
+    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=0, reward_range=(0, 1)) == "varied"
+    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=1e-6, reward_range=(0, 1)) == "tied"
 
 
 @given(

@@ -1,19 +1,15 @@
-"""The verdict on a run, and when a run may end early."""
+"""The verdict on a run."""
 
 import json
 import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.variance import REMEDIES
 from grpo.verdict import (
     MIN_STEPS,
     HeldOutScores,
-    Progress,
     Verdict,
     is_expected,
     reach_verdict,
@@ -22,18 +18,10 @@ from grpo.verdict import (
 from tasks.base import Problem, Score
 
 
-def group(class_name="varied", action="keep", attempt=0, key="k", level=1, value=0.5):
-    return Group(
-        0,
-        Problem("t", level, "p", "x", key),
-        (1,),
-        1.0,
-        [Completion((1,), (0.0,), "x", "stop")] * 2,
-        attempt,
-        [Score(0.0 if class_name == "failed" else value)] * 2,
-        class_name,
-        action,
-    )
+def group(key, level=1, value=0.5):
+    problem = Problem("t", level, "p", "x", key)
+    completions = [Completion((1,), (0.0,), "x", "stop")] * 2
+    return Group(0, problem, (1,), 1.0, completions, scores=[Score(value)] * 2)
 
 
 def metrics(steps, updated=None, wasted=0, clipped=0.0):
@@ -195,76 +183,3 @@ def test_a_small_but_clear_gain_is_found():
     verdict = verdict_on([0.3] * 64, [0.3 + gain for gain in gains])
     assert verdict.kind == "learned"
     assert 0 < verdict.low < verdict.difference < verdict.high
-
-
-def observe(progress, *steps):
-    for groups in steps:
-        progress.observe(groups)
-    return progress
-
-
-def test_a_run_is_stopped_when_nothing_was_trained_on():
-    stuck = [group("failed", "skip")] * 3 + [group("identical", "skip")]
-    progress = observe(Progress(3), stuck, stuck)
-    assert progress.stopped == ""
-    observe(progress, stuck)
-    assert progress.stopped.startswith("no group could be trained on for 3 steps (75% failed, 25%")
-    assert REMEDIES["failed"] in progress.stopped and progress.exhausted == ""
-
-    observe(progress, [*stuck, group()])  # one trained group
-    assert progress.stopped == ""
-
-
-def test_kept_groups_without_variance_train_nothing():
-    assert observe(Progress(2), *[[group("tied", "keep")]] * 2).stopped
-
-
-def test_a_later_try_that_varies_counts():
-    tries = [group("tied", "resample"), group("varied", "keep", attempt=1)]
-    assert observe(Progress(1), tries).stopped == ""
-
-
-def test_solved_groups_are_no_failure():
-    progress = observe(Progress(2), *[[group("solved", "skip", value=1.0)] * 16] * 2)
-    assert progress.stopped == "" and "solved for 2 steps" in progress.exhausted
-    assert progress.solved_steps == 0  # too few steps to say
-    # replayed solved groups do not excuse the current level
-    mixed = [group("solved", "skip", value=1.0)] * 8 + [group("failed", "skip")] * 7
-    progress = observe(Progress(2), mixed, mixed)
-    assert REMEDIES["failed"] in progress.stopped and progress.exhausted == ""
-
-
-def test_solved_is_what_nineteen_of_twenty_groups_of_ten_steps_are():
-    solved, varied = group("solved", "skip", value=1.0), group()
-    nearly = [solved] * 9 + [varied]
-    progress = observe(Progress(50), *[nearly] * 5, *[[solved] * 10] * 4)
-    assert progress.solved_steps == 0  # of nine steps
-    observe(progress, [solved] * 10)
-    assert progress.solved_steps == 1  # 95 of 100
-    restored = Progress(50)
-    restored.load_state_dict(json.loads(json.dumps(progress.state_dict())))
-    for each in (progress, restored):
-        observe(each, nearly)  # takes the place of the first
-        assert each.solved_steps == 2
-        observe(each, nearly[1:])
-        assert each.solved_steps == 0  # 94 of 99
-
-
-def test_without_patience_a_run_makes_all_its_steps():
-    progress = observe(Progress(0), *[[group("failed", "skip")]] * 50)
-    assert progress.stopped == progress.exhausted == ""
-
-
-@given(
-    st.lists(st.sampled_from(["varied", "failed", "solved", "tied"]), max_size=12),
-    st.integers(0, 12),
-)
-def test_progress_goes_on_identically(classes, cut):
-    steps = [[group(name, "keep" if name == "varied" else "skip")] for name in classes]
-    whole, first, second = Progress(3), Progress(3), Progress(3)
-    observe(whole, *steps)
-    observe(first, *steps[:cut])
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    observe(second, *steps[cut:])
-    assert whole.state_dict() == second.state_dict()
-    assert whole.stopped == second.stopped

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
+from grpo.config import Config
 from grpo.records import Completion, Group
-from grpo.variance import (
-    VarianceMonitor,
-    VarianceSettings,
-)
+from grpo.training.build import variance_settings
+from grpo.variance import VarianceMonitor
 from tasks.base import Problem, Score
 
 
@@ -30,7 +29,9 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
 
 
 def monitor_for(on_degenerate, **settings):
-    return VarianceMonitor(VarianceSettings(on_degenerate, **settings))
+    """A monitor with the defaults of the configuration, except for the `settings`."""
+    config = Config(on_degenerate=on_degenerate)
+    return VarianceMonitor(replace(variance_settings(config), **settings))
 
 
 def step(level=1, **counts):

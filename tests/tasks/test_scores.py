@@ -182,7 +182,7 @@ def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
 )
 def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top):
     classes = [
-        classify([reward] * 2, texts, reward_range=limits)
+        classify([reward] * 2, texts, threshold=1e-6, reward_range=limits)
         for reward in (floor, middle, top)
         for texts in (["a", "b"], ["a", "a"])
     ]
@@ -191,9 +191,9 @@ def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top)
 
 @given(st.floats(-100, 100))
 def test_of_an_unknown_range_no_group_is_solved_or_failed(reward):
-    assert classify([reward] * 2, ["a", "b"], reward_range=None) == "tied"
-    assert classify([reward] * 2, ["a", "a"], reward_range=None) == "identical"
-    assert classify([reward, reward + 1], ["a", "b"], reward_range=None) == "varied"
+    assert classify([reward] * 2, ["a", "b"], threshold=1e-6, reward_range=None) == "tied"
+    assert classify([reward] * 2, ["a", "a"], threshold=1e-6, reward_range=None) == "identical"
+    assert classify([reward, reward + 1], ["a", "b"], threshold=1e-6, reward_range=None) == "varied"
 
 
 NUMBERS = [

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.interleave import Interleave
-from tasks.traps import IGNORE_A_TEXT, all_strategies, main, table
+from tasks.traps import all_strategies, main, table
 
 LEVELS = (10, 25, 50, 100)
+IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     from data.corpus import load_corpus
     from data.errors import UserError
     from data.files import read_json
-    from grpo.config import Config, load_config
+    from grpo.config import Config
+    from grpo.config_file import load_config
     from grpo.run.checkpoint import verify
     from grpo.run.logs import read_metrics
     from grpo.run.rollouts import groups_of

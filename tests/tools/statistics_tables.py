@@ -19,9 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo.curriculum.ladder import PROMOTE_AT, Ladder, LadderSettings, reaches_mark
+from grpo.config import Config
+from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval
+from grpo.training.build import build_curriculum
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
 
@@ -229,7 +231,7 @@ def heldout(samples: int):
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
     """Return the step at which the running mean promotes from the second level, or infinity."""
     rng = np.random.default_rng(seed)
-    ladder = Ladder([10, 25, 50])
+    ladder = build_curriculum(Config(), [10, 25, 50])
     ladder.position = 1
     for step in range(1, steps + 1):
         groups = ladder.levels_for(seed, step, prompts).count(25)
@@ -265,7 +267,7 @@ def running(samples: int):
 def moves_of_a_ladder() -> Iterator[list[str]]:
     yield ["replay", "moves", "step → level"]
     for replay in (0.0, 0.25):
-        curriculum, moves = Ladder([10, 25], LadderSettings(replay=replay)), []
+        curriculum, moves = build_curriculum(Config(replay=replay), [10, 25]), []
         for step in range(1, 201):
             levels = Counter(curriculum.levels_for(0, step, 16))
             values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}

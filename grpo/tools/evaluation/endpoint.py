@@ -49,7 +49,7 @@ class Question:
     sample: int
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What the server wrote: the text, whether the budget ended it, and the tokens it counted."""
 
     text: str
@@ -89,7 +89,7 @@ class Endpoint:
 
     def ask(
         self, questions: Sequence[Question], progress: ShowProgress = lambda part, done, total: None
-    ) -> list[Answer | None]:
+    ) -> list[ServerAnswer | None]:
         """Return the answer to each question, in order; None where all tries failed.
 
         `progress` is called after each answer. Raises UserError if the server refuses a request, or
@@ -104,13 +104,13 @@ class Endpoint:
             raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
 
         with ThreadPoolExecutor(self.concurrency) as pool:
-            answers: list[Answer | None] = [first]
+            answers: list[ServerAnswer | None] = [first]
             for answer in pool.map(self._answer, questions[1:]):
                 progress("asking", len(answers), len(questions))
                 answers.append(answer)
         return answers
 
-    def _answer(self, question: Question) -> Answer | None:
+    def _answer(self, question: Question) -> ServerAnswer | None:
         """Return the stored or the server's answer to a question; None if all tries failed."""
         key = key_of(
             self.url,
@@ -134,7 +134,7 @@ class Endpoint:
         self.asked += 1
         return answer
 
-    def _request(self, question: Question, key: str) -> Answer:
+    def _request(self, question: Question, key: str) -> ServerAnswer:
         """Return the server's answer, after several tries if necessary.
 
         Raises FailedError if all tries fail, and UserError if the server refuses the request.
@@ -212,7 +212,7 @@ class AnswerFile:
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        self._known: dict[str, Answer] = {}
+        self._known: dict[str, ServerAnswer] = {}
         self._whole = 0  # bytes, up to the end of the last whole line
         if not path.exists():
             return
@@ -228,11 +228,11 @@ class AnswerFile:
             raise UserError(f"{path}: does not hold answers of --endpoint; give another --answers")
 
     @staticmethod
-    def _parsed(line: bytes, where: str) -> tuple[str, Answer]:
+    def _parsed(line: bytes, where: str) -> tuple[str, ServerAnswer]:
         """Return key and answer of a line. Raises UserError, which names it, if it is damaged."""
         try:
             value = json.loads(line)
-            answer = Answer(
+            answer = ServerAnswer(
                 str(value["text"]),
                 bool(value["truncated"]),
                 int(value["prompt_tokens"]),
@@ -244,11 +244,11 @@ class AnswerFile:
                 f"{where}: is not an answer of --endpoint; give another --answers"
             ) from error
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> ServerAnswer | None:
         """Return the answer of this key, or None."""
         return self._known.get(key)
 
-    def add(self, key: str, answer: Answer) -> None:
+    def add(self, key: str, answer: ServerAnswer) -> None:
         """Append an answer. Raises UserError if it cannot be written."""
         value = {
             "id": key,
@@ -288,7 +288,7 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _read(text: str, url: str) -> Answer:
+def _read(text: str, url: str) -> ServerAnswer:
     """Return the answer in the text of a response."""
     try:
         value = json.loads(text)
@@ -296,7 +296,7 @@ def _read(text: str, url: str) -> Answer:
         content = choice["message"]["content"]
         usage = value.get("usage") or {}
 
-        return Answer(
+        return ServerAnswer(
             content or "",
             choice.get("finish_reason") == "length",
             int(usage.get("prompt_tokens") or 0),

@@ -18,11 +18,11 @@ from grpo.records import Group, truncated_share
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
 from grpo.show.activity import StatusLine
-from grpo.tools.evaluation.models import Model
+from grpo.tools.evaluation.models import EvaluatedModel
 from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, UserError, watch_scoring, worded
-from tasks.supply import HeldOut
+from tasks.supply import HeldOutProblems
 
 # The row of all foreign kinds of text together.
 ALL_KINDS = "all"
@@ -60,7 +60,7 @@ def load_run_policy(
 class Evaluator:
     """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
 
-    def __init__(self, request: Request, model: Model, dataset: list[Problem]):
+    def __init__(self, request: Request, model: EvaluatedModel, dataset: list[Problem]):
         self.status = StatusLine("eval.py")
         self.request = request
         self.model = model
@@ -100,7 +100,7 @@ class Evaluator:
             raise UserError(
                 f"--foreign: no problem of level {level} fits the model; give a lower level"
             )
-        together = HeldOut(
+        together = HeldOutProblems(
             [group.problem for group in every],
             sum(found.asked for found in found_of_kinds),
             sum(found.dropped for found in found_of_kinds),
@@ -112,13 +112,13 @@ class Evaluator:
             {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "worst": [], "groups": []},
         ]
 
-    def _answer(self, task: Task, found: HeldOut, where: str) -> list[Group]:
+    def _answer(self, task: Task, found: HeldOutProblems, where: str) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
         watch_scoring(task, self.status.scoring)
         with self.status.working(f"{self.request.model}, {where}") as progress:
             return self.model.answer(task, found.problems, progress)
 
-    def _problems(self, task: Task, level: int) -> HeldOut:
+    def _problems(self, task: Task, level: int) -> HeldOutProblems:
         request = self.request
         if request.dataset:
             of_level = [worded(task, one) for one in self.dataset if one.level == level]
@@ -138,7 +138,7 @@ class Evaluator:
         return by_value[: self.request.worst]
 
     def _result(
-        self, task: Task, level: int, found: HeldOut, groups: list[Group]
+        self, task: Task, level: int, found: HeldOutProblems, groups: list[Group]
     ) -> dict[str, Any]:
         """Return the result as --json has it, with what ON_SCREEN says."""
         if not groups:

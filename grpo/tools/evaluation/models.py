@@ -17,23 +17,23 @@ from grpo.evaluate import (
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
-from grpo.tools.evaluation.endpoint import Answer, Endpoint, Question
+from grpo.tools.evaluation.endpoint import Endpoint, Question, ServerAnswer
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, declared_budget, problem_stream, scores_of_groups
-from tasks.supply import HeldOut, family_size, held_out, patience
+from tasks.supply import HeldOutProblems, family_size, held_out, patience
 
 # Without the model's tokenizer, the budget is a token for each character of the target, and this
 # many more.
 MARGIN = 32
 
 
-class Model(Protocol):
+class EvaluatedModel(Protocol):
     """What an evaluation asks of a model."""
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
         """Return `size` distinct problems of the task that the model may be evaluated on."""
 
-    def select(self, problems: Sequence[Problem]) -> HeldOut:
+    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
         """Return those of the `problems` that the model may be evaluated on."""
 
     def answer(
@@ -59,7 +59,7 @@ class LocalModel:
         self.policy = policy
         self.seen = seen
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
         """Return distinct problems that training has not seen, and that fit the context."""
         return find_problems(
             self.policy,
@@ -69,7 +69,7 @@ class LocalModel:
             self.request.sampling,
         )
 
-    def select(self, problems: Sequence[Problem]) -> HeldOut:
+    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
         """Return the problems that training has not seen, and that fit the context."""
         request = self.request
         return select(self.policy, problems, request.problems, self.seen, request.sampling)
@@ -112,16 +112,16 @@ class RemoteModel:
         self.endpoint = endpoint
         self.format = format
         self.price = price
-        self._answers: list[Answer] = []
+        self._answers: list[ServerAnswer] = []
         self._failed = 0
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOut:
+    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
         """Return distinct problems; whether they fit the model's context is not known."""
         family = family_size(task, level)
         stream = problem_stream(task, seed=self.request.seed, split=split, level=level)
         return held_out(stream, size, fruitless=patience(size, family), family=family)
 
-    def select(self, problems: Sequence[Problem]) -> HeldOut:
+    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
         """Return the first distinct problems."""
         return held_out(problems, self.request.problems)
 

@@ -20,16 +20,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.files import check_output, write_whole
+from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import format_of
+from grpo.run.folders import check_output
 from grpo.tools.evaluation.endpoint import Endpoint
 from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, load_run_policy
 from grpo.tools.evaluation.flags import parse
-from grpo.tools.evaluation.models import LocalModel, Model, RemoteModel
+from grpo.tools.evaluation.models import EvaluatedModel, LocalModel, RemoteModel
 from grpo.tools.evaluation.request import Request, make_request, trained_run
 from grpo.tools.evaluation.samples import write_samples
 from grpo.tools.evaluation.table import show
@@ -93,7 +94,7 @@ def evaluate_model(
         chat_template_kwargs=prompt.chat_template_kwargs,
         seed=request.seed,
     )
-    model: Model
+    model: EvaluatedModel
     if flags.endpoint:
         kept = Path("runs", "endpoint", f"{_file_name(flags.model)}.jsonl")
         answers = Path(flags.answers) if flags.answers else kept

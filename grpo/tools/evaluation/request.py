@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from data.text import escape_control
-from grpo.config import Config, load_config, names_in
+from grpo.config import Config, names_in
 from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
-from grpo.run.start import checkpoint_of
+from grpo.run.start import checkpoint_of, config_of
 from tasks.base import (
     REWARD_FILE,
     Task,
@@ -76,7 +76,7 @@ def trained_run(model: str) -> tuple[Path | None, Config]:
         return None, Config()
     for warning in warnings:
         print(f"eval.py: {escape_control(warning)}", file=sys.stderr)
-    return checkpoint, load_config(checkpoint.parent.parent / "config.yaml")
+    return checkpoint, config_of(checkpoint)
 
 
 def make_request(

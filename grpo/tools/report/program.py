@@ -16,8 +16,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.files import check_output
 from data.text import printable
+from grpo.run.folders import check_output
 from grpo.run.reader import load_run
 from grpo.tools.report.live import serve
 from grpo.tools.report.page import MEGABYTES, write_report

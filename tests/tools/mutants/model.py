@@ -251,7 +251,7 @@ TABLE = {
     ],
     ("grpo/model/context.py", "grpo/test_context.py"): [
         ("windows are no limit", "context_of", "window and window < context", "False"),
-        ("windows that are off are a limit", "_window_of", "'sliding' in kind", "True"),
+        ("windows that are off are a limit", "attention_window", "'sliding' in kind", "True"),
         ("LongRoPE is no limit", "context_of", "original < context", "False"),
     ],
     ("grpo/model/prefix_cache.py", "grpo/test_context.py"): [

@@ -113,7 +113,7 @@ TABLE = {
             "False",
         ),
     ],
-    ("grpo/config.py", "grpo/test_config.py"): [
+    ("grpo/config_file.py", "grpo/test_config.py"): [
         ("1e-4 is a text", "_as_meant", "float(value)", "value"),
         ("off is False", "_word", "isinstance(value, bool)", "False"),
     ],

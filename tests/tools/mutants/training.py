@@ -84,16 +84,18 @@ TABLE = {
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
         ("a mean of means", "_figures_of", "fmean(truncated, groups)", "fmean(truncated)"),
         (
-            "kept groups count as trained",
-            "Progress.observe",
-            "group.class_name == 'varied'",
-            "True",
-        ),
-        (
             "different problems are compared",
             "reach_verdict",
             "[after[key] - start[key] for key in shared]",
             "[x - y for x, y in zip(after.values(), before.values())]",
+        ),
+    ],
+    ("grpo/early_stop.py", "grpo/test_early_stop.py"): [
+        (
+            "kept groups count as trained",
+            "EarlyStop.observe",
+            "group.class_name == 'varied'",
+            "True",
         ),
     ],
     ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [

@@ -1,0 +1,120 @@
+"""Settings as a file gives them: read, with their names and types checked.
+
+Files that older versions wrote are read under today's names (`grpo.older_runs`). Nothing here
+imports torch, so that `--help` is quick.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from data.files import read_yaml
+from grpo.config import Config
+from grpo.older_runs import SETTINGS, renamed
+from tasks.base import UserError
+
+# The mean scores of the problems that `keep_difficulty: true` keeps.
+MIDDLING = [0.2, 0.8]
+
+# The values that meant "automatic" in the config.yaml of older versions. It is None today.
+WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
+
+# Settings whose values may be the words on and off or a number, which YAML does not read as text.
+WORDS = ("draft", "preflight", "warm_start")
+
+
+def translated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that an older version wrote, under today's names."""
+    values = renamed(values, SETTINGS)
+    for name, automatic in WERE_AUTOMATIC.items():
+        if values.get(name) == automatic:
+            values[name] = None
+
+    # BNPO is DAPO's loss with another clip.
+    if values.get("loss") == "bnpo":
+        values |= {"loss": "dapo", "clip_high": values.get("clip_high") or 0.2}
+    return values
+
+
+def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings `values`, which come from `where`, under today's names.
+
+    Raises UserError for unknown names and for values of the wrong type.
+    """
+    values = translated(values)
+    if isinstance(values.get("keep_difficulty"), bool):
+        values["keep_difficulty"] = list(MIDDLING) if values["keep_difficulty"] else None
+    kinds = get_type_hints(Config)
+    for name, value in values.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(str(name), kinds, 1)
+            hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
+            raise UserError(f"{where}: unknown key {name}; {hint}")
+
+        kind = kinds[name]
+        members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        allowed = [get_origin(member) or member for member in members]
+        values[name] = value = _as_meant(value, name, allowed)
+        if not any(_is(value, each) for each in allowed):
+            names = " or ".join(each.__name__ for each in allowed if each is not NoneType)
+            raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
+        if name == "task_options":
+            values[name] = _options(value, where)
+    return values
+
+
+def _as_meant(value: Any, name: str, allowed: Collection[type]) -> Any:
+    """Return what a user means by `value` where YAML reads something else.
+
+    YAML 1.1 has no "1e-4" among its numbers, and reads "off" as False.
+    """
+    if name in WORDS:
+        return _word(value)
+    if float in allowed and str not in allowed and isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _options(options: Mapping[Any, Any], where: str) -> dict[str, str]:
+    """Return the options of a task as texts. Raises UserError for values that are no text."""
+    found = {}
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise UserError(
+                f"{where}: task_options has {name}: {value!r}; give it as on the command line, as "
+                "a text"
+            )
+        found[str(name)] = str(value)
+    return found
+
+
+def _word(value: Any) -> Any:
+    """Return a word or number that YAML has read as something else, as it was written.
+
+    >>> _word(False), _word(True), _word(8), _word("auto")
+    ('off', 'on', '8', 'auto')
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) if isinstance(value, int) else value
+
+
+def load_config(path: Path) -> Config:
+    """Read the configuration of a run.
+
+    Raises UserError if the file is not one, for unknown keys, and for values of the wrong type.
+    """
+    values = read_yaml(path)
+    values.pop("facts", None)
+    return Config(**checked(values, str(path)))
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Return whether `value` has the type `kind`. An int also passes as a float; a bool never."""
+    if isinstance(value, bool) != (kind is bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -1,0 +1,83 @@
+"""Token budgets: how many new tokens a completion may take, and which problems fit the context."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from grpo.model.policy import Policy
+from tasks.base import Problem, UserError
+
+# The search for problems ends after this many in a row that do not fit the context.
+MAX_TOO_LONG = 16
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """The context of a model: what messages call the model, and tokens, e.g. ("builtin", 4096)."""
+
+    model: str
+    tokens: int
+
+
+def budget(
+    needed: int, prompt: int, context: ModelContext, *, asked: int | None, declared: int = 0
+) -> int:
+    """Return the most new tokens a completion may take.
+
+    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
+    the right answer takes (`needed`), or what the task has `declared` if that is larger. It never
+    exceeds the room that the `prompt` leaves in the `context`. All numbers are tokens.
+
+    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
+    fit the context.
+    """
+    if asked and asked < needed:
+        raise UserError(
+            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
+            "that, or leave it out"
+        )
+
+    room = context.tokens - prompt
+    if room < needed:
+        raise UserError(
+            f"--model {context.model}: its context of {context.tokens} tokens is too short for "
+            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
+            "lower level or fewer --shots"
+        )
+    return min(asked or max(declared, math.ceil(1.25 * needed)), room)
+
+
+def budget_for(
+    policy: Policy,
+    prompt: tuple[int, ...],
+    target: str,
+    asked: int | None = None,
+    declared: int = 0,
+) -> int:
+    """Return the most new tokens a completion of the policy may take; see `budget`."""
+    needed = policy.target_length(target)
+    context = ModelContext(policy.name, policy.context)
+    return budget(needed, len(prompt), context, asked=asked, declared=declared)
+
+
+def fitting(
+    policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
+) -> Iterator[Problem]:
+    """Yield the problems whose prompt and target fit the context; append the others to `too_long`.
+
+    If --max-new-tokens gives a budget (`asked`), the target must fit the budget as well. Raises
+    UserError after MAX_TOO_LONG problems in a row that do not fit.
+    """
+    in_a_row = 0
+    for problem in problems:
+        prompt = policy.encode(problem)
+        needed = policy.target_length(problem.target)
+        if len(prompt) + needed <= policy.context and (not asked or needed <= asked):
+            in_a_row = 0
+            yield problem
+        else:
+            in_a_row += 1
+            too_long.append(problem)
+            if in_a_row == MAX_TOO_LONG:
+                # It raises an error that says what does not fit.
+                budget_for(policy, prompt, problem.target, asked)
