@@ -91,6 +91,14 @@ def check_task(task: Any, spec: str) -> None:
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
         raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
 
+    reward = getattr(task, "reward", None)
+    if reward is not None and not (isinstance(reward, str) and reward in rewards):
+        names = ", ".join(rewards) or "none, so give this member another name"
+        raise UserError(
+            f"{where}: reward is {shown(reward)}; it must be the name of one of its rewards: "
+            f"{names}"
+        )
+
     for name in ("metric", "level_unit"):
         text = getattr(task, name, "")
         if not isinstance(text, str):
@@ -99,6 +107,12 @@ def check_task(task: Any, spec: str) -> None:
     level = getattr(task, "default_level", 1)
     if isinstance(level, bool) or not isinstance(level, int):
         raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
+
+
+def is_task(value: Any) -> bool:
+    """Return whether `value` has the methods of a task, and a name."""
+    has_methods = all(callable(getattr(value, method, None)) for method in ("make", "score"))
+    return has_methods and isinstance(getattr(value, "name", None), str)
 
 
 def finite_number(given: Any) -> float | None:

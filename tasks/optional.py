@@ -3,13 +3,18 @@
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import CheckedGuess, calling, finite_number, maps_texts
+from tasks.checks import CheckedGuess, calling, finite_number, is_task, maps_texts
 from tasks.protocol import Problem, Task, key_of
+
+# Training steps of a task that declares no number.
+STEPS = 100
 
 # For each completion, pairs (end, amount): what the word that ends at character `end` earned.
 Credits = list[tuple[tuple[int, float], ...]]
@@ -68,6 +73,10 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     reward = getattr(task, "reward", None)
     credited = getattr(task, "credited", (reward,))
+    if isinstance(credited, str) or not isinstance(credited, Collection):
+        raise UserError(
+            f"task {task.name}: credited is {shown(credited)}; it must be a tuple of names"
+        )
     if reward not in credited:
         raise UserError(
             f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
@@ -142,6 +151,37 @@ def declared_budget(task: Task, level: int) -> int:
             "of tokens"
         )
     return int(declared)
+
+
+def default_steps_of(task: Task, level: int) -> int:
+    """Return how many steps train the embedded model at `level` if no number is asked for.
+
+    Raises UserError unless it is a whole number from 1 up.
+    """
+    where = f"task {task.name}: default_steps({level})"
+    with calling(where):
+        steps = getattr(task, "default_steps", lambda level: STEPS)(level)
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
+        raise UserError(f"{where} returned {shown(steps)}; it must be a whole number from 1 up")
+    return int(steps)
+
+
+def own_programs_of(task: Task) -> list[Path]:
+    """Return the files of the user's own that a task executes, besides its own file.
+
+    Raises UserError unless its `program` is a list of paths of files.
+    """
+    where = f"task {task.name}: program"
+    given: Any = getattr(task, "program", ())
+    is_list = isinstance(given, list | tuple)
+    if not is_list or not all(isinstance(file, str | os.PathLike) for file in given):
+        raise UserError(f"{where} is {shown(given)}; it must be a list of paths")
+
+    files = [Path(file) for file in given]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{where} names {file}; there is no such file")
+    return files
 
 
 def levels_of(task: Task, level: int) -> list[int]:
@@ -250,7 +290,15 @@ def unseen_texts(task: Task, known: Collection[str]) -> Task:
     texts is returned unchanged.
     """
     unseen = getattr(task, "unseen", None)
-    return unseen(known) if unseen else task
+    if unseen is None:
+        return task
+
+    where = f"task {task.name}: unseen()"
+    with calling(where):
+        found: Any = unseen(known)
+    if not is_task(found):
+        raise UserError(f"{where} returned {shown(found)}; it must return a task")
+    return found
 
 
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
@@ -262,7 +310,7 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     where = f"task {task.name}: foreign()"
     with calling(where):
         found: Any = getattr(task, "foreign", lambda level: {})(level)
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or not all(map(is_task, found.values())):
         raise UserError(f"{where} returned {shown(found)}; it must map names to tasks")
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")

@@ -10,12 +10,15 @@ from tasks.base import (
     Problem,
     UserError,
     credits_of,
+    default_steps_of,
     foreign_of,
     mistakes_of,
     notes_of,
     plain_texts_of,
     problems_of,
+    programs_of,
     sources_of,
+    unseen_texts,
 )
 from tasks.checks import TaskError, check_problem, check_task
 from tasks.supply import family_size
@@ -28,6 +31,16 @@ def task(**members):
 def raises(*_):
     raise ValueError("lost")
 
+
+def programs(own):
+    return programs_of("data", own)
+
+
+def steps(own):
+    return default_steps_of(own, 2)
+
+
+NO_STEPS = ("x", None, 0, -3, True, 2.5)
 
 PROBLEM = Problem("own", 1, "a", "b", "k")
 
@@ -67,6 +80,22 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
             "family_size(1) returned 'x'",
         ),
         (lambda t: family_size(t, 1), {"family_size": raises}, "family_size(1) raised ValueError"),
+        (lambda t: foreign_of(t, 1), {"foreign": lambda level: {"a": 3}}, "returned {'a': 3}; it"),
+        (
+            lambda t: unseen_texts(t, ()),
+            {"unseen": lambda known: 3},
+            "unseen() returned 3; it must",
+        ),
+        (lambda t: unseen_texts(t, ()), {"unseen": raises}, "unseen() raised ValueError: lost"),
+        (credits_of, {"credits": raises, "credited": 3}, "credited is 3; it must be a tuple"),
+        (credits_of, {"credits": raises, "credited": "a"}, "credited is 'a'; it must be a tuple"),
+        (programs, {"program": "own.py"}, "program is 'own.py'; it must be a list of paths"),
+        (programs, {"program": 3}, "program is 3; it must be a list of paths"),
+        (programs, {"program": [3]}, "program is [3]; it must be a list of paths"),
+        (programs, {"program": ["gone.py"]}, "program names gone.py; there is no such file"),
+        *((steps, {"default_steps": lambda _, n=n: n}, f"returned {n!r};") for n in NO_STEPS),
+        (steps, {"default_steps": raises}, "default_steps(2) raised ValueError: lost"),
+        (steps, {"default_steps": 3}, "default_steps(2) raised TypeError"),
     ],
 )
 def test_a_wrong_member_is_named_in_one_line(ask, members, line):
@@ -79,7 +108,8 @@ def test_a_wrong_member_is_named_in_one_line(ask, members, line):
 def test_a_task_without_them_is_a_task():
     assert problems_of(task(), "train") == [] and notes_of(task()) == []
     assert mistakes_of(task()) == {} == sources_of(task())
-    assert family_size(task(), 1) is None
+    assert family_size(task(), 1) is None and programs(task()) == []
+    assert steps(task()) == 100 and steps(task(default_steps=lambda _: np.int64(3))) == 3
 
 
 @pytest.mark.parametrize("name", ["metric", "level_unit"])
@@ -87,6 +117,16 @@ def test_names_are_texts(name):
     members = {name: None, "make": raises, "score": raises}
     with pytest.raises(UserError, match=f"{name} is None; it must be a text"):
         check_task(task(**members), "own.py:Own")
+
+
+@pytest.mark.parametrize("reward", [3, "c", lambda completion: 1.0])
+@pytest.mark.parametrize("rewards, right", [((), "none, so give this m"), (("a", "b"), "a, b")])
+def test_the_reward_in_use_is_one_of_the_rewards(reward, rewards, right):
+    """Else config.yaml cannot hold it, or no resumed run can ask for it."""
+    members = {"reward": reward, "rewards": rewards, "make": raises, "score": raises}
+    with pytest.raises(UserError, match=f"^--task own.py:Own: reward is .*rewards: {right}"):
+        check_task(task(**members), "own.py:Own")
+    check_task(task(**members | {"reward": "a", "rewards": ["a"]}), "own.py:Own")
 
 
 @pytest.mark.parametrize(

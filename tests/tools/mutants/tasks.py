@@ -237,5 +237,6 @@ TABLE = {
     ("tasks/optional.py", "tasks/test_optional.py"): [
         ("credits in any order", "_plain_pairs", "any(map(operator.gt, ends, ends[1:]))", "False"),
         ("credits behind the text", "_plain_pairs", "ends[-1] <= length", "True"),
+        ("no steps at all", "default_steps_of", "steps < 1", "False"),
     ],
 }
