@@ -5,6 +5,7 @@
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
 from tasks.checks import calling
+from tasks.function_digest import function_digest
 from tasks.optional import (
     answer_of,
     credits_of,
@@ -17,6 +18,7 @@ from tasks.optional import (
     notes_of,
     plain_texts_of,
     problems_of,
+    python_functions_of,
     sources_of,
     summary_of,
     unseen_texts,
@@ -64,6 +66,7 @@ __all__ = [
     "explain",
     "flags_of_tasks",
     "foreign_of",
+    "function_digest",
     "implied_task",
     "is_of_project",
     "is_right",
@@ -80,6 +83,7 @@ __all__ = [
     "problem_stream",
     "problems_of",
     "programs_of",
+    "python_functions_of",
     "range_of",
     "require_trusted_task",
     "rescaled",

@@ -184,6 +184,15 @@ def own_programs_of(task: Task) -> list[Path]:
     return files
 
 
+def python_functions_of(task: Task) -> Mapping[str, Callable]:
+    """Return the functions that a task was given in Python, by name; {} for most tasks.
+
+    They are compared when a run is resumed, as the files of `program` are.
+    """
+    found: Mapping[str, Callable] = getattr(task, "python_functions", {})
+    return found
+
+
 def levels_of(task: Task, level: int) -> list[int]:
     """Return the levels on the way to `level`, the easiest first; [] if the task names none.
 

@@ -106,7 +106,8 @@ class Task(Protocol):
     - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
       `watch(show)`: see `watch_scoring`;
     - `program`: a list of the files of the user's own that it executes; `from_python`: whether it
-      was made from Python values, so that no command line can load it;
+      was made from Python values, so that no command line can load it; `python_functions`: see
+      `python_functions_of`;
     - `placeholders`: what a wording of the user's own may contain: a mapping of name to a function
       that makes the text from a problem's `data`, e.g. ``{"words": lambda data:
       " ".join(data["words"])}``. `load_task` keeps the wording as the task's attribute `wording`,

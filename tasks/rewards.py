@@ -75,6 +75,10 @@ class RewardFunctions:
         weakref.finalize(self, calls.close)
         return calls
 
+    def by_name(self) -> dict[str, Callable]:
+        """Return the functions by their names."""
+        return {function.name: function.function for function in self.functions}
+
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if a function has a parameter that the `row` lacks."""
         for function in self.functions:
