@@ -5,6 +5,7 @@ and checkpoints of them.
 import copy
 import re
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -59,7 +60,18 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
 
+# While `transformers` loads a model, it patches torch and changes the default precision.
+_LOCK = threading.RLock()
 
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within this context, other threads wait to enter it."""
+    with _LOCK:
+        yield
+
+
+@_one_thread()
 def load_policy(
     spec: str,
     *,
@@ -356,6 +368,7 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
 
 
+@_one_thread()
 def load_shape(spec: str) -> Any:
     """Return the model's configuration, without its weights.
 
@@ -367,6 +380,7 @@ def load_shape(spec: str) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
+@_one_thread()
 def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer of a model. Raises UserError if it cannot be loaded."""
     return _read_tokenizer(resolve(spec))[0]
