@@ -5,6 +5,7 @@ no half files.
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,11 +123,11 @@ def raw_json(value: Any) -> msgspec.Raw:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file aside and rename it, so that it is either whole or unchanged.
 
-    A device or a named pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses
-    the content.
+    Of several threads or processes that write the same file, the last one wins. A device or a named
+    pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses the content.
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.partial")
+    aside = path.with_name(f".{path.name}.{threading.get_native_id()}.partial")
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)

@@ -201,9 +201,13 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
 
 
 def remove_partial(run: Path) -> None:
-    """Remove the partial checkpoints that a killed process has left."""
+    """Remove the partial checkpoints and files that a killed process has left."""
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
+    for folder in (Path(run), Path(run) / "rollouts"):
+        for path in folder.glob(".*.partial"):
+            if not path.name.startswith(".report."):  # which another process may write now
+                path.unlink()
 
 
 def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
