@@ -67,14 +67,20 @@ TABLE = {
         (
             "a chapter of a book is no repeat",
             "_Shingles.nearest",
-            "count / len(own)",
-            "count / (len(own) + len(self._titles))",
+            "count / len(shingles)",
+            "count / (len(shingles) + len(self._numbers))",
         ),
         (
             "the chapter is kept instead of the book",
             "without_repeats",
             "-len(documents[i].words)",
             "len(documents[i].words)",
+        ),
+        (
+            "one sequence too few is looked up",
+            "_Shingles.nearest",
+            "len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING) + 1",
+            "len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING)",
         ),
         ("the user's texts repeat", "without_repeats", "shingles.add(documents[number])", "pass"),
     ],
