@@ -4,7 +4,7 @@
 """
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
-from tasks.checks import calling
+from tasks.checks import calling, process_unchanged
 from tasks.function_digest import function_digest
 from tasks.optional import (
     answer_of,
@@ -82,6 +82,7 @@ __all__ = [
     "problem_at",
     "problem_stream",
     "problems_of",
+    "process_unchanged",
     "programs_of",
     "python_functions_of",
     "range_of",

@@ -86,7 +86,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     def checked(problem: Problem, completions: Sequence[str]) -> Credits:
         where = f"task {task.name}, problem {problem.key}: credits()"
         with calling(where):
-            given = list(credits(problem, completions))
+            given = list(credits(problem, list(completions)))
         if len(given) != len(completions):
             raise UserError(
                 f"{where} returned {len(given)} lists for {len(completions)} completions; it must "

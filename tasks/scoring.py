@@ -1,13 +1,11 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling, finite_number
+from tasks.checks import calling, finite_number, process_unchanged
 from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
@@ -50,8 +48,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     completion, with finite numbers within the task's range and parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with _in_place(where), calling(where):
-        scores = list(task.score(problem, completions))
+    with process_unchanged(where), calling(where):
+        scores = list(task.score(problem, list(completions)))
     return _all_checked(task, problem, completions, scores)
 
 
@@ -68,8 +66,8 @@ def scores_of_groups(
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
     where = f"task {task.name}: score_groups()"
-    with _in_place(where), calling(where):
-        found = list(score_groups(groups))
+    with process_unchanged(where), calling(where):
+        found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(
             f"task {task.name}: score_groups() returned {len(found)} lists for {len(groups)} "
@@ -79,26 +77,6 @@ def scores_of_groups(
         _all_checked(task, problem, completions, list(scores))
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
-
-
-@contextmanager
-def _in_place(where: str) -> Iterator[None]:
-    """Raise UserError, which begins with `where`, if the block changes the working directory.
-
-    It belongs to the whole process, and the files of a run are found from there. It is restored.
-    """
-    before = os.getcwd()
-    yield
-    try:
-        after = os.getcwd()
-    except FileNotFoundError:
-        after = "a folder that is gone"
-    if after != before:
-        os.chdir(before)
-        raise UserError(
-            f"{where} changed the working directory to {after}; give subprocess a cwd=..., or run "
-            "rewards in processes of their own (--reward-workers processes:4)"
-        )
 
 
 def _all_checked(
@@ -119,6 +97,11 @@ def _all_checked(
             checked.append(_checked(score, reward_range, f"for completion {i}"))
         except ValueError as error:
             raise UserError(f"{where}: score() returned {error}") from error
+        except RecursionError as error:
+            raise UserError(
+                f"{where}: score() returned parts for completion {i} that hold themselves, or are "
+                "nested too deeply"
+            ) from error
     return checked
 
 

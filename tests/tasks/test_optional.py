@@ -119,6 +119,15 @@ def test_names_are_texts(name):
         check_task(task(**members), "own.py:Own")
 
 
+def test_a_property_that_raises_is_one_line():
+    class Own:
+        name, make, score = "own", raises, raises
+        draft = property(raises)
+
+    with pytest.raises(UserError, match="^--task own.py:Own: draft raised ValueError: lost"):
+        check_task(Own(), "own.py:Own")
+
+
 @pytest.mark.parametrize("reward", [3, "c", lambda completion: 1.0])
 @pytest.mark.parametrize("rewards, right", [((), "none, so give this m"), (("a", "b"), "a, b")])
 def test_the_reward_in_use_is_one_of_the_rewards(reward, rewards, right):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.variance import classify
-from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of
+from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
 UNSET = object()
@@ -174,6 +174,46 @@ def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"score\(\) changed the working directory to .*/below;"):
         scores_of(Moves([]), PROBLEM, ["text"])
     assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "float32 on cpu to float64 on cpu"),
+        (lambda: torch.set_default_device("meta"), "float32 on cpu to float32 on meta"),
+    ],
+)
+def test_a_score_that_changes_torch_is_refused(change, said):
+    """The trainer would make tensors of another kind."""
+
+    class Changes(Given):
+        def score(self, problem, completions):
+            change()
+            return [Score(0.5)]
+
+    with pytest.raises(UserError, match=rf"score\(\) changed torch's defaults from {said}; give"):
+        scores_of(Changes([]), PROBLEM, ["text"])
+    assert torch.zeros(1).dtype == torch.float32 and torch.zeros(1).device.type == "cpu"
+
+
+def test_a_score_may_change_its_list_of_completions():
+    class Empties(Given):
+        def score(self, problem, completions):
+            return [Score(len(completions.pop()) / 4) for _ in range(len(completions))]
+
+        def score_groups(self, groups):
+            return [self.score(problem, texts) for problem, texts in groups]
+
+    texts = ["a", "abc"]
+    assert [score.reward for score in scores_of(Empties([]), PROBLEM, texts)] == [0.75, 0.25]
+    assert len(scores_of_groups(Empties([]), [(PROBLEM, texts)])[0]) == 2 == len(texts)
+
+
+def test_parts_that_hold_themselves_are_refused():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(UserError, match="parts for completion 1 that hold themselves, or are"):
+        checked(Score(0.5, {"x": endless}))
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,12 @@ TABLE = {
         ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
         ("a level of 0 passes", "_problem", "level < 1", "False"),
     ],
+    ("tasks/checks.py", "tasks/test_scores.py"): [
+        ("a score moves the process", "process_unchanged", "after != folder", "False"),
+        ("a score changes torch", "_torch_defaults", "torch is None", "True"),
+    ],
     ("tasks/scoring.py", "tasks/test_scores.py"): [
-        ("a score moves the process", "_in_place", "after != before", "False"),
+        ("a score empties the list", "scores_of", "list(completions)", "completions"),
         (
             "a value of 1 is not exact",
             "_checked",
