@@ -37,7 +37,7 @@ _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
-_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
+SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
 
 # The results of `verify`, by (path, time of the manifest).
 _verified: dict[tuple[str, int], str | None] = {}
@@ -82,7 +82,7 @@ def save_checkpoint(
             os.replace(old, final)
         shutil.rmtree(temporary, ignore_errors=True)
 
-        if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
+        if isinstance(error, OSError) or SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise UserError(
                 f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
