@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from data.errors import UserError
-from data.text import shortened, shown
+from data.text import is_encodable, shortened, shown
 from tasks.protocol import Problem, Task
 
 FIELDS: dict[str, type] = {
@@ -275,9 +275,9 @@ class CheckedGuess:
         """Return the continuation of `text`. Raises UserError unless it is a text."""
         with calling(f"task {self.task.name}: the guesser of draft()"):
             guessed = self.guess(text)
-        if not isinstance(guessed, str):
+        if not isinstance(guessed, str) or not is_encodable(guessed):
             raise UserError(
-                f"task {self.task.name}: the guesser of draft() returned {guessed!r}; it must "
+                f"task {self.task.name}: the guesser of draft() returned {shown(guessed)}; it must "
                 "return a text"
             )
         return guessed

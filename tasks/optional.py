@@ -5,13 +5,24 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import CheckedGuess, calling, finite_number, is_task, maps_texts
+from tasks.checks import (
+    CheckedGuess,
+    calling,
+    check_problem,
+    finite_number,
+    is_task,
+    maps_texts,
+)
 from tasks.protocol import Problem, Task, key_of
+
+# The most problems, texts or levels that a task returns; a generator without end is a mistake.
+MOST = 1_000_000
 
 # Training steps of a task that declares no number.
 STEPS = 100
@@ -200,7 +211,7 @@ def levels_of(task: Task, level: int) -> list[int]:
     are easier.
     """
     with calling(f"task {task.name}: levels({level})"):
-        levels = list(getattr(task, "levels", lambda level: ())(level))
+        levels = _listed(getattr(task, "levels", lambda level: ())(level))
     if not all(isinstance(each, int) for each in levels):
         raise UserError(
             f"task {task.name}: levels({level}) returned {levels!r}; it must return whole numbers"
@@ -216,7 +227,7 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
     """
     where = f"task {task.name}: plain_texts()"
     with calling(where):
-        found = list(getattr(task, "plain_texts", lambda split: ())(split))
+        found = _listed(getattr(task, "plain_texts", lambda split: ())(split))
     if not all(isinstance(text, str) for text in found):
         raise UserError(f"{where} returned {shown(found)}; it must return texts")
     return found
@@ -229,11 +240,20 @@ def problems_of(task: Task, split: str) -> list[Problem]:
     """
     where = f"task {task.name}: problems()"
     with calling(where):
-        found = list(getattr(task, "problems", lambda split: ())(split))
+        found = _listed(getattr(task, "problems", lambda split: ())(split))
     for each in found:
         if not isinstance(each, Problem):
             raise UserError(f"{where} returned {shown(each)} among them; it must return Problems")
+        check_problem(each, f"{where} returned a problem that")
     return found
+
+
+def _listed(found: Iterable[Any]) -> list[Any]:
+    """Return what a task returned as a list. Raises ValueError if it does not end."""
+    listed = list(islice(found, MOST + 1))
+    if len(listed) > MOST:
+        raise ValueError(f"it returned more than {MOST:,}")
+    return listed
 
 
 def notes_of(task: Task) -> list[str]:

@@ -5,11 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
+from data.text import shown
 from tasks.checks import calling, finite_number, process_unchanged
 from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
+
+# No reward is further from 0, so that sums and squares of rewards are finite.
+LARGEST = 1e30
 
 # The lowest and the highest reward.
 Range = tuple[float, float]
@@ -26,10 +30,11 @@ def range_of(task: Task) -> Range | None:
 
     given = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
     ends = [end for end in given if end is not None]
-    if len(given) != 2 or len(ends) != 2 or ends[0] >= ends[1]:
+    is_range = len(given) == len(ends) == 2 and ends[0] < ends[1]
+    if not is_range or max(map(abs, ends)) > LARGEST:
         raise UserError(
             f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
-            "reward, e.g. (-1.0, 0.0), or None if they are not known"
+            f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
         )
     return ends[0], ends[1]
 
@@ -129,9 +134,13 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
-        is_number = isinstance(part, int | float) and not isinstance(part, bool)
-        if name.startswith(COMPONENT) and not is_number:
-            raise ValueError(f"{name!r} {part!r} {whose}; a component of the reward is a number")
+        number = None if isinstance(part, bool) else finite_number(part)
+        is_component = number is not None and abs(number) <= LARGEST
+        if name.startswith(COMPONENT) and not is_component:
+            raise ValueError(
+                f"{name!r} {shown(part)} {whose}; a component of the reward is a number, up to "
+                f"{LARGEST:g}"
+            )
     checked = replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
     return replace(checked, exact=is_right(checked))
 
@@ -142,8 +151,10 @@ def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
     Raises ValueError, which begins with `name`, if it is no finite number or further outside.
     """
     number = finite_number(given)
-    if number is None:
-        raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
+    if number is None or abs(number) > LARGEST:
+        raise ValueError(
+            f"a {name} of {shown(given)} {whose}; it must be a finite number, up to {LARGEST:g}"
+        )
     if limits is None:
         return number
 

@@ -182,6 +182,8 @@ def _configure_libraries() -> None:
 
 def _device(name: str) -> str:
     """Return the device that --device names. Raises UserError if there is none."""
+    if not isinstance(name, str):
+        raise UserError(f"--device {name!r}: give auto, cpu or cuda")
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"

@@ -1,6 +1,7 @@
 """What a task of one's own may have besides: anything wrong is one line that names the member."""
 
 import math
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,9 @@ from tasks.base import (
     UserError,
     credits_of,
     default_steps_of,
+    draft_of,
     foreign_of,
+    levels_of,
     mistakes_of,
     notes_of,
     plain_texts_of,
@@ -42,6 +45,7 @@ def steps(own):
 
 NO_STEPS = ("x", None, 0, -3, True, 2.5)
 
+NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})
 PROBLEM = Problem("own", 1, "a", "b", "k")
 
 
@@ -55,6 +59,16 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
         ),
         (lambda t: problems_of(t, "train"), {"problems": lambda split: [3]}, "returned 3 among"),
         (lambda t: problems_of(t, "train"), {"problems": raises}, "problems() raised ValueError"),
+        (
+            lambda t: problems_of(t, ""),
+            {"problems": lambda split: [NUMPYS]},
+            "is not what JSON can",
+        ),
+        (
+            lambda t: draft_of(t)(PROBLEM)("a"),
+            {"draft": lambda problem: lambda text: "\ud800"},
+            "the guesser of draft() returned '\\ud800'; it must return a text",
+        ),
         (lambda t: plain_texts_of(t, "train"), {"plain_texts": raises}, "raised ValueError: lost"),
         (
             lambda t: plain_texts_of(t, "train"),
@@ -66,6 +80,8 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
             {"plain_texts": lambda split: [1]},
             "plain_texts() returned [1]; it must return texts",
         ),
+        (lambda t: problems_of(t, ""), {"problems": lambda split: count()}, "more than 1,000,000"),
+        (lambda t: levels_of(t, 1), {"levels": lambda level: count()}, "more than 1,000,000"),
         (lambda t: foreign_of(t, 1), {"foreign": raises}, "foreign() raised ValueError: lost"),
         (lambda t: foreign_of(t, 1), {"foreign": lambda level: 3}, "foreign() returned 3;"),
         (notes_of, {"notes": 3}, "notes is 3; it must be a list of texts"),

@@ -3,6 +3,7 @@ in one line.
 """
 
 import json
+import math
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.text import shortened
 from grpo.variance import classify
 from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of, scores_of_groups
 
@@ -84,17 +86,19 @@ def test_a_task_that_declares_no_range_earns_from_0_to_1():
         (
             [Score(np.float32("nan"), value=0.5)],
             None,
-            f"a reward of {np.float32('nan')!r} for completion 1; it must be a finite number",
+            f"a reward of {np.float32('nan')!r} for completion 1; it must be a "
+            "finite number, up to 1e+30",
         ),
         (
             [Score(10**400)],
             None,
-            f"a reward of {10**400} for completion 1; it must be a finite number",
+            f"a reward of {shortened(str(10**400))} for completion 1; it must be a "
+            "finite number, up to 1e+30",
         ),
         (
             [Score(np.array([0.5]))],
             UNSET,
-            "a reward of array([0.5]) for completion 1; it must be a finite number",
+            "a reward of array([0.5]) for completion 1; it must be a finite number, up to 1e+30",
         ),
         (
             [Score(0.5, parts=None)],
@@ -114,7 +118,19 @@ def test_what_is_refused(scores, limits, line):
 
 
 @pytest.mark.parametrize(
-    "limits", [(0, 0), (1, 0), (0,), (0, 1, 2), (0, float("inf")), ("0", "1"), "01", 1.0, (None, 1)]
+    "limits",
+    [
+        (0, 0),
+        (1, 0),
+        (0,),
+        (0, 1, 2),
+        (0, float("inf")),
+        (0, 1e31),
+        ("0", "1"),
+        "01",
+        1.0,
+        (None, 1),
+    ],
 )
 def test_a_range_that_is_none_is_refused(limits):
     with pytest.raises(UserError, match="^task given: reward_range is .*; give the lowest and the"):
@@ -153,6 +169,8 @@ def test_an_answer_of_the_highest_value_is_exact():
     [
         ({"trap": 1}, "'trap' 1 for completion 1; give the name of a trap, or None"),
         ({"reward/x": "a"}, "'reward/x' 'a' for completion 1; a component of the reward is a"),
+        ({"reward/x": math.inf}, "'reward/x' inf for completion 1; a component of the reward is a"),
+        ({"reward/x": 10**400}, f"'reward/x' {shortened(str(10**400))} for completion 1; a compon"),
         ({"reward/x": True}, "'reward/x' True for completion 1; a component of the reward is a"),
     ],
 )

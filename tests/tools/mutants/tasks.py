@@ -244,9 +244,22 @@ TABLE = {
     ("tasks/shaping.py", "tasks/test_explanations.py"): [
         ("the shorter text divides", "explain", "written > wanted", "written < wanted"),
     ],
+    ("tasks/audit.py", "test_audit.py::test_rewards_of_right_answers"): [
+        (
+            "rewards that pay anything pass",
+            "_wrong_rewards",
+            "2 * len(others) > len(problems)",
+            "False",
+        ),
+        ("shifted rewards pass", "_wrong_rewards", "not any(map(any, right))", "not right[0][0]"),
+    ],
+    ("tasks/function_digest.py", "tasks/test_function_digest.py"): [
+        ("defaults and body do not count", "_source", "ast.unparse(node)", "''"),
+    ],
     ("tasks/optional.py", "tasks/test_optional.py"): [
         ("credits in any order", "_plain_pairs", "any(map(operator.gt, ends, ends[1:]))", "False"),
         ("credits behind the text", "_plain_pairs", "ends[-1] <= length", "True"),
         ("no steps at all", "default_steps_of", "steps < 1", "False"),
+        ("a task that never ends", "_listed", "islice(found, MOST + 1)", "islice(found, MOST)"),
     ],
 }
