@@ -10,9 +10,10 @@ joined by others.
 import codecs
 import hashlib
 import itertools
+import math
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ MIN_WORDS = 40
 SPLIT_SALT = "interleave"
 SHINGLE = 5  # words
 NEAR = 0.8  # share of a document's shingles from which on it repeats another that has them
+ROUNDING = 1e-6  # of NEAR times a number of shingles
 MAX_TEXT = (
     20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
 )
@@ -200,25 +202,48 @@ def _add(where: str, document: Document, into: Path, shingles: "_Shingles") -> s
 class _Shingles:
     """An index of documents by their sequences of `SHINGLE` words (Broder 1997).
 
-    It finds the document that a new one repeats.
+    It finds the document that a new one repeats. A document that has enough of the new one's
+    sequences has one of its rarest, whatever else many share (prefix filtering, Bayardo, Ma &
+    Srikant 2007).
     """
 
     def __init__(self) -> None:
-        self._titles: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        self._numbers: dict[tuple[str, ...], int] = {}  # of the sequences
+        self._having: list[list[int]] = []  # the documents that have each sequence
+        self._documents: list[tuple[str, frozenset[int]]] = []  # title and sequences of each
 
     def add(self, document: Document) -> None:
+        own = set()
         for shingle in self._of(document):
-            self._titles[shingle].append(document.title)
+            number = self._numbers.setdefault(shingle, len(self._having))
+            if number == len(self._having):
+                self._having.append([])
+            self._having[number].append(len(self._documents))
+            own.add(number)
+        self._documents.append((document.title, frozenset(own)))
 
     def nearest(self, document: Document) -> tuple[str, float]:
         """Return the title of the document that has most of this one's sequences, and their share.
 
-        Returns ("", 0.0) if no document shares a sequence of words with it.
+        Returns ("", 0.0) if no document has a share of `NEAR`.
         """
-        own = self._of(document)
-        shared = Counter(title for shingle in own for title in self._titles.get(shingle, ()))
-        count, title = max(((count, title) for title, count in shared.items()), default=(0, ""))
-        return title, count / len(own)
+        shingles = self._of(document)
+        known = [self._numbers[shingle] for shingle in shingles if shingle in self._numbers]
+        own = frozenset(known)
+
+        # Sequences that a document may lack, and one more; those that nobody has are the rarest.
+        rarest = len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING) + 1
+        rarest = max(0, rarest - (len(shingles) - len(known)))
+        known.sort(key=lambda number: len(self._having[number]))
+        candidates = {each for number in known[:rarest] for each in self._having[number]}
+
+        shared = (
+            (len(own & sequences), title)
+            for title, sequences in (self._documents[number] for number in candidates)
+        )
+        count, title = max(shared, default=(0, ""))
+        share = count / len(shingles)
+        return (title, share) if share >= NEAR else ("", 0.0)
 
     @staticmethod
     def _of(document: Document) -> set[tuple[str, ...]]:

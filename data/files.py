@@ -5,6 +5,7 @@ leaves no half files.
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,28 +136,38 @@ def raw_json(value: Any) -> msgspec.Raw:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file aside and rename it, so that it is either whole or unchanged.
 
-    A device or a named pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses
-    the content.
+    Of several threads or processes that write the same file, the last one wins. A device or a named
+    pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses the content.
     """
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.partial")
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.unlink(missing_ok=True)
-        try:
-            with open(aside, "xb") as file:  # a new file, so no link is followed
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-            sync(path.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as aside, open(aside, "wb") as file:
+            file.write(content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a file to write, which replaces `path` when the block ends, and vanishes if it fails.
+
+    Yields a device or a named pipe itself. Raises OSError if the disk refuses it.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+
+    aside = path.with_name(f".{path.name}.{threading.get_native_id()}.partial")
+    aside.unlink(missing_ok=True)
+    try:
+        open(aside, "xb").close()  # a new file, so no link is followed
+        yield aside
+        sync(aside)
+        os.replace(aside, path)
+        sync(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def open_own(path: Path, mode: str) -> Any:

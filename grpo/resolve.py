@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 
 from grpo.config import Config
-from tasks.base import Task, UserError
+from tasks.base import Task, UserError, default_steps_of
 
 # Defaults for models other than the embedded one: the rank of the adapter and the number of steps.
 # A run whose last level is solved ends sooner.
@@ -45,7 +45,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     steps = config.steps
     if steps is None and is_builtin:
-        steps = getattr(task, "default_steps", lambda level: 100)(level)
+        steps = default_steps_of(task, level)
 
     prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
     promote_by, promote_at = config.promotion

@@ -1,23 +1,29 @@
-"""Check, from what a run has stored, that no evaluated problem was trained on.
+"""Check, from what a run has stored, that no evaluated problem was trained on, and that rewards
+belong to their problems.
 
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
 from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
-that differ only in the order of their factors, and a corpus that has changed since the run. The
-exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot be
-read.
+that differ only in the order of their factors, and a corpus that has changed since the run.
+
+It scores the right answers of some of these problems for each other as well. So it finds rewards
+that are shifted by a problem, or that pay any answer. A task with continuous rewards, whose targets
+never score 1, is not judged.
+
+The exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot
+be read.
 """
 
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
-from data.text import escape_control
+from data.text import escape_control, shortened
 from tasks.base import (
     Parser,
     Problem,
@@ -25,14 +31,20 @@ from tasks.base import (
     UserError,
     blaming,
     exit_status,
+    is_right,
     load_task,
     require_trusted_task,
+    scores_of,
     sources_of,
     summary_of,
 )
 
 # The kinds of sources that decide what the problems are.
 PROBLEMS = ("dataset", "corpus", "task")
+
+# Problems whose right answers are scored for each other, and completions of one call of `score`.
+SCORED = 16
+AT_ONCE = 4
 
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
@@ -52,7 +64,8 @@ class StoredProblems:
     - `evaluated`: the file of each evaluated problem, by key and prompt;
     - `shown`: the file of each example that a prompt shows with its answer, by key;
     - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
-    - `wrong_keys`: a line for each problem whose stored key is not that of its data.
+    - `wrong_keys`: a line for each problem whose stored key is not that of its data;
+    - `by_target`: a problem for each right answer, the first one, trained on or evaluated.
 
     Other keys are those computed again from the problem's data.
     """
@@ -62,6 +75,7 @@ class StoredProblems:
     shown: dict[str, str] = field(default_factory=dict)
     by_step: dict[int, set[str]] = field(default_factory=dict)
     wrong_keys: list[str] = field(default_factory=list)
+    by_target: dict[str, Problem] = field(default_factory=dict)
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
@@ -73,7 +87,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     check_links(folder)
     config = read_yaml(folder / "config.yaml")
     require_trusted_task(config["task"], config["task_options"], allowed, folder)
-    task = load_task(config["task"], options=config["task_options"])
+    task = load_task(config["task"], config.get("reward"), config["task_options"])
 
     stored = _read_stored(folder, task)
     listed, before = _listed(folder)
@@ -85,6 +99,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
         *_wrong_start(start, before),
         *_wrong_lists(folder, listed, before, stored.by_step),
         *_other_sources(config, task),
+        *_wrong_rewards(task, list(stored.by_target.values())),
     ]
     return found, _summary(stored, before, start)
 
@@ -102,6 +117,8 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
                     f"data give {key}"
                 )
 
+            if problem.target:
+                stored.by_target.setdefault(problem.target, problem)
             for example in line.get("shots", ()):
                 stored.shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
@@ -237,6 +254,39 @@ def _other_sources(config: dict, task: Task) -> list[str]:
     return found
 
 
+def _wrong_rewards(task: Task, problems: Sequence[Problem]) -> list[str]:
+    """Return how the rewards of right answers are wrong: for their own problem, or for another."""
+    problems = problems[:SCORED]  # neighbours, as they were drawn
+    targets = [problem.target for problem in problems]
+    right = [_right(task, problem, targets) for problem in problems]
+    if not any(map(any, right)):  # continuous rewards
+        return []
+
+    wrong = [i for i, row in enumerate(right) if not row[i]]
+    others = [i for i, row in enumerate(right) if any(row[:i] + row[i + 1 :])]
+    if wrong:
+        shown = problems[wrong[0]]
+        swapped = len({*wrong} & {*others})
+        return [
+            f"rewards: {len(wrong)} of {len(problems)} right answers do not score 1, e.g. "
+            f"{shortened(shown.target)!r} to {_short(shown.prompt)}; for {swapped} of these "
+            "problems the right answer of another one does"
+        ]
+    # A few problems may share right answers that are written differently.
+    if 2 * len(others) > len(problems):
+        return [
+            f"rewards: for {len(others)} of {len(problems)} problems the right answer of another "
+            "one scores 1 as well"
+        ]
+    return []
+
+
+def _right(task: Task, problem: Problem, targets: Sequence[str]) -> list[bool]:
+    """Return which of the `targets` are right answers to a problem, as the task scores them."""
+    batches = [targets[i : i + AT_ONCE] for i in range(0, len(targets), AT_ONCE)]
+    return [is_right(score) for batch in batches for score in scores_of(task, problem, batch)]
+
+
 def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
     """Return how the keys `listed` in a file differ from those that were `trained` on."""
     missing, extra = sorted(trained - listed), sorted(listed - trained)
@@ -266,7 +316,7 @@ def report(arguments: list[str] | None) -> int:
     """Print what was found; return 1 if anything was."""
     parser = Parser(
         prog="python -m tasks.audit",
-        description="Look for evaluated problems that were trained on.",
+        description="Look for evaluated problems that were trained on, and for shifted rewards.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
     parser.add_argument(

@@ -4,11 +4,13 @@
 """
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
-from tasks.checks import calling
+from tasks.checks import calling, process_unchanged
+from tasks.function_digest import function_digest
 from tasks.optional import (
     answer_of,
     credits_of,
     declared_budget,
+    default_steps_of,
     draft_of,
     foreign_of,
     levels_of,
@@ -16,6 +18,7 @@ from tasks.optional import (
     notes_of,
     plain_texts_of,
     problems_of,
+    python_functions_of,
     sources_of,
     summary_of,
     unseen_texts,
@@ -57,11 +60,13 @@ __all__ = [
     "check_wording",
     "credits_of",
     "declared_budget",
+    "default_steps_of",
     "draft_of",
     "exit_status",
     "explain",
     "flags_of_tasks",
     "foreign_of",
+    "function_digest",
     "implied_task",
     "is_of_project",
     "is_right",
@@ -77,7 +82,9 @@ __all__ = [
     "problem_at",
     "problem_stream",
     "problems_of",
+    "process_unchanged",
     "programs_of",
+    "python_functions_of",
     "range_of",
     "require_trusted_task",
     "rescaled",

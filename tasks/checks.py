@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from data.errors import UserError
-from data.text import shortened, shown
+from data.text import is_encodable, shortened, shown
 from tasks.protocol import Problem, Task
 
 FIELDS: dict[str, type] = {
@@ -25,6 +26,14 @@ FIELDS: dict[str, type] = {
     "key": str,
     "data": Mapping,
 }
+
+# What a task has and may have, see `tasks.protocol.Task`.
+MEMBERS = (
+    "name rewards reward default_level make score reward_range default_steps climbs metric "
+    "level_unit options key family_size max_new_tokens draft credits credited sources levels "
+    "plain_texts answer mistakes problems notes score_groups watch program from_python "
+    "python_functions placeholders wording unseen foreign"
+).split()
 
 # Where the code of Python and of installed packages begins.
 LIBRARIES = (
@@ -75,9 +84,54 @@ def raised(what: str, error: BaseException) -> TaskError:
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
+@contextmanager
+def process_unchanged(where: str) -> Iterator[None]:
+    """Raise UserError, which begins with `where`, if the block changes what a process has once.
+
+    That is its working directory, from where the files of a run are found, and torch's default
+    precision and device, with which the trainer makes tensors. They are restored.
+    """
+    folder, defaults = os.getcwd(), _torch_defaults()
+    yield
+    try:
+        after = os.getcwd()
+    except FileNotFoundError:
+        after = "a folder that is gone"
+    if after != folder:
+        os.chdir(folder)
+        raise UserError(
+            f"{where} changed the working directory to {after}; give subprocess a cwd=..., or run "
+            "rewards in processes of their own (--reward-workers processes:4)"
+        )
+
+    if (changed := _torch_defaults()) != defaults:
+        import torch  # has been imported already
+
+        torch.set_default_dtype(getattr(torch, defaults[0]))
+        # With "cpu" torch would look at each call.
+        torch.set_default_device(None if defaults[1] == "cpu" else defaults[1])
+        raise UserError(
+            f"{where} changed torch's defaults from {' on '.join(defaults)} to "
+            f"{' on '.join(changed)}; give dtype=... and device=... where tensors are made, or run "
+            "rewards in processes of their own (--reward-workers processes:4)"
+        )
+
+
+def _torch_defaults() -> tuple[str, str]:
+    """Return torch's default precision and device. A program that has not imported it has these."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "float32", "cpu"
+    return str(torch.get_default_dtype()).removeprefix("torch."), str(torch.get_default_device())
+
+
 def check_task(task: Any, spec: str) -> None:
     """Raise UserError unless `task` has what every task must have."""
     where = f"--task {spec}"
+
+    for member in MEMBERS:  # a property may raise
+        with calling(f"{where}: {member}"):
+            getattr(task, member, None)
 
     name = getattr(task, "name", None)
     if not isinstance(name, str) or not name:
@@ -91,6 +145,14 @@ def check_task(task: Any, spec: str) -> None:
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
         raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
 
+    reward = getattr(task, "reward", None)
+    if reward is not None and not (isinstance(reward, str) and reward in rewards):
+        names = ", ".join(rewards) or "none, so give this member another name"
+        raise UserError(
+            f"{where}: reward is {shown(reward)}; it must be the name of one of its rewards: "
+            f"{names}"
+        )
+
     for name in ("metric", "level_unit"):
         text = getattr(task, name, "")
         if not isinstance(text, str):
@@ -99,6 +161,12 @@ def check_task(task: Any, spec: str) -> None:
     level = getattr(task, "default_level", 1)
     if isinstance(level, bool) or not isinstance(level, int):
         raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
+
+
+def is_task(value: Any) -> bool:
+    """Return whether `value` has the methods of a task, and a name."""
+    has_methods = all(callable(getattr(value, method, None)) for method in ("make", "score"))
+    return has_methods and isinstance(getattr(value, "name", None), str)
 
 
 def finite_number(given: Any) -> float | None:
@@ -207,9 +275,9 @@ class CheckedGuess:
         """Return the continuation of `text`. Raises UserError unless it is a text."""
         with calling(f"task {self.task.name}: the guesser of draft()"):
             guessed = self.guess(text)
-        if not isinstance(guessed, str):
+        if not isinstance(guessed, str) or not is_encodable(guessed):
             raise UserError(
-                f"task {self.task.name}: the guesser of draft() returned {guessed!r}; it must "
+                f"task {self.task.name}: the guesser of draft() returned {shown(guessed)}; it must "
                 "return a text"
             )
         return guessed

@@ -3,13 +3,29 @@
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import CheckedGuess, calling, finite_number, maps_texts
+from tasks.checks import (
+    CheckedGuess,
+    calling,
+    check_problem,
+    finite_number,
+    is_task,
+    maps_texts,
+)
 from tasks.protocol import Problem, Task, key_of
+
+# The most problems, texts or levels that a task returns; a generator without end is a mistake.
+MOST = 10_000_000
+
+# Training steps of a task that declares no number.
+STEPS = 100
 
 # For each completion, pairs (end, amount): what the word that ends at character `end` earned.
 Credits = list[tuple[tuple[int, float], ...]]
@@ -68,6 +84,10 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     reward = getattr(task, "reward", None)
     credited = getattr(task, "credited", (reward,))
+    if isinstance(credited, str) or not isinstance(credited, Collection):
+        raise UserError(
+            f"task {task.name}: credited is {shown(credited)}; it must be a tuple of names"
+        )
     if reward not in credited:
         raise UserError(
             f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
@@ -77,7 +97,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     def checked(problem: Problem, completions: Sequence[str]) -> Credits:
         where = f"task {task.name}, problem {problem.key}: credits()"
         with calling(where):
-            given = list(credits(problem, completions))
+            given = list(credits(problem, list(completions)))
         if len(given) != len(completions):
             raise UserError(
                 f"{where} returned {len(given)} lists for {len(completions)} completions; it must "
@@ -144,6 +164,46 @@ def declared_budget(task: Task, level: int) -> int:
     return int(declared)
 
 
+def default_steps_of(task: Task, level: int) -> int:
+    """Return how many steps train the embedded model at `level` if no number is asked for.
+
+    Raises UserError unless it is a whole number from 1 up.
+    """
+    where = f"task {task.name}: default_steps({level})"
+    with calling(where):
+        steps = getattr(task, "default_steps", lambda level: STEPS)(level)
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
+        raise UserError(f"{where} returned {shown(steps)}; it must be a whole number from 1 up")
+    return int(steps)
+
+
+def own_programs_of(task: Task) -> list[Path]:
+    """Return the files of the user's own that a task executes, besides its own file.
+
+    Raises UserError unless its `program` is a list of paths of files.
+    """
+    where = f"task {task.name}: program"
+    given: Any = getattr(task, "program", ())
+    is_list = isinstance(given, list | tuple)
+    if not is_list or not all(isinstance(file, str | os.PathLike) for file in given):
+        raise UserError(f"{where} is {shown(given)}; it must be a list of paths")
+
+    files = [Path(file) for file in given]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{where} names {file}; there is no such file")
+    return files
+
+
+def python_functions_of(task: Task) -> Mapping[str, Callable]:
+    """Return the functions that a task was given in Python, by name; {} for most tasks.
+
+    They are compared when a run is resumed, as the files of `program` are.
+    """
+    found: Mapping[str, Callable] = getattr(task, "python_functions", {})
+    return found
+
+
 def levels_of(task: Task, level: int) -> list[int]:
     """Return the levels on the way to `level`, the easiest first; [] if the task names none.
 
@@ -151,7 +211,7 @@ def levels_of(task: Task, level: int) -> list[int]:
     are easier.
     """
     with calling(f"task {task.name}: levels({level})"):
-        levels = list(getattr(task, "levels", lambda level: ())(level))
+        levels = _listed(getattr(task, "levels", lambda level: ())(level))
     if not all(isinstance(each, int) for each in levels):
         raise UserError(
             f"task {task.name}: levels({level}) returned {levels!r}; it must return whole numbers"
@@ -167,7 +227,7 @@ def plain_texts_of(task: Task, split: str) -> list[str]:
     """
     where = f"task {task.name}: plain_texts()"
     with calling(where):
-        found = list(getattr(task, "plain_texts", lambda split: ())(split))
+        found = _listed(getattr(task, "plain_texts", lambda split: ())(split))
     if not all(isinstance(text, str) for text in found):
         raise UserError(f"{where} returned {shown(found)}; it must return texts")
     return found
@@ -180,11 +240,20 @@ def problems_of(task: Task, split: str) -> list[Problem]:
     """
     where = f"task {task.name}: problems()"
     with calling(where):
-        found = list(getattr(task, "problems", lambda split: ())(split))
+        found = _listed(getattr(task, "problems", lambda split: ())(split))
     for each in found:
         if not isinstance(each, Problem):
             raise UserError(f"{where} returned {shown(each)} among them; it must return Problems")
+        check_problem(each, f"{where} returned a problem that")
     return found
+
+
+def _listed(found: Iterable[Any]) -> list[Any]:
+    """Return what a task returned as a list. Raises ValueError if it does not end."""
+    listed = list(islice(found, MOST + 1))
+    if len(listed) > MOST:
+        raise ValueError(f"it returned more than {MOST:,}")
+    return listed
 
 
 def notes_of(task: Task) -> list[str]:
@@ -250,7 +319,15 @@ def unseen_texts(task: Task, known: Collection[str]) -> Task:
     texts is returned unchanged.
     """
     unseen = getattr(task, "unseen", None)
-    return unseen(known) if unseen else task
+    if unseen is None:
+        return task
+
+    where = f"task {task.name}: unseen()"
+    with calling(where):
+        found: Any = unseen(known)
+    if not is_task(found):
+        raise UserError(f"{where} returned {shown(found)}; it must return a task")
+    return found
 
 
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
@@ -262,7 +339,7 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     where = f"task {task.name}: foreign()"
     with calling(where):
         found: Any = getattr(task, "foreign", lambda level: {})(level)
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or not all(map(is_task, found.values())):
         raise UserError(f"{where} returned {shown(found)}; it must map names to tasks")
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling
+from tasks.checks import calling, process_unchanged
 
 
 def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
@@ -15,7 +15,7 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
 
     `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
     the same name do not replace each other. Raises UserError, which begins with `where`, if there
-    is no such file or if it raises an exception.
+    is no such file, if it raises an exception, or if it changes the process (`process_unchanged`).
     """
     if not path.is_file():
         raise UserError(f"{where}: no file {path}")
@@ -26,7 +26,7 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
 
     # Dataclasses look up postponed annotations in sys.modules.
     sys.modules[spec.name] = module
-    with calling(f"{where}: the file"):
+    with process_unchanged(f"{where}: the file"), calling(f"{where}: the file"):
         spec.loader.exec_module(module)
     return getattr(module, name, None)
 

@@ -80,13 +80,14 @@ def is_right(score: Score) -> bool:
 class Task(Protocol):
     """What the trainer asks of a task. A constructor without arguments must work.
 
-    `rewards` are the names for --reward, the default first; () if there is only one reward.
+    `rewards` are the names for --reward, the default first; () if there is only one reward. A task
+    with several has an attribute `reward`, the name of the one in use.
 
     A task may also have:
 
     - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
       then no group is called solved or failed, and each `Score` gives its `value`;
-    - `default_steps(level)`: the number of training steps if none is asked for;
+    - `default_steps(level)`: see `default_steps_of`;
     - `climbs`: whether a run begins with the easier levels of `tasks.levels.LADDER`;
     - `metric`: what reports call the score; `level_unit`: what a level counts ("words");
     - `options`: a mapping of flag to help. Each flag is also a keyword of the constructor, which
@@ -104,8 +105,9 @@ class Task(Protocol):
     - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
     - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
       `watch(show)`: see `watch_scoring`;
-    - `program`: the files of the user's own that it executes; `from_python`: whether it was made
-      from Python values, so that no command line can load it;
+    - `program`: a list of the files of the user's own that it executes; `from_python`: whether it
+      was made from Python values, so that no command line can load it; `python_functions`: see
+      `python_functions_of`;
     - `placeholders`: what a wording of the user's own may contain: a mapping of name to a function
       that makes the text from a problem's `data`, e.g. ``{"words": lambda data:
       " ".join(data["words"])}``. `load_task` keeps the wording as the task's attribute `wording`,

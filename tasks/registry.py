@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling, check_options, check_task
+from tasks.checks import calling, check_options, check_task, process_unchanged
 from tasks.explanations import explain_parts
+from tasks.optional import own_programs_of
 from tasks.own_files import load_from_file
 from tasks.protocol import Problem, Score, Task
 from tasks.wording import check_placeholders
@@ -69,7 +70,8 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
 
     keywords |= {name.replace("-", "_"): value for name, value in options.items()}
     keywords |= _argument(spec, task_class)
-    with calling(f"--task {spec}: its constructor"):
+    where = f"--task {spec}: its constructor"
+    with process_unchanged(where), calling(where):
         task = task_class(**keywords)
     check_task(task, spec)
     return task
@@ -135,7 +137,7 @@ def _load_class(spec: str) -> Any:
 def programs_of(spec: str, task: Task) -> list[Path]:
     """Return the files that a user's task or reward function executes."""
     task_file = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
-    return task_file + list(getattr(task, "program", ()))
+    return task_file + own_programs_of(task)
 
 
 def require_trusted_task(

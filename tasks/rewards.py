@@ -28,7 +28,7 @@ from data.text import shown
 from tasks.checks import finite_number
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
-from tasks.scoring import Range, is_within
+from tasks.scoring import LARGEST, Range, is_within
 
 # Because of rounding, a sum of components may be this far below the highest reward.
 ROUNDING = 1e-9
@@ -74,6 +74,10 @@ class RewardFunctions:
         calls = Calls(self.settings.workers, self.settings.timeout, self.settings.program)
         weakref.finalize(self, calls.close)
         return calls
+
+    def by_name(self) -> dict[str, Callable]:
+        """Return the functions by their names."""
+        return {function.name: function.function for function in self.functions}
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if a function has a parameter that the `row` lacks."""
@@ -303,7 +307,7 @@ def _checked(result: Any, name: str, whose: str) -> _Result:
                 f"{whose}: returned a component called {key!r}; its name must be a text"
             )
         number = finite_number(value)
-        if number is None:
+        if number is None or abs(number) > LARGEST:
             which = f"{key!r}: " if is_named else ""
             raise UserError(
                 f"{whose}: returned {which}{shown(value)}; it must return a finite "

@@ -133,6 +133,7 @@ class Rows:
             program=reward_file if in_processes else None,
         )
         self.functions = RewardFunctions(functions, settings)
+        self.python_functions = {} if reward_file else self.functions.by_name()
 
         names = _pairs(options.columns, "--columns")
         problems = [_problem(row, names, self.name) for row in read_rows(data)]

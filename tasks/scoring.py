@@ -1,17 +1,19 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling, finite_number
+from data.text import shown
+from tasks.checks import calling, finite_number, process_unchanged
 from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
+
+# No reward is further from 0, so that sums and squares of rewards are finite.
+LARGEST = 1e30
 
 # The lowest and the highest reward.
 Range = tuple[float, float]
@@ -28,10 +30,11 @@ def range_of(task: Task) -> Range | None:
 
     given = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
     ends = [end for end in given if end is not None]
-    if len(given) != 2 or len(ends) != 2 or ends[0] >= ends[1]:
+    is_range = len(given) == len(ends) == 2 and ends[0] < ends[1]
+    if not is_range or max(map(abs, ends)) > LARGEST:
         raise UserError(
             f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
-            "reward, e.g. (-1.0, 0.0), or None if they are not known"
+            f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
         )
     return ends[0], ends[1]
 
@@ -50,8 +53,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     completion, with finite numbers within the task's range and parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with _in_place(where), calling(where):
-        scores = list(task.score(problem, completions))
+    with process_unchanged(where), calling(where):
+        scores = list(task.score(problem, list(completions)))
     return _all_checked(task, problem, completions, scores)
 
 
@@ -68,8 +71,8 @@ def scores_of_groups(
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
     where = f"task {task.name}: score_groups()"
-    with _in_place(where), calling(where):
-        found = list(score_groups(groups))
+    with process_unchanged(where), calling(where):
+        found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(
             f"task {task.name}: score_groups() returned {len(found)} lists for {len(groups)} "
@@ -79,26 +82,6 @@ def scores_of_groups(
         _all_checked(task, problem, completions, list(scores))
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
-
-
-@contextmanager
-def _in_place(where: str) -> Iterator[None]:
-    """Raise UserError, which begins with `where`, if the block changes the working directory.
-
-    It belongs to the whole process, and the files of a run are found from there. It is restored.
-    """
-    before = os.getcwd()
-    yield
-    try:
-        after = os.getcwd()
-    except FileNotFoundError:
-        after = "a folder that is gone"
-    if after != before:
-        os.chdir(before)
-        raise UserError(
-            f"{where} changed the working directory to {after}; give subprocess a cwd=..., or run "
-            "rewards in processes of their own (--reward-workers processes:4)"
-        )
 
 
 def _all_checked(
@@ -119,6 +102,11 @@ def _all_checked(
             checked.append(_checked(score, reward_range, f"for completion {i}"))
         except ValueError as error:
             raise UserError(f"{where}: score() returned {error}") from error
+        except RecursionError as error:
+            raise UserError(
+                f"{where}: score() returned parts for completion {i} that hold themselves, or are "
+                "nested too deeply"
+            ) from error
     return checked
 
 
@@ -146,9 +134,13 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
-        is_number = isinstance(part, int | float) and not isinstance(part, bool)
-        if name.startswith(COMPONENT) and not is_number:
-            raise ValueError(f"{name!r} {part!r} {whose}; a component of the reward is a number")
+        number = None if isinstance(part, bool) else finite_number(part)
+        is_component = number is not None and abs(number) <= LARGEST
+        if name.startswith(COMPONENT) and not is_component:
+            raise ValueError(
+                f"{name!r} {shown(part)} {whose}; a component of the reward is a number, up to "
+                f"{LARGEST:g}"
+            )
     checked = replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
     return replace(checked, exact=is_right(checked))
 
@@ -159,8 +151,10 @@ def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
     Raises ValueError, which begins with `name`, if it is no finite number or further outside.
     """
     number = finite_number(given)
-    if number is None:
-        raise ValueError(f"a {name} of {given!r} {whose}; it must be a finite number")
+    if number is None or abs(number) > LARGEST:
+        raise ValueError(
+            f"a {name} of {shown(given)} {whose}; it must be a finite number, up to {LARGEST:g}"
+        )
     if limits is None:
         return number
 

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.tools import train
+from tasks.arithmetic import Arithmetic
 from tasks.audit import audit, main
+from tasks.base import Score
 
 ROLLOUTS = "rollouts/{}.jsonl.zst"
 
@@ -117,6 +120,57 @@ def test_a_trained_problem_whose_expression_was_forged_is_found_by_its_prompt(ru
 
     rewrite(run / ROLLOUTS.format("eval-000003"), plant)
     assert "was trained on, in step-000001.jsonl.zst" in audit(run)[0][0]
+
+
+def shifted(score, targets):
+    """Pay for the right answer of the next problem."""
+    following = dict(zip(targets, [*targets[1:], targets[0]]))
+    return lambda self, problem, texts: score(
+        self, replace(problem, target=following[problem.target]), texts
+    )
+
+
+REWARDS = {
+    "shifted": (
+        shifted,
+        "rewards: 14 of 14 right answers do not score 1, e.g. ",
+        "; for 14 of these problems the right answer of another one does",
+    ),
+    "constant": (
+        lambda score, targets: lambda self, problem, texts: [Score(1.0) for _ in texts],
+        "rewards: for 14 of 14 problems the right answer of another one scores 1 as well",
+        "",
+    ),
+    "one wrong": (
+        lambda score, targets: (
+            lambda self, problem, texts: score(
+                self,
+                replace(problem, target="0") if problem.target == targets[3] else problem,
+                texts,
+            )
+        ),
+        "rewards: 1 of 14 right answers do not score 1, e.g. ",
+        "; for 0 of these problems the right answer of another one does",
+    ),
+    "continuous": (
+        lambda score, targets: lambda self, problem, texts: [Score(0.1 * len(texts))] * len(texts),
+        "",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_rewards_of_right_answers(run, kind, monkeypatch):
+    stored = [*(run / "rollouts").glob("step-*"), *(run / "rollouts").glob("eval-*")]
+    problems = [line["problem"] for path in sorted(stored) for line in read_jsonl_zst(path)]
+    targets = list(dict.fromkeys(problem["target"] for problem in problems))
+    assert len(targets) == 14
+    change, begin, end = REWARDS[kind]
+    monkeypatch.setattr(Arithmetic, "score", change(Arithmetic.score, targets))
+    found = audit(run)[0]
+    assert len(found) == bool(begin)
+    assert not found or (found[0].startswith(begin) and found[0].endswith(end))
 
 
 def test_a_tampered_list_of_seen_problems(run):

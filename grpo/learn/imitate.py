@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
@@ -19,6 +20,7 @@ from grpo.model.policy import Policy
 from grpo.records import Group
 
 
+@torch.enable_grad()  # the code of a user may have switched gradients off
 def imitate(
     policy: Policy,
     optimizer: Optimizer,

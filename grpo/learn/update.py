@@ -123,6 +123,7 @@ class _Figures:
     worst: list[dict[str, Any]]  # the three tokens that differ most
 
 
+@torch.enable_grad()  # the code of a user may have switched gradients off
 def update(
     policy: Policy,
     optimizer: Optimizer,

@@ -5,6 +5,7 @@ and checkpoints of them.
 import copy
 import re
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -59,7 +60,18 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
 
+# While `transformers` loads a model, it patches torch and changes the default precision.
+_LOCK = threading.RLock()
 
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within this context, other threads wait to enter it."""
+    with _LOCK:
+        yield
+
+
+@_one_thread()
 def load_policy(
     spec: str,
     *,
@@ -170,6 +182,8 @@ def _configure_libraries() -> None:
 
 def _device(name: str) -> str:
     """Return the device that --device names. Raises UserError if there is none."""
+    if not isinstance(name, str):
+        raise UserError(f"--device {name!r}: give auto, cpu or cuda")
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
@@ -356,6 +370,7 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
 
 
+@_one_thread()
 def load_shape(spec: str) -> Any:
     """Return the model's configuration, without its weights.
 
@@ -367,6 +382,7 @@ def load_shape(spec: str) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
+@_one_thread()
 def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer of a model. Raises UserError if it cannot be loaded."""
     return _read_tokenizer(resolve(spec))[0]

@@ -37,7 +37,7 @@ _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
-_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
+SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
 
 # The results of `verify`, by (path, time of the manifest).
 _verified: dict[tuple[str, int], str | None] = {}
@@ -82,7 +82,7 @@ def save_checkpoint(
             os.replace(old, final)
         shutil.rmtree(temporary, ignore_errors=True)
 
-        if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
+        if isinstance(error, OSError) or SYSTEM_ERROR.search(str(error)):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise UserError(
                 f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
@@ -201,9 +201,13 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
 
 
 def remove_partial(run: Path) -> None:
-    """Remove the partial checkpoints that a killed process has left."""
+    """Remove the partial checkpoints and files that a killed process has left."""
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
+    for folder in (Path(run), Path(run) / "rollouts"):
+        for path in folder.glob(".*.partial"):
+            if not path.name.startswith(".report."):  # which another process may write now
+                path.unlink()
 
 
 def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:

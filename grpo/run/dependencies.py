@@ -7,6 +7,7 @@ from typing import Any
 from grpo.config import ON_RESUME, Config
 from grpo.config_file import translated
 from grpo.distributed import Ranks
+from grpo.learn.own_loss import OwnLoss
 from grpo.run import checkpoint as checkpoints
 from grpo.run.opening import OpenedRun
 from grpo.run.sources import (
@@ -39,13 +40,13 @@ class Dependencies:
         """Whether the base model has a fingerprint. A hub model has none before its download."""
         return self.sources.get("base") is not None
 
-    def read(self, config: Config, task: Task) -> None:
+    def read(self, config: Config, task: Task, own_loss: OwnLoss | None) -> None:
         """Take the fingerprints, and compare them with those in the checkpoint of a resumed run.
 
         This happens before anything is loaded or written, and again once a model of the hub has
         been downloaded. Raises UserError if a fingerprint differs and the change is not accepted.
         """
-        self.sources = self.ranks.on_rank0(lambda: sources_now(config, task))
+        self.sources = self.ranks.on_rank0(lambda: sources_now(config, task, own_loss))
         checkpoint = self.opened.checkpoint
         if checkpoint is None:
             return

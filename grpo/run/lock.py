@@ -31,6 +31,16 @@ if fcntl:
     os.register_at_fork(after_in_child=_let_go)
 
 
+def _note_owner(file: IO[str], folder: Path) -> None:
+    """Write our process id into the lock file, for whoever finds it locked."""
+    try:
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock `folder` until the block or the process ends.
@@ -47,9 +57,7 @@ def locked(folder: Path) -> Iterator[None]:
                     f"{folder}: process {file.read().strip() or '?'} is training this run; wait "
                     "for its end, or start another run with --name"
                 ) from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            _note_owner(file, folder)
         _HELD.add(file)
         try:
             yield

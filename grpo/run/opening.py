@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.text import quoted, shortened
+from data.text import is_encodable, quoted, shortened
 from grpo.config import ON_RESUME, Config, names_in, spelled
 from grpo.config_file import load_config
 from grpo.distributed import SINGLE, Ranks
@@ -57,9 +57,23 @@ def _open_new(
 
     named = home / config.name if config.name else None
     folder = ranks.on_rank0(lambda: named or new_folder(home, config))
+    require_unicode(folder)
     if ranks.on_rank0(folder.exists):
         raise UserError(f"--name {config.name}: {folder} exists; {_way_on(folder)}")
     return OpenedRun(folder, warnings=warnings), config
+
+
+def require_unicode(folder: Path) -> None:
+    """Raise UserError unless the whole path of `folder` is UTF-8.
+
+    The libraries that write models cannot write to any other, and would say so after the first
+    steps.
+    """
+    if not is_encodable(str(folder.absolute())):
+        raise UserError(
+            f"{folder.absolute()}: the path is not UTF-8, so models cannot be written there; start "
+            "in another folder, or give another name"
+        )
 
 
 def _way_on(folder: Path) -> str:
@@ -92,6 +106,7 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
     path = latest_run(home) if config.resume == "latest" else Path(config.resume)
     checkpoint, warnings = find_resume(path)
     folder = checkpoint.parent.parent
+    require_unicode(folder)
     before = _checkpoint_names(folder)
 
     steps = given.get("steps")

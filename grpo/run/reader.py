@@ -200,4 +200,6 @@ def load_run(path: str | Path) -> RunData:
 
     Raises UserError if the directory is not that of a run.
     """
+    if not isinstance(path, str | Path):
+        raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
     return RunData(path)

@@ -65,7 +65,7 @@ class Run:
         self.has_named_left_out = False  # see `_note_left_out`
 
         if not dependencies.is_complete:
-            dependencies.read(self.config, trainer.task)
+            dependencies.read(self.config, trainer.task, trainer.own_loss)
         self.saver = Saver(self.folder, trainer, console, lambda: dependencies.to_json(self.config))
         self.files: RunFiles | NoFiles = NoFiles()
         before = self.ranks.on_rank0(self._facts_before)

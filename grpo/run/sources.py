@@ -1,10 +1,10 @@
 """Fingerprints of the sources of a run: the files outside its directory that it depends on.
 
 The sources are the base model, the adapter that the run started from, the dataset, the corpus, the
-configuration, and the files of the user's own task and loss. Every checkpoint holds their
-fingerprints in sources.json. `--resume` compares them with those of today and refuses each
-difference, unless `--accept-changes` names its kind. eval.py and grpo.export do the same for the
-base model under an adapter.
+configuration, and the user's own task, reward and loss, which are files or Python functions. Every
+checkpoint holds their fingerprints in sources.json. `--resume` compares them with those of today
+and refuses each difference, unless `--accept-changes` names its kind. eval.py and grpo.export do
+the same for the base model under an adapter.
 
 A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
 hashed completely. Of a file of weights, the header (names, shapes, types) is hashed completely, but
@@ -13,13 +13,13 @@ among them. So 6 GB take well under a second.
 
 Fine-tuning changes every page of the matrices that it trains. A change can be missed if it is
 confined to bytes between the pages, such as a few rows of the embedding. For a user's own task, the
-fingerprint covers its file but not what that imports.
+fingerprint covers its file but not what that imports; for a function see `tasks.function_digest`.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,19 @@ from huggingface_hub import snapshot_download
 
 from data.files import read_json
 from data.text import shortened
-from grpo.choices import SOURCES
+from grpo.choices import FROM_PYTHON, SOURCES
 from grpo.config import Config
-from grpo.learn.own_loss import program_of
+from grpo.learn.own_loss import OwnLoss, program_of
 from grpo.model import load
 from grpo.model.gguf import is_gguf
-from tasks.base import Task, UserError, programs_of, sources_of
+from tasks.base import (
+    Task,
+    UserError,
+    function_digest,
+    programs_of,
+    python_functions_of,
+    sources_of,
+)
 
 NAME = "sources.json"
 DIGITS = 16
@@ -61,17 +68,26 @@ BASE_FILES = (
 Fingerprints = Mapping[str, str]
 
 
-def sources_now(config: Config, task: Task) -> dict[str, Any]:
+def sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[str, Any]:
     """Return today's fingerprints of all kinds except the configuration."""
     dataset = config.dataset
+    rewards = {f"{FROM_PYTHON}{name}": f for name, f in python_functions_of(task).items()}
+    is_in_python = config.loss.startswith(FROM_PYTHON)
+    losses = {config.loss: own_loss.function} if own_loss and is_in_python else {}
     return {
         "base": base_sources(config.model),
         "start": start_sources(config.model, config.start),
         "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
-        "task": {str(file): file_digest(file) for file in programs_of(config.task, task)},
-        "loss": {str(file): file_digest(file) for file in program_of(config.loss)},
+        "task": _programs(programs_of(config.task, task), rewards),
+        "loss": _programs(program_of(config.loss), losses),
     }
+
+
+def _programs(files: Sequence[Path], functions: Mapping[str, Callable]) -> Fingerprints:
+    """Return the fingerprints of the user's own files and Python functions."""
+    of_files = {str(file): file_digest(file) for file in files}
+    return of_files | {name: function_digest(f) for name, f in functions.items()}
 
 
 def base_sources(model: str) -> Fingerprints | None:
@@ -186,6 +202,10 @@ def differences(
     if saved is None or now is None:
         return []
 
+    # Older versions kept no fingerprints of Python functions. To replace a file by a function
+    # changes the configuration.
+    if not any(name.startswith(FROM_PYTHON) for name in saved):
+        now = {name: value for name, value in now.items() if not name.startswith(FROM_PYTHON)}
     return [
         f"{name} {_shown(saved, name, is_config)} → {_shown(now, name, is_config)}"
         for name in sorted({*saved, *now})

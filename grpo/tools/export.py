@@ -11,6 +11,7 @@ login` or HF_TOKEN.
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,8 @@ from grpo.config import names_in
 from grpo.config_file import load_config
 from grpo.model.load import load_policy
 from grpo.model.save import save_model
-from grpo.run.checkpoint import find_resume, step_of
+from grpo.run.checkpoint import SYSTEM_ERROR, find_resume, step_of
+from grpo.run.opening import require_unicode
 from grpo.run.reader import load_run
 from grpo.run.sources import check_base
 from grpo.tools.hub import check_push, push
@@ -132,6 +134,8 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
 
+    require_unicode(folder)
+
     for note in check_base(checkpoint, config.model, accept):
         print(f"grpo.export: {printable(note)}", file=sys.stderr)
 
@@ -148,10 +152,33 @@ def export(
     if dtype:
         model = model.to(getattr(torch, dtype))
 
-    save_model(model, folder)
-    policy.tokenizer.save_pretrained(folder)
-
-    # The card comes last, because peft writes one of its own.
     step = step_of(checkpoint)
-    (folder / "README.md").write_text(card(data, step, adapter=adapter), encoding="utf-8")
+    with _whole(folder):
+        save_model(model, folder)
+        policy.tokenizer.save_pretrained(folder)
+        # The card comes last, because peft writes one of its own.
+        (folder / "README.md").write_text(card(data, step, adapter=adapter), encoding="utf-8")
     return step
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Empty `folder` again if the block, which writes it, fails.
+
+    Raises UserError if the disk refuses a file.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if is_new and folder.is_dir():
+            folder.rmdir()
+        if isinstance(error, OSError) or SYSTEM_ERROR.search(str(error)):
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise UserError(f"{folder}: cannot be written ({reason}); nothing is left there") from (
+                error
+            )
+        raise

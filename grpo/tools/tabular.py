@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data.files import write_whole
+from data.files import replacing, write_whole
 from tasks.base import UserError, needs
 
 Record = Mapping[str, Any]
@@ -40,7 +40,7 @@ def _write_csv(path: Path, records: Iterable[Record]) -> int:
     records = iter(records)
     first = next(records, None)
     count = 0
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(path) as aside, open(aside, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(first or ()))
         writer.writeheader()
         for record in chain([first] if first else [], records):
@@ -60,7 +60,8 @@ def _write_parquet(path: Path, records: Iterable[Record]) -> int:
         import pyarrow
         import pyarrow.parquet
     rows = [_columns(record) for record in records]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with replacing(path) as aside:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), aside)
     return len(rows)
 
 

@@ -111,7 +111,7 @@ def start_run(
 
     dependencies = Dependencies(opened, ranks)
     if opened.checkpoint:
-        dependencies.read(config, task)
+        dependencies.read(config, task, parts.own_loss)
 
     metric = getattr(task, "metric", "score")
     console = Console(RunFormat(config.steps, config.log_every, metric, range_of(task)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from data.text import is_encodable, shown
 from grpo.records import Group, StepReport
-from tasks.base import UserError, calling
+from tasks.base import UserError, calling, process_unchanged
 
 # Its result is ignored. Numbers that it adds to the report's metrics are stored with them.
 Callback = Callable[[StepReport], Any]
@@ -15,9 +15,10 @@ Callback = Callable[[StepReport], Any]
 def run_callback(callback: Callback, report: StepReport) -> None:
     """Call `callback` with the report of a step.
 
-    Raises UserError if it is a coroutine function, if it raises, if it adds a metric that is not a
-    number, or if it changes what the run stores: a metric that was there before, an event, or the
-    groups with their scores and advantages.
+    Raises UserError if it is a coroutine function, if it raises, if it changes the process
+    (`process_unchanged`), if it adds a metric that is not a number, or if it changes what the run
+    stores: a metric that was there before, an event, or the groups with their scores and
+    advantages.
     """
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
     if inspect.iscoroutinefunction(callback):
@@ -26,7 +27,7 @@ def run_callback(callback: Callback, report: StepReport) -> None:
     before = dict(report.metrics)
     events, groups = list(report.events), list(report.groups)
     parts = [_parts(group) for group in groups]
-    with calling(f"{where}, step {report.step}"):
+    with process_unchanged(where), calling(f"{where}, step {report.step}"):
         callback(report)
 
     for name, value in report.metrics.items():

@@ -10,7 +10,7 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversation
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting
-from tasks.base import Problem, Task, declared_budget, problem_stream
+from tasks.base import Problem, Task, UserError, declared_budget, problem_at, problem_stream
 from tasks.supply import Supply
 
 # Problems of a level whose prompts and budgets are tried before training.
@@ -88,7 +88,21 @@ class ProblemStream:
         return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
 
     def check_fit(self, level: int) -> None:
-        """Raise UserError if problems of a level do not fit the context or the budget."""
+        """Raise UserError if problems of a level do not fit the context or the budget.
+
+        Raises it as well if the task does not draw them with its generator alone, because then a
+        resumed run would have others, and evaluations before and after could not be compared.
+        """
+        once, again = (
+            problem_at(self.task, seed=self.config.seed, split="train", level=level, index=0)
+            for _ in range(2)
+        )
+        if once != again:
+            raise UserError(
+                f"task {self.task.name}: make({level}, 'train', rng) returned two problems for the "
+                "same random numbers; draw everything with rng"
+            )
+
         stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
         for problem in islice(fitting(self.policy, stream, []), PROBES):
             check_conversation(self.policy.tokenizer, self.policy.format, problem)

@@ -19,6 +19,7 @@ from data.corpus import (
     main,
     merge,
     split_of,
+    without_repeats,
 )
 from data.errors import UserError
 
@@ -148,6 +149,45 @@ def test_a_chapter_of_a_book_is_no_text_of_its_own(tmp_path):
     chapters = {name: numbered(name, 50) for name in "abc"}
     put(tmp_path, **chapters, book=" ".join(chapters.values()), other=numbered("d", 50))
     assert [document.title for document in load_texts(tmp_path)] == ["book.txt", "other.txt"]
+
+
+def test_documents_of_one_title_are_not_taken_for_one(tmp_path):
+    """Half of a document in one, and half in another, is no repeat."""
+    one, other = ([f"{letter}{n}" for n in range(100)] for letter in "ab")
+    words = [[*one, *"uvwxy"], [*other, *"klmno"], [*one[:50], *other[:50]]]
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"title": "untitled", "text": " ".join(each)}) for each in words]
+    path.write_text("\n".join(lines))
+    assert len(load_texts(path)) == 3
+
+
+def all_compared(documents):
+    """Return what `without_repeats` should, from all pairs of documents."""
+
+    def sequences(document):
+        words = document.words
+        return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+
+    kept = []
+    for document in sorted(documents, key=lambda each: -len(each.words)):
+        own = sequences(document)
+        if all(len(own & sequences(other)) / len(own) < 0.8 for other in kept):
+            kept.append(document)
+    return [document for document in documents if document in kept]
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("abc", max_size=12))),
+)
+def test_no_repeat_is_missed(templates, changes):
+    """The index compares only documents that share a rare sequence of words."""
+    texts = [
+        f"{(text := templates[which % len(templates)])[:at]}{new}{text[at:]}"
+        for which, at, new in changes
+    ]
+    documents = [Document(str(n), " ".join(text)) for n, text in enumerate(texts)]
+    assert without_repeats(documents) == all_compared(documents)
 
 
 def test_one_file_of_texts(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -102,3 +103,16 @@ def test_every_value_that_json_can_write_comes_back(tmp_path_factory, value):
     write_jsonl_zst(path, [{"value": raw_json(value)}, {}])
     # Compared as text, because NaN is not equal to itself, and -0.0 is equal to 0.0.
     assert repr(read_jsonl_zst(path)) == repr([{"value": json.loads(json.dumps(value))}, {}])
+
+
+def test_of_writers_at_once_the_last_one_wins(tmp_path):
+    path = tmp_path / "page.html"
+    contents = [letter * 100_000 for letter in (b"a", b"b", b"c")]
+
+    def write(content):
+        for _ in range(30):
+            write_whole(path, content)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(write, contents))
+    assert path.read_bytes() in contents and list(tmp_path.iterdir()) == [path]

@@ -167,6 +167,16 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert names(tmp_path) == ["step-000020"]
 
 
+def test_files_that_were_being_written_are_removed(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    report = tmp_path / ".report.html.7.partial"  # perhaps another process writes it now
+    for path in (tmp_path / ".config.yaml.7.partial", tmp_path / "rollouts" / ".x.7.partial"):
+        path.touch()
+    report.touch()
+    remove_partial(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [report]
+
+
 def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
     left = tmp_path / "checkpoints" / ".tmp-step-000020"
     left.mkdir(parents=True)

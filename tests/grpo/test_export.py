@@ -11,6 +11,7 @@ import pytest
 import torch
 from fake_hub import fake_hub
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN
@@ -102,6 +103,24 @@ def test_a_full_model(runs, tmp_path, capsys):
         logits(model, tokenizer), logits(AutoModelForCausalLM.from_pretrained(BUILTIN), tokenizer)
     )
     assert "model of step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_is_one_line_and_leaves_nothing(runs, tmp_path, capsys, monkeypatch, exists):
+    """Half a model would be refused as a folder that is not empty, or loaded."""
+
+    def full(model, folder):
+        (folder / "config.json").write_text("{}")
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+
+    monkeypatch.setattr(export, "save_model", full)
+    folder = tmp_path / "out"
+    if exists:
+        folder.mkdir()
+    assert export.main([str(runs / "full"), str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"grpo.export: {folder}: cannot be written (Error while serializing")
+    assert list(tmp_path.iterdir()) == [folder] * exists and not any(tmp_path.rglob("*.json"))
 
 
 def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):

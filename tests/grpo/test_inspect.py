@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -308,6 +309,17 @@ def test_export(run, tmp_path, capsys, monkeypatch):
         in said(capsys, run, "export", tmp_path / "a.parquet", status=2).err
     )
     assert "No such file" in said(capsys, run, "export", tmp_path / "no" / "a.csv", status=2).err
+
+
+def test_an_export_that_fails_leaves_the_older_file(run, tmp_path, capsys):
+    """Half a table would look like a whole one."""
+    broken = Path(shutil.copytree(run, tmp_path / "run"))
+    sorted((broken / "rollouts").glob("step-*"))[-1].write_bytes(b"damaged")
+    path = tmp_path / "a.csv"
+    path.write_text("older")
+    said(capsys, broken, "export", path, status=2)
+    assert path.read_text() == "older"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "run"]
 
 
 def test_an_export_does_not_replace_a_file_of_the_run(copied, capsys):

@@ -4,6 +4,8 @@ ones are loaded.
 
 import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,3 +213,25 @@ def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, 
     with pytest.raises(UserError, match="its adapter does not fit") as error:
         load_policy(str(tiny_model), device="cpu", weights=weights)
     one_line(error)
+
+
+def test_threads_load_one_model_after_the_other(monkeypatch):
+    """`transformers` patches torch meanwhile, and names weights that it has as missing."""
+    inside, most = [], []
+
+    def slow(*arguments):
+        inside.append(arguments)
+        time.sleep(0.05)
+        most.append(len(inside))
+        inside.pop()
+        raise UserError("loaded enough")
+
+    monkeypatch.setattr("grpo.model.load._load_base", slow)
+
+    def load(_):
+        with pytest.raises(UserError, match="loaded enough"):
+            load_policy("builtin", device="cpu")
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(load, range(3)))
+    assert most == [1, 1, 1]

@@ -1,5 +1,6 @@
 """Rewards and losses of one's own: in processes, slow, failing, and from files."""
 
+import json
 import re
 from itertools import count
 from pathlib import Path
@@ -170,6 +171,37 @@ def test_a_loss_may_be_a_function_in_python(home, capsys):
     assert "give it again, as grpo.train(loss=FUNCTION)" in one_line(capsys)
     with pytest.raises(UserError, match="^--loss mse: give one of grpo, .* or path/to/file.py:"):
         train(**options, loss="mse")
+
+
+def test_functions_in_python_are_compared_on_resume(home):
+    def loss(inputs, settings):
+        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+
+    other_loss = lambda inputs, settings: 2 * loss(inputs, settings)  # noqa: E731
+    other_loss.__name__ = "loss"
+    options = dict(reward_range=(0, 1.2))
+    train(ROWS, reward, loss=loss, name="a", **options, **QUICK | {"steps": 1})
+    again = dict(resume="runs/a", steps=2, **options)
+    changed = lambda completion, **row: 0.5  # noqa: E731
+    for given, own_loss, kind, names in (
+        (changed, loss, "task", "python:<lambda> absent → .*, python:reward .* → absent"),
+        (reward, other_loss, "loss", "python:loss .* → .*"),
+    ):
+        line = f"changed since it was saved: {kind}: {names}; undo .* --accept-changes {kind}$"
+        with pytest.raises(UserError, match=line):
+            train(ROWS, given, loss=own_loss, **again)
+    assert len(train(ROWS, reward, loss=loss, **again).metrics) == 2
+
+    # A checkpoint of an older version knows nothing of functions.
+    path = Path("runs/a/checkpoints/step-000002/sources.json")
+    saved = json.loads(path.read_text())
+    assert {*saved["task"], *saved["loss"]} == {"python:reward", "python:loss"}
+    path.write_text(json.dumps(saved | {"task": {}, "loss": {}}))
+    manifest = path.parent / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    del facts["files"]["sources.json"]
+    manifest.write_text(json.dumps(facts))
+    assert len(train(ROWS, changed, loss=loss, **again | {"steps": 3}).metrics) == 3
 
 
 def one_line(capsys):

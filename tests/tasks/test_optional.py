@@ -1,21 +1,28 @@
 """What a task of one's own may have besides: anything wrong is one line that names the member."""
 
 import math
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tasks import optional
 from tasks.base import (
     Problem,
     UserError,
     credits_of,
+    default_steps_of,
+    draft_of,
     foreign_of,
+    levels_of,
     mistakes_of,
     notes_of,
     plain_texts_of,
     problems_of,
+    programs_of,
     sources_of,
+    unseen_texts,
 )
 from tasks.checks import TaskError, check_problem, check_task
 from tasks.supply import family_size
@@ -29,6 +36,17 @@ def raises(*_):
     raise ValueError("lost")
 
 
+def programs(own):
+    return programs_of("data", own)
+
+
+def steps(own):
+    return default_steps_of(own, 2)
+
+
+NO_STEPS = ("x", None, 0, -3, True, 2.5)
+
+NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})
 PROBLEM = Problem("own", 1, "a", "b", "k")
 
 
@@ -42,6 +60,16 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
         ),
         (lambda t: problems_of(t, "train"), {"problems": lambda split: [3]}, "returned 3 among"),
         (lambda t: problems_of(t, "train"), {"problems": raises}, "problems() raised ValueError"),
+        (
+            lambda t: problems_of(t, ""),
+            {"problems": lambda split: [NUMPYS]},
+            "is not what JSON can",
+        ),
+        (
+            lambda t: draft_of(t)(PROBLEM)("a"),
+            {"draft": lambda problem: lambda text: "\ud800"},
+            "the guesser of draft() returned '\\ud800'; it must return a text",
+        ),
         (lambda t: plain_texts_of(t, "train"), {"plain_texts": raises}, "raised ValueError: lost"),
         (
             lambda t: plain_texts_of(t, "train"),
@@ -53,6 +81,8 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
             {"plain_texts": lambda split: [1]},
             "plain_texts() returned [1]; it must return texts",
         ),
+        (lambda t: problems_of(t, ""), {"problems": lambda split: count()}, "more than 1,000"),
+        (lambda t: levels_of(t, 1), {"levels": lambda level: count()}, "more than 1,000"),
         (lambda t: foreign_of(t, 1), {"foreign": raises}, "foreign() raised ValueError: lost"),
         (lambda t: foreign_of(t, 1), {"foreign": lambda level: 3}, "foreign() returned 3;"),
         (notes_of, {"notes": 3}, "notes is 3; it must be a list of texts"),
@@ -67,9 +97,26 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
             "family_size(1) returned 'x'",
         ),
         (lambda t: family_size(t, 1), {"family_size": raises}, "family_size(1) raised ValueError"),
+        (lambda t: foreign_of(t, 1), {"foreign": lambda level: {"a": 3}}, "returned {'a': 3}; it"),
+        (
+            lambda t: unseen_texts(t, ()),
+            {"unseen": lambda known: 3},
+            "unseen() returned 3; it must",
+        ),
+        (lambda t: unseen_texts(t, ()), {"unseen": raises}, "unseen() raised ValueError: lost"),
+        (credits_of, {"credits": raises, "credited": 3}, "credited is 3; it must be a tuple"),
+        (credits_of, {"credits": raises, "credited": "a"}, "credited is 'a'; it must be a tuple"),
+        (programs, {"program": "own.py"}, "program is 'own.py'; it must be a list of paths"),
+        (programs, {"program": 3}, "program is 3; it must be a list of paths"),
+        (programs, {"program": [3]}, "program is [3]; it must be a list of paths"),
+        (programs, {"program": ["gone.py"]}, "program names gone.py; there is no such file"),
+        *((steps, {"default_steps": lambda _, n=n: n}, f"returned {n!r};") for n in NO_STEPS),
+        (steps, {"default_steps": raises}, "default_steps(2) raised ValueError: lost"),
+        (steps, {"default_steps": 3}, "default_steps(2) raised TypeError"),
     ],
 )
-def test_a_wrong_member_is_named_in_one_line(ask, members, line):
+def test_a_wrong_member_is_named_in_one_line(ask, members, line, monkeypatch):
+    monkeypatch.setattr(optional, "MOST", 1000)
     with pytest.raises(UserError) as caught:
         ask(task(**members))
     assert str(caught.value).startswith("task own: ") and line in str(caught.value)
@@ -79,7 +126,8 @@ def test_a_wrong_member_is_named_in_one_line(ask, members, line):
 def test_a_task_without_them_is_a_task():
     assert problems_of(task(), "train") == [] and notes_of(task()) == []
     assert mistakes_of(task()) == {} == sources_of(task())
-    assert family_size(task(), 1) is None
+    assert family_size(task(), 1) is None and programs(task()) == []
+    assert steps(task()) == 100 and steps(task(default_steps=lambda _: np.int64(3))) == 3
 
 
 @pytest.mark.parametrize("name", ["metric", "level_unit"])
@@ -87,6 +135,25 @@ def test_names_are_texts(name):
     members = {name: None, "make": raises, "score": raises}
     with pytest.raises(UserError, match=f"{name} is None; it must be a text"):
         check_task(task(**members), "own.py:Own")
+
+
+def test_a_property_that_raises_is_one_line():
+    class Own:
+        name, make, score = "own", raises, raises
+        draft = property(raises)
+
+    with pytest.raises(UserError, match="^--task own.py:Own: draft raised ValueError: lost"):
+        check_task(Own(), "own.py:Own")
+
+
+@pytest.mark.parametrize("reward", [3, "c", lambda completion: 1.0])
+@pytest.mark.parametrize("rewards, right", [((), "none, so give this m"), (("a", "b"), "a, b")])
+def test_the_reward_in_use_is_one_of_the_rewards(reward, rewards, right):
+    """Else config.yaml cannot hold it, or no resumed run can ask for it."""
+    members = {"reward": reward, "rewards": rewards, "make": raises, "score": raises}
+    with pytest.raises(UserError, match=f"^--task own.py:Own: reward is .*rewards: {right}"):
+        check_task(task(**members), "own.py:Own")
+    check_task(task(**members | {"reward": "a", "rewards": ["a"]}), "own.py:Own")
 
 
 @pytest.mark.parametrize(

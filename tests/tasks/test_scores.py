@@ -3,6 +3,7 @@ in one line.
 """
 
 import json
+import math
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.text import shortened
 from grpo.variance import classify
-from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of
+from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
 UNSET = object()
@@ -84,17 +86,19 @@ def test_a_task_that_declares_no_range_earns_from_0_to_1():
         (
             [Score(np.float32("nan"), value=0.5)],
             None,
-            f"a reward of {np.float32('nan')!r} for completion 1; it must be a finite number",
+            f"a reward of {np.float32('nan')!r} for completion 1; it must be a "
+            "finite number, up to 1e+30",
         ),
         (
             [Score(10**400)],
             None,
-            f"a reward of {10**400} for completion 1; it must be a finite number",
+            f"a reward of {shortened(str(10**400))} for completion 1; it must be a "
+            "finite number, up to 1e+30",
         ),
         (
             [Score(np.array([0.5]))],
             UNSET,
-            "a reward of array([0.5]) for completion 1; it must be a finite number",
+            "a reward of array([0.5]) for completion 1; it must be a finite number, up to 1e+30",
         ),
         (
             [Score(0.5, parts=None)],
@@ -114,7 +118,19 @@ def test_what_is_refused(scores, limits, line):
 
 
 @pytest.mark.parametrize(
-    "limits", [(0, 0), (1, 0), (0,), (0, 1, 2), (0, float("inf")), ("0", "1"), "01", 1.0, (None, 1)]
+    "limits",
+    [
+        (0, 0),
+        (1, 0),
+        (0,),
+        (0, 1, 2),
+        (0, float("inf")),
+        (0, 1e31),
+        ("0", "1"),
+        "01",
+        1.0,
+        (None, 1),
+    ],
 )
 def test_a_range_that_is_none_is_refused(limits):
     with pytest.raises(UserError, match="^task given: reward_range is .*; give the lowest and the"):
@@ -153,6 +169,8 @@ def test_an_answer_of_the_highest_value_is_exact():
     [
         ({"trap": 1}, "'trap' 1 for completion 1; give the name of a trap, or None"),
         ({"reward/x": "a"}, "'reward/x' 'a' for completion 1; a component of the reward is a"),
+        ({"reward/x": math.inf}, "'reward/x' inf for completion 1; a component of the reward is a"),
+        ({"reward/x": 10**400}, f"'reward/x' {shortened(str(10**400))} for completion 1; a compon"),
         ({"reward/x": True}, "'reward/x' True for completion 1; a component of the reward is a"),
     ],
 )
@@ -174,6 +192,46 @@ def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"score\(\) changed the working directory to .*/below;"):
         scores_of(Moves([]), PROBLEM, ["text"])
     assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "float32 on cpu to float64 on cpu"),
+        (lambda: torch.set_default_device("meta"), "float32 on cpu to float32 on meta"),
+    ],
+)
+def test_a_score_that_changes_torch_is_refused(change, said):
+    """The trainer would make tensors of another kind."""
+
+    class Changes(Given):
+        def score(self, problem, completions):
+            change()
+            return [Score(0.5)]
+
+    with pytest.raises(UserError, match=rf"score\(\) changed torch's defaults from {said}; give"):
+        scores_of(Changes([]), PROBLEM, ["text"])
+    assert torch.zeros(1).dtype == torch.float32 and torch.zeros(1).device.type == "cpu"
+
+
+def test_a_score_may_change_its_list_of_completions():
+    class Empties(Given):
+        def score(self, problem, completions):
+            return [Score(len(completions.pop()) / 4) for _ in range(len(completions))]
+
+        def score_groups(self, groups):
+            return [self.score(problem, texts) for problem, texts in groups]
+
+    texts = ["a", "abc"]
+    assert [score.reward for score in scores_of(Empties([]), PROBLEM, texts)] == [0.75, 0.25]
+    assert len(scores_of_groups(Empties([]), [(PROBLEM, texts)])[0]) == 2 == len(texts)
+
+
+def test_parts_that_hold_themselves_are_refused():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(UserError, match="parts for completion 1 that hold themselves, or are"):
+        checked(Score(0.5, {"x": endless}))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Bad command lines, of `train.py` and `eval.py`, get one line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,17 @@ from tiny_models import make_tiny_model
 from grpo.tools.evaluation import program as evaluation
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
+
+
+def test_a_path_that_is_not_unicode_is_refused_at_once(tmp_path, capsys, monkeypatch):
+    """The tokenizer could not be written there, after the first steps."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for place, name in ((folder, "a"), (tmp_path, os.fsdecode(b"\xe9"))):
+        monkeypatch.chdir(place)
+        line = fails(capsys, *SMALL, "--name", name)
+        assert "the path is not UTF-8, so models cannot be written there; start in" in line
+        assert not (place / "runs").exists()
 
 
 def test_bad_command_lines(tmp_path, capsys):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_runs import FEW, OWN
 from small_train import TOP, fails, make_set, run
 
 from grpo.run.logs import read_metrics
@@ -44,6 +45,17 @@ def test_a_dataset_says_which_levels_there_are(
     assert len({problem.key for problem in problems}) == min(6, 3 * len(trained))
     assert {line["level"] for line in read_metrics(Path("runs/a/eval.jsonl"))} >= {evaluated}
     assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["level"] == evaluated
+
+
+def test_a_task_that_draws_otherwise_than_by_its_generator_is_refused(capsys, tiny_flags):
+    """A resumed run would have other problems, and the held-out ones would change."""
+    Path("own.py").write_text("import random\n" + OWN.replace("rng.randrange", "random.randrange"))
+    flags = ["--task", "own.py:Own", "--name", "a", "--max-new-tokens", "8", *FEW, *tiny_flags]
+    assert fails(capsys, *flags) == (
+        "train.py: task own: make(1, 'train', rng) returned two problems for the same random "
+        "numbers; draw everything with rng"
+    )
+    assert not Path("runs").exists()
 
 
 def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):

@@ -10,6 +10,7 @@ from updates import SETTINGS, loss_and_gradients, sgd, update
 
 import grpo.learn.update as update_module
 from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.imitate import imitate
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 
@@ -41,6 +42,15 @@ def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model,
         for name, p in policy.model.named_parameters()
         if name in frozen
     )
+
+
+def test_gradients_that_were_switched_off_are_computed(tiny_policy, groups):
+    """A user's own task or reward may do so, for a model of its own."""
+    before = [p.clone() for p in tiny_policy.parameters]
+    with torch.no_grad():
+        update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
+        imitate(tiny_policy, sgd(tiny_policy, 1.0), groups, micro_tokens=0, max_grad_norm=0)
+    assert not all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tiny_policy, groups):

@@ -357,6 +357,7 @@ TABLE = {
     ],
     ("grpo/model/load.py", "grpo/test_weights.py"): [
         ("missing weights pass", "_load_model", "info['missing_keys']", "()"),
+        ("threads load at once", "_one_thread", "_LOCK", "nullcontext()"),
     ],
     ("grpo/model/adapter.py", "grpo/test_weights.py"): [
         ("adapter's missing tensors pass", "load_adapter", "expected - found", "()"),

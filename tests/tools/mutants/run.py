@@ -123,6 +123,9 @@ TABLE = {
     ("grpo/run/sources.py", "grpo/test_sources.py"): [
         ("one page of each tensor", "_places", "(last - start) * i // (PAGES - 1)", "0"),
     ],
+    ("grpo/run/sources.py", "library/test_rewards.py"): [
+        ("a reward given in Python may change", "_programs", "functions.items()", "{}.items()"),
+    ],
     ("grpo/run/dependencies.py", "test_resume.py"): [
         (
             "settings taken from config.yaml as they are",
@@ -212,6 +215,7 @@ TABLE = {
     ],
     ("data/files.py", "data/test_files.py"): [
         ("infinities become null", "raw_json", "b'null' not in content", "True"),
+        ("writers share a name", "write_whole", "threading.get_native_id()", "0"),
     ],
     ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
         ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),

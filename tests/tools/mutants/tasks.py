@@ -67,14 +67,20 @@ TABLE = {
         (
             "a chapter of a book is no repeat",
             "_Shingles.nearest",
-            "count / len(own)",
-            "count / (len(own) + len(self._titles))",
+            "count / len(shingles)",
+            "count / (len(shingles) + len(self._numbers))",
         ),
         (
             "the chapter is kept instead of the book",
             "without_repeats",
             "-len(documents[i].words)",
             "len(documents[i].words)",
+        ),
+        (
+            "one sequence too few is looked up",
+            "_Shingles.nearest",
+            "len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING) + 1",
+            "len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING)",
         ),
         ("the user's texts repeat", "without_repeats", "shingles.add(documents[number])", "pass"),
     ],
@@ -129,8 +135,12 @@ TABLE = {
         ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
         ("a level of 0 passes", "_problem", "level < 1", "False"),
     ],
+    ("tasks/checks.py", "tasks/test_scores.py"): [
+        ("a score moves the process", "process_unchanged", "after != folder", "False"),
+        ("a score changes torch", "_torch_defaults", "torch is None", "True"),
+    ],
     ("tasks/scoring.py", "tasks/test_scores.py"): [
-        ("a score moves the process", "_in_place", "after != before", "False"),
+        ("a score empties the list", "scores_of", "list(completions)", "completions"),
         (
             "a value of 1 is not exact",
             "_checked",
@@ -234,8 +244,22 @@ TABLE = {
     ("tasks/shaping.py", "tasks/test_explanations.py"): [
         ("the shorter text divides", "explain", "written > wanted", "written < wanted"),
     ],
+    ("tasks/audit.py", "test_audit.py::test_rewards_of_right_answers"): [
+        (
+            "rewards that pay anything pass",
+            "_wrong_rewards",
+            "2 * len(others) > len(problems)",
+            "False",
+        ),
+        ("shifted rewards pass", "_wrong_rewards", "not any(map(any, right))", "not right[0][0]"),
+    ],
+    ("tasks/function_digest.py", "tasks/test_function_digest.py"): [
+        ("defaults and body do not count", "_source", "ast.unparse(node)", "''"),
+    ],
     ("tasks/optional.py", "tasks/test_optional.py"): [
         ("credits in any order", "_plain_pairs", "any(map(operator.gt, ends, ends[1:]))", "False"),
         ("credits behind the text", "_plain_pairs", "ends[-1] <= length", "True"),
+        ("no steps at all", "default_steps_of", "steps < 1", "False"),
+        ("a task that never ends", "_listed", "islice(found, MOST + 1)", "islice(found, MOST)"),
     ],
 }
