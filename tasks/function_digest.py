@@ -39,7 +39,7 @@ def _parts(function: Any) -> Iterator[str]:
         function = type(function)  # of an object with __call__
     try:
         yield _source(function)
-    except (OSError, TypeError, SyntaxError, ValueError):  # e.g. it was made by exec()
+    except (OSError, TypeError, SyntaxError, ValueError):  # e.g. its code was made at run time
         yield function.__qualname__
 
     for cell in getattr(function, "__closure__", None) or ():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sample_records import GROUP, MANIFEST, PROBLEM
 
@@ -131,6 +131,8 @@ def test_rollouts(content):
     | JSON.map(lambda value: json.dumps(value).encode())
     | altered(MANIFEST).map(lambda value: json.dumps(value).encode())
 )
+@example(b'{"format": 1, "files": {"a\\nb": null}}')
+@example(b'{"format": 1, "files": {"manifest.json": {"bytes": "a\\nb"}}}')
 def test_manifests(content):
     with tempfile.TemporaryDirectory() as folder:
         step = Path(folder) / "checkpoints" / "step-000001"

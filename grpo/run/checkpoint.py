@@ -26,7 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
-from data.text import quoted
+from data.text import quoted, shortened, shown
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
@@ -141,16 +141,16 @@ def _damage(path: Path, manifest: Path) -> str | None:
             )
 
         for name, fact in saved["files"].items():
-            file = path / name
+            file, escaped = path / name, shortened(name)
             if path.resolve() not in file.resolve().parents:
-                return f"{path}: manifest.json names a file outside the checkpoint: {name}"
+                return f"{path}: manifest.json names a file outside the checkpoint: {escaped}"
             if not file.is_file():
-                return f"{path}: {name} is missing"
+                return f"{path}: {escaped} is missing"
             size = file.stat().st_size
             if size != fact["bytes"]:
-                return f"{path}: {name} has {size} bytes instead of {fact['bytes']}"
+                return f"{path}: {escaped} has {size} bytes instead of {shown(fact['bytes'])}"
             if _sha256(file) != fact["sha256"]:
-                return f"{path}: {name} is damaged (its checksum is wrong)"
+                return f"{path}: {escaped} is damaged (its checksum is wrong)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path}: manifest.json is damaged"
     return None

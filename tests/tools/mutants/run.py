@@ -215,7 +215,7 @@ TABLE = {
     ],
     ("data/files.py", "data/test_files.py"): [
         ("infinities become null", "raw_json", "b'null' not in content", "True"),
-        ("writers share a name", "write_whole", "threading.get_native_id()", "0"),
+        ("writers share a name", "replacing", "threading.get_native_id()", "0"),
     ],
     ("grpo/run/trackers.py", "grpo/test_trackers.py"): [
         ("samples as they were drawn", "samples", "rewards.__getitem__", "lambda number: number"),
