@@ -51,6 +51,11 @@ class RunData:
                 "named, such as runs/NAME"
             )
 
+    def __repr__(self) -> str:
+        """Return e.g. <TrainedRun runs/own: learned>."""
+        verdict = f": {self.verdict['verdict']}" if self.verdict else ""
+        return f"<{type(self).__name__} {self.path}{verdict}>"
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and the "facts" of the run."""

@@ -18,6 +18,7 @@ def test_ten_lines_train_and_return_the_run(home):
         assert line["reward"] == pytest.approx(line["reward/first"] + line["reward/all"])
         assert 0 < line["reward/first"] <= 1
     assert run.verdict["verdict"] and run.status in (0, 3)
+    assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
     assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
     assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
