@@ -145,14 +145,14 @@ class Trainer:
         """
         problems: list[Indexed] = []
         groups = self.current = []
-        missing = self.config.dynamic_sampling or 0
+        wanted = missing = self.config.dynamic_sampling or 0
         while more := self.problems(step, problems, self.batches(missing, len(problems))):
             problems += more
             groups += self.rollout(step, more, timer)
 
             kept = sum(group.action == "keep" for group in groups)
             self.kept_share = kept / len(problems)
-            missing = (self.config.dynamic_sampling or 0) - kept
+            missing = wanted - kept
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 

@@ -37,7 +37,7 @@ _FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,})")
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
-SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
+_SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
 
 # The results of `verify`, by (path, time of the manifest).
 _verified: dict[tuple[str, int], str | None] = {}
@@ -82,8 +82,7 @@ def save_checkpoint(
             os.replace(old, final)
         shutil.rmtree(temporary, ignore_errors=True)
 
-        if isinstance(error, OSError) or SYSTEM_ERROR.search(str(error)):
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        if reason := disk_refusal(error):
             raise UserError(
                 f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
                 f"some space and continue with --resume {quoted(run)}"
@@ -93,6 +92,14 @@ def save_checkpoint(
     shutil.rmtree(old, ignore_errors=True)
     _verified[_key(final / "manifest.json")] = None
     return final
+
+
+def disk_refusal(error: BaseException) -> str | None:
+    """Return why the disk refused a file, e.g. "No space left on device"; None for other errors."""
+    if isinstance(error, OSError) or _SYSTEM_ERROR.search(str(error)):
+        message = getattr(error, "strerror", None) or " ".join(str(error).split())
+        return message or type(error).__name__
+    return None
 
 
 def _on_disk(folder: Path) -> dict[str, dict[str, Any]]:

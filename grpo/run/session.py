@@ -360,10 +360,10 @@ class Run:
     def _show_summary(self, verdict: Verdict) -> None:
         config = self.config
         task = self.trainer.task
-        ended = ended_run(load_run(self.folder), self.trainer)
+        run = load_run(self.folder)
+        ended = ended_run(run, self.trainer)
         commands = dict.fromkeys([verdict.next_command, *next_commands(ended)])
         self.console.say(supply_line(self.folder, self.trainer, self.context.level))
-        reports = [line for line in self.reports if line["level"] == config.level]
         verdict_lines = verdict.lines(
             getattr(task, "metric", "score"),
             getattr(task, "level_unit", ""),
@@ -373,8 +373,8 @@ class Run:
             Ending(
                 files=files_of(self.folder),
                 next_commands=list(commands),
-                before=[line for line in reports if line["step"] == 0],
-                after=reports[-1:],
+                before=[line for line in run.first_reports if line["level"] == config.level],
+                after=[line for line in run.reports if line["level"] == config.level][-1:],
                 verdict=verdict_lines,
                 is_expected=is_expected(verdict, config.mark),
             )

@@ -26,7 +26,7 @@ from grpo.config import names_in
 from grpo.config_file import load_config
 from grpo.model.load import load_policy
 from grpo.model.save import save_model
-from grpo.run.checkpoint import SYSTEM_ERROR, find_resume, step_of
+from grpo.run.checkpoint import disk_refusal, find_resume, step_of
 from grpo.run.opening import require_unicode
 from grpo.run.reader import load_run
 from grpo.run.sources import check_base
@@ -176,8 +176,7 @@ def _whole(folder: Path) -> Iterator[None]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if is_new and folder.is_dir():
             folder.rmdir()
-        if isinstance(error, OSError) or SYSTEM_ERROR.search(str(error)):
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        if reason := disk_refusal(error):
             raise UserError(f"{folder}: cannot be written ({reason}); nothing is left there") from (
                 error
             )
