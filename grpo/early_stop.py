@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from grpo.group_metrics import first_tries
-from grpo.records import Group, GroupClass
-from grpo.variance import COLLAPSED, REMEDIES
+from grpo.records import Group
+from grpo.variance import COLLAPSED, REMEDIES, TRUNCATED, TRUNCATED_REMEDY
 
 # Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
 # end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because the mean on other
@@ -17,20 +17,26 @@ SOLVED_SHARE = 0.95
 SOLVED_STEPS = 10
 SOLVED_MEAN = 0.995
 
+_REMEDIES = {**REMEDIES, TRUNCATED: TRUNCATED_REMEDY}
+
 
 class EarlyStop:
     """Counts the steps in a row that trained on nothing, and those in a row at which nearly all
     recent groups were solved.
 
     `patience` is the number of steps without a trained group after which a run stops (0: never).
+    With `masks_truncated` the loss leaves truncated completions out, so a group of them alone
+    trains nothing.
     """
 
-    def __init__(self, patience: int):
+    def __init__(self, patience: int, *, masks_truncated: bool = False):
         self.patience = patience
+        self.masks_truncated = masks_truncated
         self.untrained = 0
         self.solved_steps = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
-        self.classes: Counter[GroupClass] = Counter()  # of the groups in the untrained steps
+        # Of the groups in the untrained steps; TRUNCATED for those that vary.
+        self.classes: Counter[str] = Counter()
         self.reward = 0.0  # mean of the last step
 
     def observe(self, groups: Sequence[Group]) -> None:
@@ -45,13 +51,19 @@ class EarlyStop:
         )
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
-        if any(group.action == "keep" and group.class_name == "varied" for group in groups):
+        if any(map(self._is_trained, groups)):
             self.untrained = 0
             self.classes.clear()
             return
 
         self.untrained += 1
-        self.classes.update(group.class_name for group in first)
+        names = (group.class_name for group in first)
+        self.classes.update(TRUNCATED if name == "varied" else name for name in names)
+
+    def _is_trained(self, group: Group) -> bool:
+        """Return whether the group varies and the loss has any of its completions."""
+        is_masked = self.masks_truncated and group.is_truncated
+        return group.action == "keep" and group.class_name == "varied" and not is_masked
 
     @property
     def stopped(self) -> str:
@@ -69,7 +81,7 @@ class EarlyStop:
         )
         return (
             f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
-            f"{self.reward:.3f}); {REMEDIES[cause]}"
+            f"{self.reward:.3f}); {_REMEDIES[cause]}"
         )
 
     @property
@@ -82,13 +94,16 @@ class EarlyStop:
         return f"every training group was solved for {self.untrained} steps"
 
     @property
-    def _cause(self) -> GroupClass | None:
-        """The class that explains why nothing could be trained on; None while patience lasts."""
+    def _cause(self) -> str | None:
+        """The class, or TRUNCATED, that explains why nothing could be trained on.
+
+        None while patience lasts.
+        """
         if not self.patience or self.untrained < self.patience:
             return None
         if self.classes["solved"] > 0.9 * self.classes.total():
             return "solved"
-        return max(COLLAPSED, key=lambda name: self.classes[name])
+        return max((*COLLAPSED, TRUNCATED), key=lambda name: self.classes[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON types."""

@@ -92,6 +92,11 @@ class Group:
         return pstdev(self.rewards)
 
     @property
+    def is_truncated(self) -> bool:
+        """Whether the budget cut every completion off."""
+        return all(completion.is_truncated for completion in self.completions)
+
+    @property
     def tokens(self) -> int:
         """The number of sampled tokens, end tokens included; 0 for a group that is imitated."""
         if any(completion.is_demonstration for completion in self.completions):

@@ -105,7 +105,7 @@ class Trainer:
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
         self.kept_share = 1.0  # of the last step's prompts, those whose group was trained on
-        self.early_stop = EarlyStop(config.patience)
+        self.early_stop = EarlyStop(config.patience, masks_truncated=config.truncated == "mask")
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
@@ -254,7 +254,7 @@ class Trainer:
         masked = {}
         if self.config.truncated == "mask":
             masked = {"completions/masked_ratio": truncated_share(kept)}
-            if all(completion.is_truncated for group in kept for completion in group.completions):
+            if all(group.is_truncated for group in kept):
                 return masked
 
         budgets = [self.budget(group) for group in kept]

@@ -33,7 +33,7 @@ COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 # of 16 is "identical", and 4 of 16 are hardly better.
 DIVERSITY = 0.25
 
-REMEDIES: dict[GroupClass, str] = {
+REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
     "--temperature, go back to an easier level, or choose another --reward",
     "failed": "every completion gets the lowest reward: the level is too hard; give a "

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from grpo.early_stop import EarlyStop
 from grpo.records import Completion, Group
-from grpo.variance import REMEDIES
+from grpo.variance import REMEDIES, TRUNCATED_REMEDY
 from tasks.base import Problem, Score
 
 
-def group(class_name="varied", action="keep", attempt=0, value=0.5):
+def group(class_name="varied", action="keep", attempt=0, value=0.5, ends=("stop", "stop")):
     return Group(
         0,
         Problem("t", 1, "p", "x", "k"),
         (1,),
         1.0,
-        [Completion((1,), (0.0,), "x", "stop")] * 2,
+        [Completion((1,), (0.0,), "x", end) for end in ends],
         attempt,
         [Score(0.0 if class_name == "failed" else value)] * 2,
         class_name,
@@ -45,6 +45,16 @@ def test_a_run_is_stopped_when_nothing_was_trained_on():
 
 def test_kept_groups_without_variance_train_nothing():
     assert observe(EarlyStop(2), *[[group("tied", "keep")]] * 2).stopped
+
+
+def test_groups_of_masked_completions_alone_train_nothing():
+    cut, half = group(ends=("length", "length")), group(ends=("length", "stop"))
+    stop = observe(EarlyStop(2, masks_truncated=True), *[[cut, cut, group("tied", "keep")]] * 2)
+    assert stop.stopped.startswith("no group could be trained on for 2 steps (67% truncated, 33% t")
+    assert stop.stopped.endswith(TRUNCATED_REMEDY) and stop.exhausted == ""
+
+    assert observe(stop, [cut, half]).stopped == ""
+    assert observe(EarlyStop(2), *[[cut]] * 2).stopped == ""  # they are learned from
 
 
 def test_a_later_try_that_varies_counts():

@@ -13,6 +13,7 @@ from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.training.truncation import PENALTY, add_soft_penalty, soft_penalty
+from grpo.verdict import HeldOutScores, reach_verdict
 from tasks.base import Problem, Score
 
 CPU = torch.device("cpu")
@@ -165,10 +166,17 @@ def test_masked_completions_count_in_the_groups_mean_and_not_in_the_update(tiny_
 
 def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy):
     before = weights(tiny_policy)
-    trainer = cut_off(trainer_for(tiny_policy, truncated="mask"), lambda i: True)
-    report = trainer.step()
-    assert "loss" not in report.metrics and report.metrics["completions/masked_ratio"] == 1.0
+    trainer = cut_off(trainer_for(tiny_policy, truncated="mask", patience=2), lambda i: True)
+    reports = [trainer.step(), trainer.step()]
+    for report in reports:
+        assert "loss" not in report.metrics and report.metrics["completions/masked_ratio"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, weights(tiny_policy), strict=True))
+
+    # The early stop and the verdict agree that nothing was learned.
+    assert "no group could be trained on for 2 steps" in reports[1].metrics["stopped"]
+    metrics = [report.metrics for report in reports]
+    verdict = reach_verdict(1, HeldOutScores({}, {}), metrics, was_solved=False)
+    assert (verdict.updated, verdict.steps) == (0, 2)
 
 
 def test_the_soft_penalty_of_a_run(tiny_policy):

@@ -11,7 +11,7 @@ TABLE = {
         (
             "a step of truncated completions is learned from",
             "Trainer.update_policy",
-            "all(completion.is_truncated for group in kept for completion in group.completions)",
+            "all(group.is_truncated for group in kept)",
             "False",
         ),
     ],
@@ -93,9 +93,21 @@ TABLE = {
     ("grpo/early_stop.py", "grpo/test_early_stop.py"): [
         (
             "kept groups count as trained",
-            "EarlyStop.observe",
+            "EarlyStop._is_trained",
             "group.class_name == 'varied'",
             "True",
+        ),
+        (
+            "masked groups count as trained",
+            "EarlyStop._is_trained",
+            "not is_masked",
+            "True",
+        ),
+        (
+            "part of a group is the group",
+            "EarlyStop._is_trained",
+            "group.is_truncated",
+            "any((one.is_truncated for one in group.completions))",
         ),
     ],
     ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [
