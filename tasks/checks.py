@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,6 +123,41 @@ def _torch_defaults() -> tuple[str, str]:
     if torch is None:
         return "float32", "cpu"
     return str(torch.get_default_dtype()).removeprefix("torch."), str(torch.get_default_device())
+
+
+@contextmanager
+def data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
+    """Raise UserError, which begins with `where`, if the block changes the data of a problem.
+
+    The run stores the data, and the task's other methods read it.
+    """
+    before = [_copied(problem.data) for problem in problems]
+    yield
+    for problem, data in zip(problems, before, strict=True):
+        if _differs(problem.data, data):
+            raise UserError(
+                f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
+            )
+
+
+def _copied(value: Any) -> Any:
+    """Return a JSON value with copies of its lists and mappings.
+
+    Texts are shared, so that those of any length are copied and compared at once.
+    """
+    if not isinstance(value, (dict, list, tuple)):  # first, because most values are texts
+        return value
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    copied = map(_copied, value)
+    return tuple(copied) if isinstance(value, tuple) else list(copied)
+
+
+def _differs(value: Any, other: Any) -> bool:
+    try:
+        return bool(value != other)
+    except Exception:  # arrays and tensors do not compare with a list
+        return True
 
 
 def check_task(task: Any, spec: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.checks import calling, finite_number, process_unchanged
+from tasks.checks import calling, data_unchanged, finite_number, process_unchanged
 from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
@@ -49,11 +49,12 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     """Return `task.score(problem, completions)`, checked, with Python's numbers and every `value`.
 
     A number that is out of its range only by rounding is moved to the end of the range. Raises
-    UserError if `score` raises an exception, or if it returns anything but one Score for each
-    completion, with finite numbers within the task's range and parts that JSON can represent.
+    UserError if `score` raises an exception, if it changes the problem's data, or if it returns
+    anything but one Score for each completion, with finite numbers within the task's range and
+    parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with process_unchanged(where), calling(where):
+    with process_unchanged(where), data_unchanged(where, [problem]), calling(where):
         scores = list(task.score(problem, list(completions)))
     return _all_checked(task, problem, completions, scores)
 
@@ -63,15 +64,17 @@ def scores_of_groups(
 ) -> list[list[Score]]:
     """Return the scores of several groups: problems, each with its completions.
 
-    A task that has `score_groups` scores all groups in one call, for example concurrently. Raises
-    UserError as `scores_of` does.
+    A task that has `score_groups` scores all groups in one call, for example concurrently. Then
+    only the first group's data is checked for changes: rows may be large, and a task that changes
+    data usually changes that of every group. Raises UserError as `scores_of` does.
     """
     score_groups = getattr(task, "score_groups", None)
     if score_groups is None:
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
     where = f"task {task.name}: score_groups()"
-    with process_unchanged(where), calling(where):
+    first = [problem for problem, _ in groups[:1]]
+    with process_unchanged(where), data_unchanged(where, first), calling(where):
         found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(

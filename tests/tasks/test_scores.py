@@ -5,6 +5,7 @@ in one line.
 import json
 import math
 import os
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -225,6 +226,36 @@ def test_a_score_may_change_its_list_of_completions():
     texts = ["a", "abc"]
     assert [score.reward for score in scores_of(Empties([]), PROBLEM, texts)] == [0.75, 0.25]
     assert len(scores_of_groups(Empties([]), [(PROBLEM, texts)])[0]) == 2 == len(texts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(seen=1),
+        lambda data: data["tests"][0]["input"].append(3),
+        lambda data: data["tests"].reverse(),
+        lambda data: data["pair"][1].clear(),
+        lambda data: data.update(tests=np.ones(2)),
+    ],
+)
+@pytest.mark.parametrize("of_groups", [False, True])
+def test_a_score_that_changes_the_data_of_its_problem_is_refused(change, of_groups):
+    """The run would store other data than the problem had."""
+    data = {"tests": [{"input": [1, 2]}, {"input": []}], "pair": (1, [2]), "limit": math.nan}
+    problem = replace(PROBLEM, data=data)
+
+    class Changes(Given):
+        def score(self, problem, completions):
+            if "x" in completions:
+                change(problem.data)
+            return [Score(0.5) for _ in completions]
+
+    if of_groups:
+        Changes.score_groups = lambda self, groups: [self.score(*group) for group in groups]
+    task, method = Changes([]), "score_groups" if of_groups else "score"
+    scores_of_groups(task, [(problem, ["a"])])
+    with pytest.raises(UserError, match=rf"^task .*: {method}\(\) changed problem\.data; let it"):
+        scores_of_groups(task, [(problem, ["x"])])
 
 
 def test_parts_that_hold_themselves_are_refused():

@@ -138,6 +138,8 @@ TABLE = {
     ("tasks/checks.py", "tasks/test_scores.py"): [
         ("a score moves the process", "process_unchanged", "after != folder", "False"),
         ("a score changes torch", "_torch_defaults", "torch is None", "True"),
+        ("a score changes data", "data_unchanged", "_differs(problem.data, data)", "False"),
+        ("an inner list is shared", "_copied", "(dict, list, tuple)", "dict"),
     ],
     ("tasks/scoring.py", "tasks/test_scores.py"): [
         ("a score empties the list", "scores_of", "list(completions)", "completions"),
