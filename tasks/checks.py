@@ -16,7 +16,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.text import is_encodable, shortened, shown
-from tasks.protocol import Problem, Task
+from tasks.protocol import OptionalMembers, Problem, Task
 
 FIELDS: dict[str, type] = {
     "task": str,
@@ -27,13 +27,10 @@ FIELDS: dict[str, type] = {
     "data": Mapping,
 }
 
-# What a task has and may have, see `tasks.protocol.Task`.
-MEMBERS = (
-    "name rewards reward default_level make score reward_range default_steps climbs metric "
-    "level_unit options key family_size max_new_tokens draft credits credited sources levels "
-    "plain_texts answer mistakes problems notes score_groups watch program from_python "
-    "python_functions placeholders wording unseen foreign"
-).split()
+METHODS = ("make", "score")
+
+# What a task has and may have.
+MEMBERS = (*Task.__annotations__, *METHODS, *OptionalMembers.__annotations__)
 
 # Where the code of Python and of installed packages begins.
 LIBRARIES = (
@@ -172,7 +169,7 @@ def check_task(task: Any, spec: str) -> None:
     if not isinstance(name, str) or not name:
         raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
 
-    for method in ("make", "score"):
+    for method in METHODS:
         if not callable(getattr(task, method, None)):
             raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
 
@@ -200,7 +197,7 @@ def check_task(task: Any, spec: str) -> None:
 
 def is_task(value: Any) -> bool:
     """Return whether `value` has the methods of a task, and a name."""
-    has_methods = all(callable(getattr(value, method, None)) for method in ("make", "score"))
+    has_methods = all(callable(getattr(value, method, None)) for method in METHODS)
     return has_methods and isinstance(getattr(value, "name", None), str)
 
 

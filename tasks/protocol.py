@@ -2,8 +2,9 @@
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from typing import Any, Protocol
 
 SPLITS = ("train", "validation", "test")
@@ -83,38 +84,7 @@ class Task(Protocol):
     `rewards` are the names for --reward, the default first; () if there is only one reward. A task
     with several has an attribute `reward`, the name of the one in use.
 
-    A task may also have:
-
-    - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
-      then no group is called solved or failed, and each `Score` gives its `value`;
-    - `default_steps(level)`: see `default_steps_of`;
-    - `climbs`: whether a run begins with the easier levels of `tasks.levels.LADDER`;
-    - `metric`: what reports call the score; `level_unit`: what a level counts ("words");
-    - `options`: a mapping of flag to help. Each flag is also a keyword of the constructor, which
-      gets a string;
-    - `key(problem)`: the canonical key, computed again from `problem.data`;
-    - `family_size(level)`: how many different problems there are, or None;
-    - `max_new_tokens(level)`: see `declared_budget`; `draft(problem)`: see `draft_of`;
-    - `credits(problem, completions)` and `credited`: see `credits_of`;
-    - `sources()`: see `sources_of`; `levels(level)`: see `levels_of`;
-      `plain_texts(split)`: see `plain_texts_of`;
-    - `answer(problem, completion)`: see `answer_of`;
-    - `mistakes`: see `mistakes_of`;
-    - `explain(problem, completion, score, reward)`: a static method that says in words how the
-      completion earned its reward; only tasks of the project are asked (see `tasks.base.explain`);
-    - `problems(split)` and `notes`: see `problems_of` and `notes_of`;
-    - `score_groups(groups)`: the scores of several groups at once, see `scores_of_groups`;
-      `watch(show)`: see `watch_scoring`;
-    - `program`: a list of the files of the user's own that it executes; `from_python`: whether it
-      was made from Python values, so that no command line can load it; `python_functions`: see
-      `python_functions_of`;
-    - `placeholders`: what a wording of the user's own may contain: a mapping of name to a function
-      that makes the text from a problem's `data`, e.g. ``{"words": lambda data:
-      " ".join(data["words"])}``. `load_task` keeps the wording as the task's attribute `wording`,
-      and `worded` applies it.
-
-    A task that draws its problems from texts may have the option `texts` (a folder of the user's),
-    `unseen(known)` (see `unseen_texts`) and `foreign(level)` (see `foreign_of`).
+    `OptionalMembers` says what else a task may have.
     """
 
     name: str
@@ -126,6 +96,62 @@ class Task(Protocol):
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return the score of each completion of `problem`, in order."""
+
+
+class OptionalMembers(Protocol):
+    """What a task may have besides what `Task` names."""
+
+    # The lowest and the highest reward, by default (0.0, 1.0). None means unknown: then no group is
+    # called solved or failed, and each `Score` gives its `value`.
+    reward_range: tuple[float, float] | None
+    reward: str  # the name of the one in use, see `Task`
+    credits: Callable[[Problem, Sequence[str]], Sequence[Sequence[tuple[int, float]]]]
+    credited: Sequence[str]  # the rewards that have `credits`, see `credits_of`
+
+    # The scores of several groups at once, see `scores_of_groups`.
+    score_groups: Callable[[Sequence[tuple[Problem, Sequence[str]]]], list[list[Score]]]
+    watch: Callable[[Callable[[int, int, float], None]], None]  # see `watch_scoring`
+
+    metric: str  # what reports call the score
+    level_unit: str  # what a level counts ("words")
+    answer: Callable[[Problem, str], str | None]  # see `answer_of`
+    mistakes: Mapping[str, str]  # see `mistakes_of`
+
+    # A static method that says in words how a completion earned its reward. Only tasks of the
+    # project are asked (see `tasks.base.explain`).
+    explain: Callable[[Problem, str, Score, str | None], str]
+
+    # Of a level.
+    default_steps: Callable[[int], int]  # see `default_steps_of`
+    max_new_tokens: Callable[[int], int]  # see `declared_budget`
+    levels: Callable[[int], Iterable[int]]  # on the way to it, see `levels_of`
+    family_size: Callable[[int], int | None]  # how many different problems there are
+    climbs: bool  # whether a run begins with the easier levels of `tasks.levels.LADDER`
+
+    key: Callable[[Problem], str]  # the canonical key, computed again from `problem.data`
+    draft: Callable[[Problem], Callable[[str], str]]  # see `draft_of`
+    problems: Callable[[str], Iterable[Problem]]  # of a split, see `problems_of`
+    notes: Iterable[str]  # see `notes_of`
+
+    # The texts that problems are drawn from. Such a task may also have the option `texts`, a folder
+    # of the user's.
+    sources: Callable[[], Mapping[str, str]]  # see `sources_of`
+    plain_texts: Callable[[str], Iterable[str]]  # of a split, see `plain_texts_of`
+    unseen: Callable[[Collection[str]], Task]  # see `unseen_texts`
+    foreign: Callable[[int], Mapping[str, Task]]  # at a level, see `foreign_of`
+
+    # Flags and their help. Each is also a keyword of the constructor, which gets a string.
+    options: Mapping[str, str]
+
+    program: Sequence[str | PathLike[str]]  # files of the user's own that the task executes
+    python_functions: Mapping[str, Callable]  # see `python_functions_of`
+    from_python: bool  # whether it was made from Python values: no command line can load it
+
+    # What a wording of the user's own may contain: by name, functions that make the text from a
+    # problem's `data`, e.g. ``{"words": lambda data: " ".join(data["words"])}``. `load_task` sets
+    # `wording`, and `worded` applies it.
+    placeholders: Mapping[str, Callable[[Mapping[str, Any]], str]]
+    wording: str
 
 
 def key_of(*parts: Any) -> str:

@@ -1,7 +1,9 @@
 """What a task of one's own may have besides: anything wrong is one line that names the member."""
 
 import math
+import re
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +26,7 @@ from tasks.base import (
     sources_of,
     unseen_texts,
 )
-from tasks.checks import TaskError, check_problem, check_task
+from tasks.checks import MEMBERS, TaskError, check_problem, check_task
 from tasks.supply import family_size
 
 
@@ -44,6 +46,7 @@ def steps(own):
     return default_steps_of(own, 2)
 
 
+ROOT = Path(__file__).resolve().parents[2]
 NO_STEPS = ("x", None, 0, -3, True, 2.5)
 
 NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})
@@ -144,6 +147,14 @@ def test_a_property_that_raises_is_one_line():
 
     with pytest.raises(UserError, match="^--task own.py:Own: draft raised ValueError: lost"):
         check_task(Own(), "own.py:Own")
+
+
+def test_every_member_that_is_read_is_declared():
+    """Else a property that raises would be a traceback in the middle of a run."""
+    files = [*(ROOT / "tasks").rglob("*.py"), *(ROOT / "grpo").rglob("*.py")]
+    reads = re.compile(r"\b(?:get|has)attr\((?:self\.)?task, \"(\w+)\"")
+    read = {name for file in files for name in reads.findall(file.read_text())}
+    assert len(read) > 20 and read <= {*MEMBERS}
 
 
 @pytest.mark.parametrize("reward", [3, "c", lambda completion: 1.0])
