@@ -1,5 +1,6 @@
 """A run that is killed, stopped by a signal, or started twice loses nothing."""
 
+import ctypes
 import json
 import os
 import signal
@@ -124,6 +125,52 @@ def test_a_signal_that_is_sent_twice_is_one(tmp_path, monkeypatch, capfd, flags,
     assert capfd.readouterr().err.count("finishing and saving the current step") == 1
     assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
     assert_same_run(whole, Path("runs/cut"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the C library has another name there")
+def test_a_library_that_takes_the_signals_over_does_not_keep_them(
+    tmp_path, monkeypatch, capfd, flags, whole
+):
+    """The compiler of the GPU's kernels does so, and then a second signal can kill the run."""
+    monkeypatch.chdir(tmp_path)
+    step = Trainer.step
+    set_in_c = ctypes.CDLL(None).signal
+
+    def taken_over(self):
+        if self.done == 1:
+            signal.raise_signal(signal.SIGTERM)
+        report = step(self)
+        set_in_c(int(signal.SIGTERM), ctypes.c_void_p(1))  # it is ignored
+        return report
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", taken_over)
+        assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGTERM
+    assert "SIGTERM: stopped after step 2, which is saved" in capfd.readouterr().out
+    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(whole, Path("runs/cut"))
+
+
+IGNORES = """
+import ctypes, signal
+from grpo.run.interrupt import Interrupt
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with Interrupt() as interrupt:
+    ctypes.CDLL(None).signal(int(signal.SIGHUP), None)
+    interrupt.renew()
+    signal.raise_signal(signal.SIGHUP)
+    print(interrupt.wanted)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+def test_a_hangup_stays_ignored(tmp_path):
+    house = Path(__file__).resolve().parent.parent
+    result = subprocess.run(
+        [sys.executable, "-c", IGNORES], capture_output=True, text=True, cwd=house
+    )
+    assert result.stdout == "None\n", result
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):

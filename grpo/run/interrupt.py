@@ -4,6 +4,10 @@ A second Ctrl-C or SIGTERM ends the program immediately, unless it follows withi
 programs that start others send a signal twice, once to the process and once to its group (GNU
 `timeout` does).
 
+A library may put handlers of its own in their place, without Python's knowledge. Triton's does when
+it compiles the first kernel: LLVM removes its temporary files at a signal, then sends the signal
+again, and meanwhile a second one kills the process. So the handlers are renewed at each step.
+
 A terminal that is closed often sends SIGHUP twice: once by the shell to its jobs, and once by the
 system to the foreground process. So a second SIGHUP changes nothing. If SIGHUP is ignored when the
 program starts, as under nohup, it stays ignored.
@@ -51,6 +55,14 @@ class Interrupt:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
         self.earlier = {}
+
+    def renew(self) -> None:
+        """Set the handlers again, also the one that ignores SIGHUP under nohup."""
+        if not self.earlier:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, HANGUP):
+            if number and (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
 
     def note(self, number: int, _: object) -> None:
         """Remember the first signal, and announce how the run ends; pass a second one on.

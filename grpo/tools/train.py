@@ -223,6 +223,7 @@ def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
         and not trainer.ended
         and not run.ranks.max(interrupt.wanted or 0)
     ):
+        interrupt.renew()
         try:
             with run.console.working(f"step {trainer.done + 1}{prepares}"):
                 report = trainer.step()

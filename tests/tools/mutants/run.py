@@ -79,6 +79,20 @@ TABLE = {
             "False",
         ),
     ],
+    ("grpo/run/interrupt.py", "test_kill.py::test_a_hangup_stays_ignored"): [
+        (
+            "a hangup is no longer ignored",
+            "Interrupt.renew",
+            "(signal.SIGINT, signal.SIGTERM, HANGUP)",
+            "(signal.SIGINT, signal.SIGTERM)",
+        ),
+    ],
+    (
+        "grpo/tools/train.py",
+        "test_kill.py::test_a_library_that_takes_the_signals_over_does_not_keep_them",
+    ): [
+        ("signals are left to a library", "take_steps", "interrupt.renew()", "pass"),
+    ],
     ("grpo/tools/replay.py", "grpo/test_inspect.py"): [
         (
             "texts are not looked at",
