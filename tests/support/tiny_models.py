@@ -228,8 +228,12 @@ def assert_same_samples(policy, ids, found, expected, sampling):
             if one.tokens != other.tokens:
                 token, key = one.tokens[place], sample_key(0, 1, PROMPTS[p], sample, 0)
                 number = uniform(torch.tensor(key), place).item()
+                shares = [
+                    (total[token - 1].item() if token else 0.0, total[token].item())
+                    for total in (
+                        mass.cumsum(0) for mass in masses(prompt, other.tokens[: place + 1])
+                    )
+                ]
                 assert any(
-                    0 < mass[token]
-                    and -1e-4 < number - (mass.cumsum(0)[token] - mass[token]) < mass[token] + 1e-4
-                    for mass in masses(prompt, other.tokens[: place + 1])
-                ), (place, token)
+                    low < high and low - 1e-4 < number < high + 1e-4 for low, high in shares
+                ), (place, token, number, shares)
