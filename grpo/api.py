@@ -77,9 +77,9 @@ def train(
       be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions and `data`
       are given again.
 
-    Without `data`, the `task` is a setting, as on the command line. Raises UserError, which says
-    in one line what is wrong, and KeyboardInterrupt after Ctrl-C, when the last step has been
-    saved.
+    Without `data`, the `task` is a setting, as on the command line, and `reward` names one of its
+    rewards. Raises UserError, which says in one line what is wrong, and KeyboardInterrupt after
+    Ctrl-C, when the last step has been saved.
     """
     given, values = _given(data, reward, callbacks, options)
     config = Config(**given)
@@ -131,10 +131,12 @@ def _given(
     if callable(settings.get("loss")):
         own_loss = from_python(settings["loss"])
         settings["loss"] = own_loss.spec
+    if data is None and reward is not None:
+        settings["reward"] = _named(reward)
     given = with_texts(checked(settings, "train()"))
 
     task = None
-    if data is None and reward is None:
+    if data is None:
         for name in of_rows:
             raise UserError(f"train(): {name} applies only to rows; give data and a reward, too")
     else:
@@ -149,6 +151,16 @@ def _given(
         task_options |= RowOptions(**of_rows).as_flags()
         given |= {"task": DATA, "task_options": task_options}
     return given, FromPython(task, own_loss, callbacks)
+
+
+def _named(reward: Any) -> str:
+    """Return the name of a task's own reward."""
+    if not isinstance(reward, str) or ":" in reward:
+        raise UserError(
+            "train(): a reward function without data; give the data (again, to resume a run), or "
+            "the name of a reward of the task"
+        )
+    return reward
 
 
 def _task_options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:

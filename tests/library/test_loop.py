@@ -141,6 +141,19 @@ def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
         make_trainer(ROWS, reward, **options)
 
 
+def test_a_reward_of_the_task_is_named(home):
+    trainer = make_trainer(task="interleave", level=2, reward="similarity")
+    assert trainer.task.reward == trainer.config.reward == "similarity"
+    with pytest.raises(UserError, match="--reward nope: task interleave has no such reward; it ha"):
+        make_trainer(task="interleave", reward="nope")
+
+
+@pytest.mark.parametrize("function", [reward, "rewards.py:reward", [reward]])
+def test_a_reward_function_needs_data(home, function):
+    with pytest.raises(UserError, match="a reward function without data; give the data"):
+        make_trainer(task="interleave", reward=function)
+
+
 def test_arguments_of_rows_are_refused_without_rows(home):
     with pytest.raises(UserError, match="reward_range applies only to rows; give data and a rew"):
         make_trainer(task="interleave", reward_range=(0, 9))

@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(home):
         ("data without a reward", dict(data=ROWS)),
         ("unknown key stepz; did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
-        ("--task data: give your problems", dict(reward=reward)),
+        ("a reward function without data; give the data", dict(reward=reward)),
         ("no such task", dict(task="none")),
         ("is 1.2, outside \\[0, 1\\]", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
     ):
