@@ -137,7 +137,8 @@ class Rows:
 
         names = _pairs(options.columns, "--columns")
         problems = [_problem(row, names, self.name) for row in read_rows(data)]
-        self.functions.check(problems[0].data["row"], problems[0].data["where"])
+        for problem in problems:
+            self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:

@@ -168,6 +168,7 @@ def test_sequences_have_three_words():
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
         ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
+        ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
         ("no row is in the training split", [{"prompt": "?", "answer": "", "split": "test"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),
         ("the first must be below", ROWS, {"reward_range": (1, 1)}),
