@@ -3,6 +3,7 @@
 import json
 import random
 import unicodedata
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,10 @@ def test_sequences_have_three_words():
         ("finite number above 0", ROWS, {"reward_timeout": "0"}),
         ("finite number", ROWS, {"reward_weights": "right=nan"}),
         ("give a file, a dataset, or a list", 3, {}),
+        ("is a mapping of 'train', 'test'; give a list of rows, e.g. data['train']",
+            {"train": ROWS, "test": ROWS}, {}),
+        ("row 1: column 'picture' holds bytes; give texts",
+            [{"prompt": "?", "answer": "", "picture": [b"x"]}], {}),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(message, data, options):
@@ -219,6 +224,24 @@ def test_parquet_and_data_frames(tmp_path):
     assert read_rows(path)[1][0] == f"{path}, row 2"
     path.write_bytes(b"no parquet")
     refused("is not a Parquet file", lambda: read_rows(path))
+
+
+def test_dates_become_texts():
+    when = datetime(2026, 11, 24, 13, 30)
+    row = {"prompt": "?", "at": [when, when.date(), when.time()]}
+    ((_, columns),) = read_rows([row])
+    assert columns["at"] == ["2026-11-24T13:30:00", "2026-11-24", "13:30:00"]
+
+
+def test_a_missing_value_of_a_data_frame_is_none():
+    pandas = pytest.importorskip("pandas")
+    times = [pandas.Timestamp("2026-11-24"), pandas.NaT]
+    counts = pandas.array([1, None], dtype="Int64")
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "at": times, "n": counts, "l": [[1], None]})
+    assert [row for _, row in read_rows(frame)] == [
+        {"prompt": "a", "at": "2026-11-24T00:00:00", "n": 1, "l": [1]},
+        {"prompt": "b", "at": None, "n": None, "l": None},
+    ]
 
 
 def test_another_order_or_row_is_another_source():
