@@ -265,6 +265,11 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
                 f"{where}: a turn is {turn!r}; it must have a role ({', '.join(ROLES)}) and a "
                 "text as content"
             )
+        if turn.get("tool_calls"):
+            raise UserError(
+                f"{where}: a turn has tool_calls, which are not shown to the model; write them "
+                "into its content"
+            )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
 

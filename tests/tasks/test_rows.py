@@ -167,6 +167,8 @@ def test_sequences_have_three_words():
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
+        ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
         ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
         ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
