@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tasks.rows
 from data.rows import read_rows
 from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
 from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
@@ -128,6 +129,14 @@ def test_near_duplicates_across_splits_are_named():
     (note,) = rows(data).notes
     assert note.startswith("--data: 1 of 2 held-out prompts nearly repeat one")
     assert "row 2 and" in note and note.count("row") == 2
+
+
+def test_at_most_so_many_held_out_prompts_are_compared(monkeypatch):
+    monkeypatch.setattr(tasks.rows, "COMPARED", 10)
+    text = "the owl saw the tide come in and the salt moss on the old stone wall"
+    data = [{"prompt": f"{text} {n}", "answer": "", "split": "test"} for n in range(25)]
+    (note,) = rows([*data, {"prompt": text, "answer": "", "split": "train"}]).notes
+    assert note.startswith("--data: 9 of 9 held-out prompts")  # every third
 
 
 @settings(max_examples=60)
