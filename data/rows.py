@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ def read_rows(source: Any) -> list[Row]:
 
     `source` is a file (.jsonl or .parquet), a dataset of the hub, "NAME", "NAME:CONFIG" or
     "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or any iterable of mappings.
-    Numbers and arrays of NumPy become Python's, and NaN becomes None. Raises UserError, which names
-    the row, for anything else, and if there is no row.
+    Numbers and arrays of NumPy become Python's, dates and times become texts (ISO 8601), and
+    missing values (NaN) become None. Raises UserError, which names the row and the column, for
+    anything else, and if there is no row.
     """
     if isinstance(source, str | Path):
         rows = _read_named(str(source))
@@ -75,7 +77,15 @@ def _given_rows(source: Any, name: str = "") -> list[Row]:
     """Return the rows of a data frame, a dataset, or an iterable of mappings."""
     name = name or _name_of(source)
     if hasattr(source, "to_dict") and hasattr(source, "iterrows"):  # of pandas
-        source = source.to_dict("records")
+        filled = source.astype(object).where(source.notna(), None)  # NaN, NaT and NA alike
+        source = filled.to_dict("records")
+    if isinstance(source, Mapping) and source:
+        # A dataset of the hub that was loaded without a split is a mapping of its splits.
+        keys = list(map(repr, source))
+        raise UserError(
+            f"{name}: is a mapping of {', '.join(keys)}; give a list of rows, e.g. data[{keys[0]}] "
+            "if that is one"
+        )
     if not isinstance(source, Iterable) or isinstance(source, Mapping | bytes):
         raise UserError(f"{name}: give a file, a dataset, or a list of mappings")
     return _numbered(name, source)
@@ -87,15 +97,29 @@ def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: is {type(row).__name__}; each row must map names to values")
-        try:
-            numbered.append((where, {str(key): _plain(value) for key, value in row.items()}))
-        except RecursionError as error:
-            raise UserError(f"{where}: holds lists in lists without end") from error
+        numbered.append((where, {str(key): _column(key, row[key], where) for key in row}))
     return numbered
 
 
+def _column(name: Any, value: Any, where: str) -> Any:
+    try:
+        return _plain(value)
+    except RecursionError as error:
+        raise UserError(f"{where}: holds lists in lists without end") from error
+    except TypeError as error:
+        raise UserError(
+            f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings, or "
+            "leave the column out"
+        ) from error
+
+
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it, as far as that is possible; None for a missing number."""
+    """Return a value as JSON holds it; None for a missing number.
+
+    Raises TypeError, whose text is the type, if JSON has no such value.
+    """
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
@@ -104,4 +128,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(type(value).__name__)

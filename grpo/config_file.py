@@ -25,6 +25,20 @@ WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
 # Settings whose values may be the words on and off or a number, which YAML does not read as text.
 WORDS = ("draft", "preflight", "warm_start")
 
+# What TRL, or the command line, calls a setting that has another name here.
+ELSEWHERE = {
+    "num_generations": "group_size",
+    "max_completion_length": "max_new_tokens",
+    "max_steps": "steps",
+    "num_iterations": "epochs",
+    "loss_type": "loss",
+    "scale_rewards": "scale",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "mask_truncated_completions": "truncated",
+    "words": "level",
+}
+
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that an older version wrote, under today's names."""
@@ -50,7 +64,8 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     kinds = get_type_hints(Config)
     for name, value in values.items():
         if name not in kinds:
-            near = difflib.get_close_matches(str(name), kinds, 1)
+            elsewhere = ELSEWHERE.get(str(name))
+            near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), kinds, 1)
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 

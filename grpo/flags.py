@@ -17,7 +17,7 @@ import yaml
 
 from data.files import read_yaml
 from grpo.config import Config
-from grpo.config_file import checked
+from grpo.config_file import ELSEWHERE, checked
 from grpo.config_table import RUN
 from grpo.model.prompts import system_text, wording_text
 from tasks.base import (
@@ -217,6 +217,9 @@ def _no_such_flag(given: str, parser: Parser) -> str:
 
     known = [option for action in parser._actions for option in action.option_strings]
     near = " or ".join(_nearest(word, known))
+    if name in ELSEWHERE:
+        flag = "--" + ELSEWHERE[name].replace("_", "-")
+        near = flag if flag in known else f"--config '{{{ELSEWHERE[name]}: ...}}'"
     hint = f"did you mean {near}?" if near else "python train.py --help-all lists all"
     return f"{given}: no such flag; {hint}"
 

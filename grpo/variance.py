@@ -37,7 +37,8 @@ REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
     "--temperature, go back to an easier level, or choose another --reward",
     "failed": "every completion gets the lowest reward: the level is too hard; give a "
-    "lower one, or climb to it by --curriculum",
+    "lower one, or climb to it by --curriculum; rows of your own (--data) need easier ones, or a "
+    "reward that pays for a part of the answer",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
     "solved": "every completion gets the highest reward: the level is too easy; give a harder one",
 }

@@ -234,9 +234,10 @@ class _Function:
 
         for name in self.required:
             if name not in row and name not in own:
+                has = f"only {', '.join(sorted(row))}" if row else "nothing but a prompt"
                 raise UserError(
-                    f"reward {self.name}: wants {name!r}, and {where} has only "
-                    f"{', '.join(sorted(row))}; rename a column by --columns {name}=COLUMN"
+                    f"reward {self.name}: wants {name!r}, and {where} has {has}; add it, or rename "
+                    f"a column by --columns {name}=COLUMN"
                 )
 
     def calls(self, problem: Problem, completions: Sequence[str]) -> list[Bound]:

@@ -8,6 +8,7 @@ function. Two optional columns have a meaning: `split` ("train", "validation" or
 """
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,11 @@ ROLES = ("system", "user", "assistant")
 # The completion budget in tokens. Completions may reason before they answer, so it does not follow
 # from the length of the answer.
 BUDGET = 256
+
+# The most held-out prompts that are compared with those of the training split. If all come from one
+# template, nearly every pair is compared: without this bound 50,000 rows took a minute, and the
+# time rises with their square.
+COMPARED = 1_000
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,8 @@ class Rows:
 
         names = _pairs(options.columns, "--columns")
         problems = [_problem(row, names, self.name) for row in read_rows(data)]
-        self.functions.check(problems[0].data["row"], problems[0].data["where"])
+        for problem in problems:
+            self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -264,6 +271,11 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
                 f"{where}: a turn is {turn!r}; it must have a role ({', '.join(ROLES)}) and a "
                 "text as content"
             )
+        if turn.get("tool_calls"):
+            raise UserError(
+                f"{where}: a turn has tool_calls, which are not shown to the model; write them "
+                "into its content"
+            )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
 
@@ -293,6 +305,7 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
         notes.append(f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another")
 
     held_out = [*by_split["validation"], *by_split["test"]]
+    held_out = held_out[:: max(1, math.ceil(len(held_out) / COMPARED))]  # evenly, of both splits
     pairs = near_duplicates(
         [one.prompt for one in held_out], [one.prompt for one in by_split["train"]]
     )

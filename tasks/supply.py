@@ -282,4 +282,9 @@ class Examples:
                 f"{len(found.problems)} other problems in the training split; give "
                 f"{len(found.problems)} or less"
             )
+        if not all(problem.target for problem in found.problems):
+            raise UserError(
+                f"--shots {self.count}: the problems of task {self.task.name} have no answer that "
+                "an example could show; write examples into the prompts, and leave the flag out"
+            )
         return tuple(found.problems)

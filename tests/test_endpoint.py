@@ -203,6 +203,11 @@ def test_several_models_are_compared_on_the_same_problems(capsys):
     said = capsys.readouterr().out
     assert "difference to m" in said and f"{bad['mean'] - 1:+.4f}" in said
 
+    found = bad["difference"]
+    assert "difference" not in good and (found["to"], found["n"]) == ("m", bad["n"])
+    assert found["ci_low"] <= found["mean"] < found["ci_high"]
+    assert found["mean"] == pytest.approx(bad["mean"] - 1)
+
 
 def test_a_killed_evaluation_continues(tmp_path):
     def slow(body, number):

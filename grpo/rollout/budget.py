@@ -42,7 +42,7 @@ def budget(
         raise UserError(
             f"--model {context.model}: its context of {context.tokens} tokens is too short for "
             f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
-            "lower level or fewer --shots"
+            "lower level, shorter prompts or fewer --shots"
         )
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.text import quoted
+from grpo.choices import FROM_PYTHON
 from grpo.config import Config
 from grpo.evaluate import TOO_MANY_TRUNCATED
+from grpo.learn.own_loss import program_of
 from grpo.verdict import Verdict
 from tasks.base import REWARD_FILE, Task, is_of_project, levels_of, problems_of
 from tasks.levels import LADDER
@@ -42,6 +44,12 @@ class EndedRun:
         return flags
 
     @property
+    def trained_by(self) -> str:
+        """The flags that allow train.py to execute the user's task, reward or loss."""
+        loss = self.config.loss
+        return self.program + (f" --loss {shlex.quote(loss)}" if program_of(loss) else "")
+
+    @property
     def inspection(self) -> str:
         """The command that shows the groups of the last step."""
         return f"python -m grpo.inspect {quoted(self.folder)} step {self.step}"
@@ -61,7 +69,7 @@ class EndedRun:
     def again(self, flags: str) -> str:
         """Return the command that trains with the settings of the run, changed by `flags`."""
         settings = quoted(self.folder / "config.yaml")
-        return f"python train.py --config {settings}{self.program} {flags}"
+        return f"python train.py --config {settings}{self.trained_by} {flags}"
 
 
 def next_commands(run: EndedRun) -> list[str]:
@@ -91,10 +99,11 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     | anything else | look at the last step |
     """
     config = run.config
-    if _is_from_python(run.task) or verdict.kind == "not measured":
+    is_in_python = _is_from_python(run.task) or config.loss.startswith(FROM_PYTHON)
+    if is_in_python or verdict.kind == "not measured":
         return run.inspection
     longer = (
-        f"python train.py --resume {quoted(run.folder)}{run.program} --steps {2 * verdict.steps}"
+        f"python train.py --resume {quoted(run.folder)}{run.trained_by} --steps {2 * verdict.steps}"
     )
     if verdict.kind == "too short to tell" or verdict.level != config.level:
         return longer

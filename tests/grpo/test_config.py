@@ -320,6 +320,7 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
     [
         ("{", "--config {: not YAML; give '{name: value, ...}'"),
         ("{temprature: 1}", "--config: unknown key temprature; did you mean temperature?"),
+        ("{num_generations: 8}", "unknown key num_generations; did you mean group_size?"),
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
         ("{epochs: 0}", "--config: epochs 0: give 1 or more"),
         ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),

@@ -105,6 +105,14 @@ def test_a_program_of_the_user_is_named_so_that_it_may_be_executed():
         "python train.py --resume 'runs/two words' --task my.py:Mine --steps"
     )
 
+    loss = replace(ENDED, config=Config(task="interleave", level=25, loss="my.py:loss"))
+    assert " --loss my.py:loss --steps" in next_command(loss, verdict("too short to tell"))
+    assert " --loss my.py:loss --level 10" in next_command(loss, verdict("not learned", untaught=1))
+    assert not any("--loss" in command for command in next_commands(loss))
+
+    given = replace(ENDED, config=Config(task="interleave", level=25, loss="python:loss"))
+    assert next_command(given, verdict("too short to tell")) == LOOK
+
     class FromPython(Arithmetic):
         from_python = True
 

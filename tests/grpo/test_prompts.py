@@ -231,7 +231,7 @@ def test_examples_count_against_the_context():
     Policy.use(policy, PromptFormat("", TWO))
     passed = []
     assert list(fitting(policy, [PROBLEM], passed)) == [] and passed == [PROBLEM]
-    with pytest.raises(UserError, match="give a lower level or fewer --shots"):
+    with pytest.raises(UserError, match="give a lower level, shorter prompts or fewer --shots"):
         budget_for(policy, policy.encode(PROBLEM), PROBLEM.target)
 
 

@@ -3,12 +3,14 @@
 import json
 import random
 import unicodedata
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tasks.rows
 from data.rows import read_rows
 from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
 from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
@@ -129,6 +131,14 @@ def test_near_duplicates_across_splits_are_named():
     assert "row 2 and" in note and note.count("row") == 2
 
 
+def test_at_most_so_many_held_out_prompts_are_compared(monkeypatch):
+    monkeypatch.setattr(tasks.rows, "COMPARED", 10)
+    text = "the owl saw the tide come in and the salt moss on the old stone wall"
+    data = [{"prompt": f"{text} {n}", "answer": "", "split": "test"} for n in range(25)]
+    (note,) = rows([*data, {"prompt": text, "answer": "", "split": "train"}]).notes
+    assert note.startswith("--data: 9 of 9 held-out prompts")  # every third
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_near_duplicates_are_those_of_the_definition(draw):
@@ -166,8 +176,11 @@ def test_sequences_have_three_words():
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
+        ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
         ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
+        ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
         ("no row is in the training split", [{"prompt": "?", "answer": "", "split": "test"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),
         ("the first must be below", ROWS, {"reward_range": (1, 1)}),
@@ -175,6 +188,10 @@ def test_sequences_have_three_words():
         ("finite number above 0", ROWS, {"reward_timeout": "0"}),
         ("finite number", ROWS, {"reward_weights": "right=nan"}),
         ("give a file, a dataset, or a list", 3, {}),
+        ("is a mapping of 'train', 'test'; give a list of rows, e.g. data['train']",
+            {"train": ROWS, "test": ROWS}, {}),
+        ("row 1: column 'picture' holds bytes; give texts",
+            [{"prompt": "?", "answer": "", "picture": [b"x"]}], {}),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(message, data, options):
@@ -218,6 +235,24 @@ def test_parquet_and_data_frames(tmp_path):
     assert read_rows(path)[1][0] == f"{path}, row 2"
     path.write_bytes(b"no parquet")
     refused("is not a Parquet file", lambda: read_rows(path))
+
+
+def test_dates_become_texts():
+    when = datetime(2026, 11, 24, 13, 30)
+    row = {"prompt": "?", "at": [when, when.date(), when.time()]}
+    ((_, columns),) = read_rows([row])
+    assert columns["at"] == ["2026-11-24T13:30:00", "2026-11-24", "13:30:00"]
+
+
+def test_a_missing_value_of_a_data_frame_is_none():
+    pandas = pytest.importorskip("pandas")
+    times = [pandas.Timestamp("2026-11-24"), pandas.NaT]
+    counts = pandas.array([1, None], dtype="Int64")
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "at": times, "n": counts, "l": [[1], None]})
+    assert [row for _, row in read_rows(frame)] == [
+        {"prompt": "a", "at": "2026-11-24T00:00:00", "n": 1, "l": [1]},
+        {"prompt": "b", "at": None, "n": None, "l": None},
+    ]
 
 
 def test_another_order_or_row_is_another_source():

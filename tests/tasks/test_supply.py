@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, UserError, key_of, problem_at, problem_stream, split_of_key
+from tasks.rows import Rows
 from tasks.supply import Examples, Supply, epoch_order, fixed_size, held_out, patience
 
 TASK = Arithmetic("product")
@@ -235,3 +236,10 @@ def test_too_few_examples_are_one_line():
     )
     with pytest.raises(UserError, match="^--shots 2: --level 7: products need digits"):
         Examples(TASK, seed=0, count=2).of(Problem("arithmetic", 7, "p", "t", "k"))
+
+
+def test_problems_without_an_answer_make_no_examples():
+    data = [{"prompt": text, "split": "train"} for text in "abc"]
+    task = Rows(data, reward_functions=[lambda completion: 1.0])
+    with pytest.raises(UserError, match="^--shots 2: the problems of task data have no answer"):
+        Examples(task, seed=0, count=2).of(task.problems("train")[0])

@@ -25,6 +25,8 @@ def test_a_path_that_is_not_unicode_is_refused_at_once(tmp_path, capsys, monkeyp
 
 def test_bad_command_lines(tmp_path, capsys):
     said = lambda *arguments: fails(capsys, *arguments)  # noqa: E731
+    assert said("--num-generations", "8").endswith("flag; did you mean --group-size?")
+    assert said("--epsilon", "1").endswith("flag; did you mean --config '{clip_low: ...}'?")
     assert said("--wrods", "5") == "train.py: --wrods: no such flag; did you mean --words?"
     assert said("--lr", "5") == (
         "train.py: --lr: no such flag; did you mean --learning-rate or --lora-rank?"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from data.text import escape_control
@@ -18,6 +19,7 @@ from grpo.records import Group, truncated_share
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base
 from grpo.show.activity import StatusLine
+from grpo.statistics import mean_interval
 from grpo.tools.evaluation.models import EvaluatedModel
 from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
@@ -170,3 +172,40 @@ class Evaluator:
             "worst": self._worst(groups),
             "groups": groups,
         }
+
+
+def add_differences(results: Sequence[dict[str, Any]]) -> None:
+    """Add to each result how its model differs from the first one, problem by problem.
+
+    Only problems that both were given count. A result of the first model gets nothing, nor does one
+    without such problems.
+    """
+    first = results[0]["model"]
+    of_first = {_about(result): _values(result) for result in results if result["model"] == first}
+    for result in results:
+        values, others = _values(result), of_first.get(_about(result), {})
+        shared = sorted(values.keys() & others.keys())
+        if result["model"] == first or not shared:
+            continue
+        differences = [values[key] - others[key] for key in shared]
+        low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+        result["difference"] = {
+            "to": first,
+            "n": len(shared),
+            "mean": fmean(differences),
+            "ci_low": low,
+            "ci_high": high,
+        }
+
+
+def _about(result: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Return the level of a result, and its kind of foreign text."""
+    return result["level"], result.get("foreign")
+
+
+def _values(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean score of each problem, by its key."""
+    return {
+        group.problem.key: fmean(score.value for score in group.scores)
+        for group in result["groups"]
+    }

@@ -28,7 +28,7 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import format_of
 from grpo.run.folders import check_output
 from grpo.tools.evaluation.endpoint import Endpoint
-from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, load_run_policy
+from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, add_differences, load_run_policy
 from grpo.tools.evaluation.flags import parse
 from grpo.tools.evaluation.models import EvaluatedModel, LocalModel, RemoteModel
 from grpo.tools.evaluation.request import Request, make_request, trained_run
@@ -58,6 +58,7 @@ def report(argv: list[str]) -> int:
         flags.model = name
         of_model, metric = evaluate_model(flags, others)
         results += of_model
+    add_differences(results)
 
     # The files are written first, because the table may go to a pipe that is closed early.
     if flags.json:

@@ -1,7 +1,6 @@
 """Results of an evaluation on the console: tables, remarks, and the worst completions."""
 
 import sys
-from statistics import fmean
 from typing import Any
 
 from rich.cells import cell_len
@@ -12,7 +11,6 @@ from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
 from grpo.show.tables import columns_left_out, note_left_out
-from grpo.statistics import mean_interval
 from grpo.tools.evaluation.figures import ALL_KINDS
 
 # Columns, if standard output is not a terminal.
@@ -117,38 +115,22 @@ def _samples_table(results: list[dict[str, Any]]) -> Table:
 
 
 def _differences(results: list[dict[str, Any]], metric: str) -> Table:
-    """Return how each model differs from the first one, on the problems that both were given."""
+    """Return the table of how each model differs from the first one."""
     first = results[0]["model"]
     table = Table(title=f"{metric}, difference to {escape_control(first)}", title_justify="left")
     for name in ("model", "level", "n", "difference", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=name != "model", overflow="fold")
 
-    of_first = {_name(result): _values(result) for result in results if result["model"] == first}
     for result in results:
-        name = _name(result)
-        values = _values(result)
-        shared = sorted(values.keys() & of_first.get(name, {}).keys())
-        if result["model"] == first or not shared:
-            continue
-
-        differences = [values[key] - of_first[name][key] for key in shared]
-        low, high = mean_interval(differences, bounds=(-1.0, 1.0))
-        table.add_row(
-            escape_control(result["model"]),
-            name,
-            str(len(shared)),
-            f"{fmean(differences):+.4f}",
-            f"{low:+.4f} … {high:+.4f}",
-        )
+        if found := result.get("difference"):
+            table.add_row(
+                escape_control(result["model"]),
+                _name(result),
+                str(found["n"]),
+                f"{found['mean']:+.4f}",
+                f"{found['ci_low']:+.4f} … {found['ci_high']:+.4f}",
+            )
     return table
-
-
-def _values(result: dict[str, Any]) -> dict[str, float]:
-    """Return the mean score of each problem, by its key."""
-    return {
-        group.problem.key: fmean(score.value for score in group.scores)
-        for group in result["groups"]
-    }
 
 
 def _split_name(result: dict[str, Any]) -> str:
