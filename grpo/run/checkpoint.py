@@ -185,18 +185,26 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
             f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
         )
     is_checkpoint = _NAME.fullmatch(path.name) is not None
-    check_links(path.parent.parent if is_checkpoint else path)
+    run = path.parent.parent if is_checkpoint else path
+    if not (run / "config.yaml").is_file():
+        # Before anything else, because the folders above a copied checkpoint may be anybody's.
+        if is_checkpoint or (path / "trainer.json").is_file():
+            raise UserError(
+                f"{flag} {path}: a checkpoint without its run (there is no "
+                f"{run / 'config.yaml'}); copy the run's config.yaml and its folder checkpoints "
+                "with it, or give what python -m grpo.export writes"
+            )
+        raise UserError(
+            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
+            "its checkpoints"
+        )
+    check_links(run)
 
     if is_checkpoint:
         if reason := verify(path):
             raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
         return path, []
 
-    if not (path / "config.yaml").is_file():
-        raise UserError(
-            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
-            "its checkpoints"
-        )
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
