@@ -67,7 +67,9 @@ def whole(flags, tmp_path_factory):
     return whole_run(flags, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2), (signal.SIGUSR1, 1)]
+)
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     tmp_path, monkeypatch, capfd, flags, whole, number, at
 ):
