@@ -187,9 +187,28 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
     assert train.main([*flags, "--name", "a"]) == 130
     assert (
         capsys.readouterr().err
-        == "train.py: stopped immediately; continue from the last checkpoint with --resume runs/a\n"
+        == "train.py: stopped immediately; start it again after rm -r runs/a, because it has no "
+        "checkpoint yet\n"
     )
     assert not Path("runs/a/checkpoints").exists()
+
+
+def test_a_second_signal_after_a_checkpoint_says_how_to_continue(
+    tmp_path, monkeypatch, capsys, flags
+):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    monkeypatch.setattr(interrupt, "SAME", -1.0)
+
+    def twice(self):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "step", twice)
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 130
+    said = capsys.readouterr().err
+    assert said == "train.py: stopped immediately; continue with --resume runs/a\n"
 
 
 def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
 from data.text import quoted, shortened, shown
+from grpo.run.folders import has_checkpoint, way_on
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
@@ -83,9 +84,9 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
 
         if reason := disk_refusal(error):
+            kept = "earlier checkpoints are unchanged: " if has_checkpoint(run) else ""
             raise UserError(
-                f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
-                f"some space and continue with --resume {quoted(run)}"
+                f"{final}: cannot be written ({reason}); {kept}free some space and {way_on(run)}"
             ) from error
         raise
 

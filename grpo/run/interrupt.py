@@ -99,6 +99,9 @@ class Interrupt:
             os.write(sys.stderr.fileno(), line.encode())
 
     def _give_back(self) -> None:
-        """Restore the earlier handlers of SIGINT and SIGTERM. A later SIGHUP or SIGUSR1 does nothing."""
+        """Restore the earlier handlers of SIGINT and SIGTERM.
+
+        A later SIGHUP or SIGUSR1 still does nothing.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.earlier.pop(number))
