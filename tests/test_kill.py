@@ -1,6 +1,7 @@
 """A run that is killed, stopped by a signal, or started twice loses nothing."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -227,6 +228,21 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
             path: before[path] for path in before if path.name != ".lock"
         }
     assert train.main(resume) == 0
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("grpo.run.lock.fcntl.flock", flock)
+    warning = "runs/a: its file system has no locks (Function not implemented): make sure that no"
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    assert warning in capsys.readouterr().out
+    assert warning in Path("runs/a/warnings.log").read_text()
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 0
+    assert warning in capsys.readouterr().out
 
 
 def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(

@@ -42,11 +42,13 @@ def _note_owner(file: IO[str], folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` until the block or the process ends.
+def locked(folder: Path) -> Iterator[str]:
+    """Lock `folder` until the block or the process ends; yield a warning, or "".
 
-    Raises UserError if another process has locked it.
+    Some network file systems have no locks (Lustre without the option `flock`). There the block
+    runs without one, and the warning says so. Raises UserError if another process has locked it.
     """
+    warning = ""
     with open_own(folder / ".lock", "a+") as file:
         if fcntl:
             try:
@@ -57,9 +59,14 @@ def locked(folder: Path) -> Iterator[None]:
                     f"{folder}: process {file.read().strip() or '?'} is training this run; wait "
                     "for its end, or start another run with --name"
                 ) from error
+            except OSError as error:
+                warning = (
+                    f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
+                    "other process continues this run meanwhile"
+                )
             _note_owner(file, folder)
         _HELD.add(file)
         try:
-            yield
+            yield warning
         finally:
             _HELD.discard(file)

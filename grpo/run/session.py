@@ -97,6 +97,7 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
+        unlocked = ""
         if self.is_new:
             try:
                 self.folder.mkdir(parents=True)
@@ -105,7 +106,7 @@ class Run:
                     f"{self.folder}: another run has been started there meanwhile; start this one "
                     "again, with another --name"
                 ) from error
-            locks.enter_context(locked(self.folder))
+            unlocked = locks.enter_context(locked(self.folder))
 
         done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks)
@@ -114,6 +115,8 @@ class Run:
 
         settings = dataclasses.asdict(self.config)
         self.files = RunFiles(self.folder, settings, self.config.mark, done, self._warn)
+        if unlocked:
+            self._warn(unlocked)
 
     def _save_config(self, **more: Any) -> None:
         self.config.save(self.folder / "config.yaml", **self.about, **more)

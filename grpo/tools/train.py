@@ -120,7 +120,8 @@ def start_run(
         with ExitStack() as locks:
             # A resumed run is locked from here on, a new one when its directory is made.
             if opened.checkpoint and ranks.is_rank0:
-                locks.enter_context(locked(opened.folder))
+                if warning := locks.enter_context(locked(opened.folder)):
+                    console.warn(warning)
                 require_unchanged(opened)
 
             with Interrupt() as interrupt, console:
