@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -221,8 +222,8 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
         capsys.readouterr()
         assert train.main(resume) == 2
         assert capsys.readouterr().err == (
-            f"train.py: runs/a: process {os.getpid()} is training this run; wait for its end, or "
-            "start another run with --name\n"
+            f"train.py: runs/a: process {os.getpid()} on {socket.gethostname()} is training this "
+            "run; wait for its end, or start another run with --name\n"
         )
         assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
             path: before[path] for path in before if path.name != ".lock"

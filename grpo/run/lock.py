@@ -1,6 +1,7 @@
 """The lock of a run, so that only one process writes its directory."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,10 +33,10 @@ if fcntl:
 
 
 def _note_owner(file: IO[str], folder: Path) -> None:
-    """Write our process id into the lock file, for whoever finds it locked."""
+    """Write our process id and host into the lock file, for whoever finds it locked."""
     try:
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
