@@ -87,6 +87,18 @@ def test_a_resumed_run_keeps_when_and_from_what_it_was_started(run):
     assert all(each["commit"] != "of that day" for each in facts["resumed"])
 
 
+def test_a_resumed_run_names_other_versions_once(run, capsys):
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(f"torch: {torch.__version__}\n", "torch: 1.0.0\n"))
+    resume = ["--resume", str(run), *BY_PLACE, "--steps"]
+    for steps, is_named in (("2", True), ("3", False)):
+        capsys.readouterr()
+        assert train.main([*resume, steps]) == 0
+        named = f"may round differently: torch 1.0.0 → {torch.__version__}"
+        assert (named in capsys.readouterr().out) == is_named
+    assert (run / "warnings.log").read_text().count(named) == 1
+
+
 def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):
     """It decides in which order sums are added."""
     path = run / "config.yaml"
