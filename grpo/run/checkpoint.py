@@ -209,9 +209,11 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
+        # Damaged checkpoints may be worth something, for example to a newer version.
+        remove = "" if damaged else f", or remove it (rm -r {quoted(path)})"
         raise UserError(
-            f"{flag} {path}: it has no valid checkpoint{reasons}; "
-            f"start a new run under another name, or remove it (rm -r {quoted(path)})"
+            f"{flag} {path}: it has no valid checkpoint{reasons}; start a new run under another "
+            f"name{remove}"
         )
     return valid[-1], [f"skipped {reason}" for reason in damaged]
 
