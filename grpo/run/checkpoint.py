@@ -185,7 +185,10 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         raise UserError(
             f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
         )
-    is_checkpoint = _NAME.fullmatch(path.name) is not None
+    absolute = Path(os.path.abspath(path))
+    is_checkpoint = _NAME.fullmatch(absolute.name) is not None
+    if is_checkpoint and (len(path.parts) < 2 or ".." in path.parts):
+        path = absolute  # the folders above it are not in its name
     run = path.parent.parent if is_checkpoint else path
     if not (run / "config.yaml").is_file():
         # Before anything else, because the folders above a copied checkpoint may be anybody's.

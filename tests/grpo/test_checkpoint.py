@@ -236,6 +236,21 @@ def test_where_there_is_nothing_to_resume(tmp_path):
         find_resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [
+        ("checkpoints", "step-000020"),
+        ("checkpoints/step-000020", "."),
+        ("checkpoints/step-000040", "../step-000020"),
+    ],
+)
+def test_a_checkpoint_named_from_within_its_run(tmp_path, monkeypatch, here, name):
+    path = save(tmp_path, 20)
+    save(tmp_path, 40)
+    monkeypatch.chdir(tmp_path / here)
+    assert find_resume(name) == (path, [])
+
+
 @pytest.mark.parametrize("name", ["step-000020", "renamed"])
 def test_a_checkpoint_copied_without_its_run(tmp_path, name):
     """The folders above it are not searched for links, because they are no run's."""
