@@ -9,6 +9,8 @@ and prints. A process that torchrun did not start is rank 0 of one.
 
 import atexit
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +21,19 @@ from torch import Tensor
 
 from tasks.base import UserError
 
-# Set by torchrun.
-RANK = int(os.environ.get("RANK", "0"))
-SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+
+def _from_environment(name: str, default: int) -> int:
+    """Return a number that torchrun sets. Whatever else the variable holds, `join_ranks` names."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
+# Set by torchrun. A RANK without a WORLD_SIZE means nothing; another job may have left it.
+SIZE = _from_environment("WORLD_SIZE", 1)
+RANK = _from_environment("RANK", 0) if SIZE > 1 else 0
+
+# Seconds after which a rank says that it waits for the others.
+PATIENCE = 10.0
 
 BUCKET = 1 << 24  # most numbers that one all-reduce of several tensors sends
 
@@ -153,15 +165,63 @@ def _peer_errors() -> Iterator[None]:
 def join_ranks(device: str) -> Ranks:
     """Join the ranks that torchrun started, until the process ends; return this one.
 
-    Each rank has a GPU of its own if there are any and `device` is not "cpu".
+    Each rank has a GPU of its own if there are any and `device` is not "cpu". Raises UserError if
+    the environment is not one that torchrun has made, or if the ranks do not find each other.
     """
-    if SIZE == 1:
+    uses_gpu = device != "cpu" and torch.cuda.is_available()
+    _check_environment(uses_gpu)
+    if SIZE <= 1:
         return SINGLE
-    if device != "cpu" and torch.cuda.is_available():
+    if uses_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
     # Once in a process: ranks that part and meet again can find each other's old addresses.
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        with _meeting():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def _check_environment(uses_gpu: bool) -> None:
+    """Raise UserError unless the variables of torchrun are complete, or say that there is none."""
+    way_on = "start with torchrun, or unset WORLD_SIZE, which another job may have left"
+    size = os.environ.get("WORLD_SIZE", "")
+    if size and not size.isdecimal():
+        raise UserError(f"WORLD_SIZE is {size!r}, not a number of processes; {way_on}")
+    if SIZE <= 1:
+        return
+
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if uses_gpu else [])):
+        value = os.environ.get(name, "")
+        if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
+            found = f"is {value!r}" if value else "is not set"
+            raise UserError(f"WORLD_SIZE is {SIZE}, but {name} {found}; {way_on}")
+    if RANK >= SIZE:
+        raise UserError(f"WORLD_SIZE is {SIZE}, but RANK is {RANK}; {way_on}")
+
+    count = torch.cuda.device_count() if uses_gpu else 0
+    if uses_gpu and int(os.environ["LOCAL_RANK"]) >= count:
+        raise UserError(
+            f"rank {RANK} has no GPU of its own, because there are {count} here; give torchrun "
+            f"--nproc-per-node {count}, or give --device cpu"
+        )
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Within this block the ranks wait for each other. Say so if that takes long, or fails."""
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    line = f"train.py, rank {RANK}: waits at {where} for the other ranks (WORLD_SIZE is {SIZE})"
+    timer = threading.Timer(PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"the {SIZE} ranks do not meet at {where} ({str(error).splitlines()[0]}); start all "
+            "of them with torchrun, or unset WORLD_SIZE, which another job may have left"
+        ) from error
+    finally:
+        timer.cancel()

@@ -1,9 +1,11 @@
 """A run that is killed, stopped by a signal, or started twice loses nothing."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -67,7 +69,9 @@ def whole(flags, tmp_path_factory):
     return whole_run(flags, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "at"), [(signal.SIGINT, 0), (signal.SIGTERM, 2), (signal.SIGUSR1, 1)]
+)
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     tmp_path, monkeypatch, capfd, flags, whole, number, at
 ):
@@ -185,9 +189,28 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
     assert train.main([*flags, "--name", "a"]) == 130
     assert (
         capsys.readouterr().err
-        == "train.py: stopped immediately; continue from the last checkpoint with --resume runs/a\n"
+        == "train.py: stopped immediately; start it again after rm -r runs/a, because it has no "
+        "checkpoint yet\n"
     )
     assert not Path("runs/a/checkpoints").exists()
+
+
+def test_a_second_signal_after_a_checkpoint_says_how_to_continue(
+    tmp_path, monkeypatch, capsys, flags
+):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    monkeypatch.setattr(interrupt, "SAME", -1.0)
+
+    def twice(self):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "step", twice)
+    capsys.readouterr()
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 130
+    said = capsys.readouterr().err
+    assert said == "train.py: stopped immediately; continue with --resume runs/a\n"
 
 
 def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
@@ -199,13 +222,28 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
         capsys.readouterr()
         assert train.main(resume) == 2
         assert capsys.readouterr().err == (
-            f"train.py: runs/a: process {os.getpid()} is training this run; wait for its end, or "
-            "start another run with --name\n"
+            f"train.py: runs/a: process {os.getpid()} on {socket.gethostname()} is training this "
+            "run; wait for its end, or start another run with --name\n"
         )
         assert {path: path.read_bytes() for path in before if path.name != ".lock"} == {
             path: before[path] for path in before if path.name != ".lock"
         }
     assert train.main(resume) == 0
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("grpo.run.lock.fcntl.flock", flock)
+    warning = "runs/a: its file system has no locks (Function not implemented): make sure that no"
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    assert warning in capsys.readouterr().out
+    assert warning in Path("runs/a/warnings.log").read_text()
+    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 0
+    assert warning in capsys.readouterr().out
 
 
 def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(

@@ -365,23 +365,36 @@ def test_an_error_without_a_file_is_one_line(capsys):
     assert capsys.readouterr().err == "eval.py: No space left on device\n"
 
 
-def test_signals_after_a_hangup(monkeypatch, capfd):
-    """A terminal that is closed hangs up more than once; a first Ctrl-C after it is the first one
-    still.
+@pytest.mark.parametrize("gentle", [signal.SIGHUP, signal.SIGUSR1])
+def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
+    """A terminal that is closed hangs up more than once, and a scheduler sends SIGTERM after its
+    SIGUSR1; a first Ctrl-C or SIGTERM after them is the first one still.
     """
     monkeypatch.setattr("grpo.run.interrupt.SAME", -1.0)
-    was = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    was = signal.signal(gentle, signal.SIG_DFL)
     try:
         with Interrupt() as interrupt:
-            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGHUP):
+            for number in (gentle, gentle, signal.SIGINT, gentle):
                 signal.raise_signal(number)
             assert interrupt.wanted == signal.SIGINT
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        assert signal.getsignal(gentle) == signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGHUP, was)
+        signal.signal(gentle, was)
     assert capfd.readouterr().err.count("finishing and saving the current step") == 2
+
+
+def test_a_program_keeps_its_own_handler_of_sigusr1():
+    received = []
+    was = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        with Interrupt() as interrupt:
+            interrupt.renew()
+            signal.raise_signal(signal.SIGUSR1)
+        assert received == [signal.SIGUSR1] and interrupt.wanted is None
+    finally:
+        signal.signal(signal.SIGUSR1, was)
 
 
 def test_a_pipe_is_written_and_not_replaced(tmp_path):

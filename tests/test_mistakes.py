@@ -73,6 +73,16 @@ def test_a_run_without_a_checkpoint_is_no_circle(run, tiny_model, capsys):
     assert train.main([str(flag) for flag in flags]) in (0, 3)
 
 
+def test_checkpoints_of_a_newer_version_are_not_to_be_removed(run, tiny_model, capsys):
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    lines = [refused(capsys, train.main, "--resume", run, *BY_PLACE)]
+    flags = ["--model", tiny_model, *SMALL, *BY_PLACE, "--name", "whole"]
+    lines.append(refused(capsys, train.main, *flags))
+    for line in lines:
+        assert "not a checkpoint that this version reads" in line and "rm -r" not in line
+
+
 def test_a_resumed_run_keeps_when_and_from_what_it_was_started(run):
     path = run / "config.yaml"
     values = yaml.safe_load(path.read_text())
@@ -85,6 +95,18 @@ def test_a_resumed_run_keeps_when_and_from_what_it_was_started(run):
     assert (facts["commit"], facts["started"]) == ("of that day", "long ago")
     assert [each["step"] for each in facts["resumed"]] == [2, 3]
     assert all(each["commit"] != "of that day" for each in facts["resumed"])
+
+
+def test_a_resumed_run_names_other_versions_once(run, capsys):
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(f"torch: {torch.__version__}\n", "torch: 1.0.0\n"))
+    resume = ["--resume", str(run), *BY_PLACE, "--steps"]
+    for steps, is_named in (("2", True), ("3", False)):
+        capsys.readouterr()
+        assert train.main([*resume, steps]) == 0
+        named = f"may round differently: torch 1.0.0 → {torch.__version__}"
+        assert (named in capsys.readouterr().out) == is_named
+    assert (run / "warnings.log").read_text().count(named) == 1
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):

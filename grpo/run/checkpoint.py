@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
 from data.text import quoted, shortened, shown
+from grpo.run.folders import has_checkpoint, way_on
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
@@ -83,9 +84,9 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
 
         if reason := disk_refusal(error):
+            kept = "earlier checkpoints are unchanged: " if has_checkpoint(run) else ""
             raise UserError(
-                f"{final}: cannot be written ({reason}); earlier checkpoints are unchanged: free "
-                f"some space and continue with --resume {quoted(run)}"
+                f"{final}: cannot be written ({reason}); {kept}free some space and {way_on(run)}"
             ) from error
         raise
 
@@ -184,25 +185,38 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         raise UserError(
             f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
         )
-    is_checkpoint = _NAME.fullmatch(path.name) is not None
-    check_links(path.parent.parent if is_checkpoint else path)
+    absolute = Path(os.path.abspath(path))
+    is_checkpoint = _NAME.fullmatch(absolute.name) is not None
+    if is_checkpoint and (len(path.parts) < 2 or ".." in path.parts):
+        path = absolute  # the folders above it are not in its name
+    run = path.parent.parent if is_checkpoint else path
+    if not (run / "config.yaml").is_file():
+        # Before anything else, because the folders above a copied checkpoint may be anybody's.
+        if is_checkpoint or (path / "trainer.json").is_file():
+            raise UserError(
+                f"{flag} {path}: a checkpoint without its run (there is no "
+                f"{run / 'config.yaml'}); copy the run's config.yaml and its folder checkpoints "
+                "with it, or give what python -m grpo.export writes"
+            )
+        raise UserError(
+            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
+            "its checkpoints"
+        )
+    check_links(run)
 
     if is_checkpoint:
         if reason := verify(path):
             raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
         return path, []
 
-    if not (path / "config.yaml").is_file():
-        raise UserError(
-            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
-            "its checkpoints"
-        )
     valid, damaged = checkpoints(path)
     if not valid:
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
+        # Damaged checkpoints may be worth something, for example to a newer version.
+        remove = "" if damaged else f", or remove it (rm -r {quoted(path)})"
         raise UserError(
-            f"{flag} {path}: it has no valid checkpoint{reasons}; "
-            f"start a new run under another name, or remove it (rm -r {quoted(path)})"
+            f"{flag} {path}: it has no valid checkpoint{reasons}; start a new run under another "
+            f"name{remove}"
         )
     return valid[-1], [f"skipped {reason}" for reason in damaged]
 

@@ -14,6 +14,8 @@ import transformers
 
 from grpo.distributed import Ranks
 
+LIBRARIES = ("torch", "transformers", "peft")
+
 # The most threads for each core that a resumed run uses.
 MAX_THREADS = 8
 
@@ -76,6 +78,25 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
         )
     torch.set_num_threads(threads)
     return ""
+
+
+def changed_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return a warning if torch or a model library is not the one that the run used last; or "".
+
+    `before` are the facts in its config.yaml. Other versions may round differently, and then a
+    resumed run is no longer the same to the last bit.
+    """
+    last = {**before, **(before.get("resumed") or [{}])[-1]}
+    changes = [
+        f"{name} {last[name]} → {now[name]}"
+        for name in LIBRARIES
+        if name in last and last[name] != now[name]
+    ]
+    if not changes:
+        return ""
+    return (
+        f"the run used other versions until now, which may round differently: {', '.join(changes)}"
+    )
 
 
 def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from data.text import escape_control, quoted
+from data.text import escape_control
 from grpo.records import Decision, Group, StepReport
 from grpo.run import checkpoint as checkpoints
+from grpo.run.folders import way_on
 from grpo.run.logs import MetricsLog, SamplesLog, append
 from grpo.run.rollouts import file_of, remove_after, summaries, write_rollouts
 from grpo.run.trackers import Trackers
@@ -92,7 +93,7 @@ class RunFiles:
         try:
             write_rollouts(file_of(self.folder, kind, step), groups, step=step)
         except UserError as error:
-            raise UserError(f"{error}; continue with --resume {quoted(self.folder)}") from error
+            raise UserError(f"{error}; {way_on(self.folder)}") from error
 
     def rewind(self, done: int) -> None:
         """Remove everything about steps after `done`, because they are made again.

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from data.text import quoted
 from grpo.config import Config
 from tasks.base import UserError
 
@@ -37,6 +38,20 @@ def latest_run(home: Path) -> Path:
             f"--resume: no run in {home}{os.sep} to continue; start one without --resume"
         )
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run has a checkpoint, valid or not."""
+    return any((folder / "checkpoints").glob("step-*"))
+
+
+def way_on(folder: Path) -> str:
+    """Return how to go on with a run that ends here: from its last checkpoint, if there is one."""
+    if has_checkpoint(folder):
+        return f"continue with --resume {quoted(folder)}"
+    if not folder.exists():
+        return "start it again"
+    return f"start it again after rm -r {quoted(folder)}, because it has no checkpoint yet"
 
 
 def check_output(path: str, flag: str) -> None:

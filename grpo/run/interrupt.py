@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run after its current step, which is saved.
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its current step, which is saved.
 
 A second Ctrl-C or SIGTERM ends the program immediately, unless it follows within a second: many
 programs that start others send a signal twice, once to the process and once to its group (GNU
@@ -11,6 +11,10 @@ again, and meanwhile a second one kills the process. So the handlers are renewed
 A terminal that is closed often sends SIGHUP twice: once by the shell to its jobs, and once by the
 system to the foreground process. So a second SIGHUP changes nothing. If SIGHUP is ignored when the
 program starts, as under nohup, it stays ignored.
+
+SIGUSR1 is how a scheduler announces that the time of a job is over (Slurm's --signal=USR1@120). The
+SIGTERM that follows at the time limit is the first one, so the step can still be saved. A program
+that handles SIGUSR1 itself keeps its handler.
 """
 
 import os
@@ -23,14 +27,17 @@ from typing import Any
 
 FIRST = "\n{}: finishing and saving the current step{}\n"
 AGAIN = "; send it again to stop immediately and lose this step"
-HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
+
+# Signals that never stop a run immediately. Windows has neither.
+HANGUP = getattr(signal, "SIGHUP", None)
+TIME_OVER = getattr(signal, "SIGUSR1", None)
 
 # A signal that follows the first one within so many seconds is the same request.
 SAME = 1.0
 
 
 class Interrupt:
-    """Records the first SIGINT, SIGTERM or SIGHUP within a `with` block.
+    """Records the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 within a `with` block.
 
     A second SIGINT or SIGTERM, after more than `SAME` seconds, goes to the handler that was there
     before. `wanted` is the signal that was received, or None. Python can handle signals only in the
@@ -48,6 +55,8 @@ class Interrupt:
             numbers = [signal.SIGINT, signal.SIGTERM]
             if HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN:
                 numbers.append(HANGUP)
+            if TIME_OVER and signal.getsignal(TIME_OVER) == signal.SIG_DFL:
+                numbers.append(TIME_OVER)
             self.earlier = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
@@ -60,7 +69,7 @@ class Interrupt:
         """Set the handlers again, also the one that ignores SIGHUP under nohup."""
         if not self.earlier:
             return
-        for number in (signal.SIGINT, signal.SIGTERM, HANGUP):
+        for number in (signal.SIGINT, signal.SIGTERM, HANGUP, TIME_OVER):
             if number and (handler := signal.getsignal(number)) is not None:
                 signal.signal(number, handler)
 
@@ -74,21 +83,25 @@ class Interrupt:
             signal.signal(number, self.earlier[number])
             signal.raise_signal(number)
             return
-        if number == HANGUP and self.wanted:
+        is_gentle = number in (HANGUP, TIME_OVER)
+        if is_gentle and self.wanted:
             return
-        if self.wanted and self.wanted != HANGUP:
+        if self.wanted not in (None, HANGUP, TIME_OVER):
             if time.monotonic() - self.time > SAME:
                 self._give_back()
                 signal.raise_signal(number)
             return
 
         self.wanted, self.time = signal.Signals(number), time.monotonic()
-        line = FIRST.format(self.wanted.name, "" if number == HANGUP else AGAIN)
+        line = FIRST.format(self.wanted.name, "" if is_gentle else AGAIN)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
             # Not print: a handler may run in the middle of one.
             os.write(sys.stderr.fileno(), line.encode())
 
     def _give_back(self) -> None:
-        """Restore the earlier handlers of SIGINT and SIGTERM. A later SIGHUP still does nothing."""
+        """Restore the earlier handlers of SIGINT and SIGTERM.
+
+        A later SIGHUP or SIGUSR1 still does nothing.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.earlier.pop(number))

@@ -1,6 +1,7 @@
 """The lock of a run, so that only one process writes its directory."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,21 +33,23 @@ if fcntl:
 
 
 def _note_owner(file: IO[str], folder: Path) -> None:
-    """Write our process id into the lock file, for whoever finds it locked."""
+    """Write our process id and host into the lock file, for whoever finds it locked."""
     try:
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` until the block or the process ends.
+def locked(folder: Path) -> Iterator[str]:
+    """Lock `folder` until the block or the process ends; yield a warning, or "".
 
-    Raises UserError if another process has locked it.
+    Some network file systems have no locks (Lustre without the option `flock`). There the block
+    runs without one, and the warning says so. Raises UserError if another process has locked it.
     """
+    warning = ""
     with open_own(folder / ".lock", "a+") as file:
         if fcntl:
             try:
@@ -57,9 +60,14 @@ def locked(folder: Path) -> Iterator[None]:
                     f"{folder}: process {file.read().strip() or '?'} is training this run; wait "
                     "for its end, or start another run with --name"
                 ) from error
+            except OSError as error:
+                warning = (
+                    f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
+                    "other process continues this run meanwhile"
+                )
             _note_owner(file, folder)
         _HELD.add(file)
         try:
-            yield
+            yield warning
         finally:
             _HELD.discard(file)

@@ -15,6 +15,7 @@ from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
 from grpo.older_runs import metrics_of
 from grpo.records import Group
+from grpo.run.folders import way_on
 from grpo.run.schemas import check_line
 from tasks.base import UserError
 
@@ -121,8 +122,8 @@ def append(path: Path, text: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written: {error.strerror}; free some space and continue with "
-            "--resume"
+            f"{path}: cannot be written: {error.strerror}; free some space and "
+            f"{way_on(path.parent)}"
         ) from error
 
 

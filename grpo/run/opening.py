@@ -79,9 +79,12 @@ def require_unicode(folder: Path) -> None:
 def _way_on(folder: Path) -> str:
     """Return what to do about a folder that already exists."""
     shown = quoted(folder)
-    if checkpoints(folder)[0]:
+    valid, damaged = checkpoints(folder)
+    if valid:
         return f"give another name, or --resume {shown}"
-    return f"it has no valid checkpoint: give another name, or remove it (rm -r {shown})"
+    if damaged:
+        return f"its checkpoints are not valid ({damaged[-1]}): give another name"
+    return f"it has no checkpoint: give another name, or remove it (rm -r {shown})"
 
 
 def require_unchanged(opened: OpenedRun) -> None:

@@ -24,7 +24,7 @@ from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
 from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
-from grpo.run.facts import facts, restore_threads, with_resumption
+from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import EVAL_SEED, HeldOutEvaluator
 from grpo.run.lock import locked
@@ -97,6 +97,7 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
+        unlocked = ""
         if self.is_new:
             try:
                 self.folder.mkdir(parents=True)
@@ -105,15 +106,18 @@ class Run:
                     f"{self.folder}: another run has been started there meanwhile; start this one "
                     "again, with another --name"
                 ) from error
-            locks.enter_context(locked(self.folder))
+            unlocked = locks.enter_context(locked(self.folder))
 
         done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks)
+        versions = changed_versions(before, now)
         self.about = with_resumption(before, now, done) | self.dependencies.summary()
         self._save_config()
 
         settings = dataclasses.asdict(self.config)
         self.files = RunFiles(self.folder, settings, self.config.mark, done, self._warn)
+        for warning in filter(None, (unlocked, versions)):
+            self._warn(warning)
 
     def _save_config(self, **more: Any) -> None:
         self.config.save(self.folder / "config.yaml", **self.about, **more)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.streams import reason_of
-from data.text import quoted
 from grpo.config import Config
 from grpo.distributed import RANK, SINGLE, Ranks, join_ranks
 from grpo.flags import parse
@@ -21,6 +20,7 @@ from grpo.model.policy import Policy
 from grpo.resolve import resolve_config
 from grpo.run.dependencies import Dependencies
 from grpo.run.display import Output
+from grpo.run.folders import way_on
 from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
 from grpo.run.opening import open_run, require_unchanged
@@ -120,7 +120,8 @@ def start_run(
         with ExitStack() as locks:
             # A resumed run is locked from here on, a new one when its directory is made.
             if opened.checkpoint and ranks.is_rank0:
-                locks.enter_context(locked(opened.folder))
+                if warning := locks.enter_context(locked(opened.folder)):
+                    console.warn(warning)
                 require_unchanged(opened)
 
             with Interrupt() as interrupt, console:
@@ -136,11 +137,7 @@ def start_run(
                 status = train(run, trainer, console, interrupt)
                 return RunResult(status, run.folder, trainer.policy)
     except KeyboardInterrupt:
-        print(
-            "train.py: stopped immediately; continue from the last checkpoint with --resume "
-            f"{quoted(opened.folder)}",
-            file=sys.stderr,
-        )
+        print(f"train.py: stopped immediately; {way_on(opened.folder)}", file=sys.stderr)
         return RunResult(130, opened.folder)
 
 

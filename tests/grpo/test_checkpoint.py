@@ -236,6 +236,34 @@ def test_where_there_is_nothing_to_resume(tmp_path):
         find_resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [
+        ("checkpoints", "step-000020"),
+        ("checkpoints/step-000020", "."),
+        ("checkpoints/step-000040", "../step-000020"),
+    ],
+)
+def test_a_checkpoint_named_from_within_its_run(tmp_path, monkeypatch, here, name):
+    path = save(tmp_path, 20)
+    save(tmp_path, 40)
+    monkeypatch.chdir(tmp_path / here)
+    assert find_resume(name) == (path, [])
+
+
+@pytest.mark.parametrize("name", ["step-000020", "renamed"])
+def test_a_checkpoint_copied_without_its_run(tmp_path, name):
+    """The folders above it are not searched for links, because they are no run's."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "unrelated").symlink_to("/nowhere")
+    (home / "data").mkdir()
+    copy = save(tmp_path, 20).replace(home / "data" / name)
+    (copy / "trainer.json").touch()
+    with pytest.raises(UserError, match=f"--resume .*{name}: a checkpoint without its run"):
+        find_resume(copy)
+
+
 @settings(deadline=None, max_examples=25)  # each example waits for the disk
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 7))
 def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):

@@ -146,4 +146,28 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys, qu
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert [p.name for p in Path("runs/a/checkpoints").iterdir()] == ["step-000002"]
+    assert line.endswith("free some space and continue with --resume " + os.path.abspath("runs/a"))
     assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "log"])
+def test_a_disk_that_is_full_before_the_first_checkpoint_names_a_way_on(
+    tmp_path, monkeypatch, capsys, quick, what
+):
+    """`--resume` would be refused."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if what == "checkpoint":
+        monkeypatch.setattr(store, "save_file", full)
+    else:
+        monkeypatch.setattr("grpo.run.logs.open_own", full)
+    line = fails(capsys, *quick, "--name", "a")
+    path = os.path.abspath("runs/a") if what == "checkpoint" else "runs/a"
+    assert line.endswith(
+        "No space left on device"
+        + (")" if what == "checkpoint" else "")
+        + f"; free some space and start it again after rm -r {path}, because it has no checkpoint "
+        "yet"
+    )

@@ -1,0 +1,80 @@
+"""What torchrun leaves in the environment is checked, and may be another job's."""
+
+import importlib.util
+import re
+import time
+
+import pytest
+
+from grpo import distributed
+from tasks.base import UserError
+
+HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+
+
+@pytest.fixture()
+def started_in(monkeypatch):
+    """Return a function that imports `grpo.distributed` anew in an environment."""
+
+    def start(environment):
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+        spec = importlib.util.spec_from_file_location("started_anew", distributed.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "left", [{}, {"RANK": "3"}, {"RANK": ""}, {"WORLD_SIZE": "1", "RANK": "1"}, {"WORLD_SIZE": ""}]
+)
+def test_a_process_that_torchrun_did_not_start_is_rank_0_of_one(started_in, left):
+    module = started_in(left)
+    assert module.RANK == 0 and module.join_ranks("cpu") is module.SINGLE
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x', not a number of processes; start with torchrun"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but RANK is not set; start with torchrun"),
+        ({"WORLD_SIZE": "4", "RANK": "a"} | HERE, "WORLD_SIZE is 4, but RANK is 'a'"),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, "WORLD_SIZE is 4, but MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "4", "RANK": "4"} | HERE, "WORLD_SIZE is 4, but RANK is 4"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0"} | HERE | {"MASTER_PORT": "999999"},
+            "the 2 ranks do not meet at 127.0.0.1:999999 (port must",
+        ),
+    ],
+)
+def test_variables_that_another_job_has_left_are_one_line(started_in, left, said):
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        started_in(left).join_ranks("cpu")
+
+
+def test_more_ranks_than_gpus(started_in, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    module = started_in({"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2"} | HERE)
+    with pytest.raises(UserError, match="rank 2 has no GPU of its own, because there are 2 here"):
+        module.join_ranks("auto")
+
+
+def test_a_rank_says_that_it_waits(started_in, monkeypatch, capsys):
+    def meet(_):
+        time.sleep(0.2)
+        raise RuntimeError("timed out\nfor good")
+
+    module = started_in({"WORLD_SIZE": "2", "RANK": "1"} | HERE)
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module.dist, "init_process_group", meet)
+    with pytest.raises(UserError, match=re.escape("127.0.0.1:29400 (timed out); start all")):
+        module.join_ranks("cpu")
+    assert capsys.readouterr().err == (
+        "train.py, rank 1: waits at 127.0.0.1:29400 for the other ranks (WORLD_SIZE is 2)\n"
+    )
