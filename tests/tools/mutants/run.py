@@ -83,7 +83,7 @@ TABLE = {
         (
             "a hangup is no longer ignored",
             "Interrupt.renew",
-            "(signal.SIGINT, signal.SIGTERM, HANGUP)",
+            "(signal.SIGINT, signal.SIGTERM, HANGUP, TIME_OVER)",
             "(signal.SIGINT, signal.SIGTERM)",
         ),
     ],
