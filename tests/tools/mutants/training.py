@@ -137,6 +137,15 @@ TABLE = {
             "state.get('kept_share', 1.0)",
             "1.0",
         ),
+        (
+            "a control run ends as solved",
+            "Trainer.seems_solved",
+            "self.config.control != 'none'",
+            "False",
+        ),
+    ],
+    ("grpo/trainer.py", "library/test_loop.py"): [
+        ("every rank calls callbacks", "Trainer.step", "self.ranks.is_rank0", "True"),
     ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
         (
