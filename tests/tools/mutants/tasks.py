@@ -178,6 +178,13 @@ TABLE = {
     ],
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
+        ("no chain divides", "chain", "[n for n in FACTORS if value % n == 0]", "[]"),
+        (
+            "other digits than the level names",
+            "Arithmetic._draw",
+            "divmod(level, 10)",
+            "divmod(level, 9)",
+        ),
     ],
     ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
         ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
