@@ -44,6 +44,7 @@ TABLE = {
         ("a program ends at a character", "Lasting.write", "'replace'", "'strict'"),
     ],
     ("data/strange.py", "data/test_strange.py"): [
+        ("all compounds are numbers", "compound", "rng.random() < 0.4", "True"),
         (
             "every kind, whatever was asked for",
             "documents",
