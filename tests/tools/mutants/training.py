@@ -233,6 +233,7 @@ TABLE = {
             "self.position > 0 and self.collapsed >= self._patience(self.position)",
         ),
         ("scores of the old level kept", "Ladder._move", "self.recent.clear()", "pass"),
+        ("collapsed steps of the old level kept", "Ladder._move", "self.collapsed = 0", "pass"),
         (
             "a lucky mean promotes",
             "reaches_mark",
@@ -253,6 +254,12 @@ TABLE = {
         ),
     ],
     ("grpo/curriculum/survey.py", "grpo/test_preflight.py"): [
+        (
+            "easier levels are surveyed twice",
+            "survey",
+            "[[level] for level in levels if level > first]",
+            "[[level] for level in levels]",
+        ),
         (
             "groups that vary are enough",
             "LevelSurvey.is_within_reach",
