@@ -110,6 +110,7 @@ def test_imitation_ends_as_soon_as_the_policy_earns_something():
     drawn, run = counted([0.05, 0.2, ENOUGH, 0.9])
     made, answers = run(100)
     assert made.updates == 2 * VALIDATE_EVERY and made.score == ENOUGH
+    assert made.why.startswith("held-out score 0.050 → 0.400 after 4 updates: the score is enough")
     assert made.answers == len(answers) == sum(drawn) == 2 * VALIDATE_EVERY * ANSWERS
     assert made.tokens == 3 * made.answers and len(made.losses) == made.updates
     assert made.validation_scores == [
