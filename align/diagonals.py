@@ -131,7 +131,7 @@ class Batch:
 
         # Along a diagonal b is read backwards: row i + m - d of its reversal is b[j - 1].
         reversed_b = self.b[::-1].copy()
-        for d in range(2, n + m + 1) if n and m else ():
+        for d in range(2, n + m + 1):
             first = max(1, d - m)
             end = min(n, d - 1) + 1
 

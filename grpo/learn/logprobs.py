@@ -179,8 +179,8 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
             ctx.saved_tensors
         )
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        d_hidden_NE = torch.empty_like(hidden_NE) if needs_hidden else None
+        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
+        d_hidden_NE = torch.empty_like(hidden_NE)
         d_weight_VE = torch.zeros_like(weight_VE) if needs_weight else None
         d_bias_V = torch.zeros_like(bias_V) if needs_bias else None
 
@@ -206,8 +206,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
             # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
             with bf16_matmul(d_logits_nV):
-                if d_hidden_NE is not None:
-                    torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
+                torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
                 if d_weight_VE is not None:
                     d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
             if d_bias_V is not None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from align import bitparallel
+from align import bitparallel, needleman
 from align.needleman import (
     Alignment,
     Op,
@@ -238,6 +238,12 @@ def test_scores_by_hand():
     )
     # one run of three inserts, -2 - 0.25 - 0.25, and two matches
     assert nw_score("ab", "axyzb", gap=-0.25, gap_open=-2) == -0.5
+
+
+def test_the_standard_scoring_is_computed_in_bits_alone(monkeypatch):
+    monkeypatch.setattr(needleman, "Batch", None)  # the tables of any other scoring
+    assert nw_score("ab", "b") == nw_align("ab", "b").score == 0
+    assert nw_score_batch([("ab", "b")])[0] == nw_align_batch([("ab", "b")])[0].score == 0
 
 
 def test_integers_stay_integers():

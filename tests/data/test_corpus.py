@@ -161,6 +161,12 @@ def test_documents_of_one_title_are_not_taken_for_one(tmp_path):
     assert len(load_texts(path)) == 3
 
 
+def test_a_single_word_is_a_text_of_the_users_own(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"title": "one", "text": "owl"}))
+    assert load_texts(path) == [Document("one", "owl")]
+
+
 def all_compared(documents):
     """Return what `without_repeats` should, from all pairs of documents."""
 

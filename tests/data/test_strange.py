@@ -1,6 +1,7 @@
 """Strange texts: the same each time, valid text, and nothing of the kinds that are held out."""
 
 import random
+import re
 import unicodedata
 from collections import Counter
 
@@ -63,6 +64,16 @@ def test_words_are_printable_and_hold_no_space(make, seed):
     word = make(random.Random(seed))()
     assert word and word.isprintable() and not any(mark.isspace() for mark in word)
     assert normalise(word) == word
+
+
+def test_compounds_join_the_given_words_or_numbers():
+    mark = r"[!-/:-@\[-`{-~]"
+    kinds = Counter()
+    for seed in range(100):
+        word = strange.compound(["owl"], random.Random(seed))()
+        kinds["words"] += bool(re.fullmatch(rf"owl({mark}owl){{1,6}}", word))
+        kinds["numbers"] += bool(re.fullmatch(rf"\d{{1,5}}({mark}\d{{1,5}}){{1,6}}", word))
+    assert kinds.total() == 100 and min(kinds.values()) > 20  # 60 and 40 are to be expected
 
 
 def test_no_held_out_alphabet_has_a_letter_here():

@@ -62,6 +62,12 @@ def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
     assert monitor.collapse == []  # said, but nothing to stop a run for
 
 
+def test_an_alarm_lists_the_classes_from_the_most_common_on():
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=1)
+    ((line,),) = alarms(monitor, [step(identical=1, failed=3, tied=5, varied=1)])
+    assert "(50% tied, 30% failed, 10% identical)" in line
+
+
 def test_one_alarm_does_not_hide_another():
     monitor = monitor_for("skip", temperature=1.0)
     first = alarms(monitor, [step(solved=16)] * 5)

@@ -172,6 +172,16 @@ def test_step_back_on_collapse():
     assert ladder.level == 10  # below the first level there is none
 
 
+def test_each_step_back_has_its_own_collapsed_steps():
+    ladder = ladder_of([10, 25, 50], collapse_steps=2)
+    ladder.position = 2
+    levels = []
+    for step in range(1, 5):
+        observe(ladder, step, {ladder.level: [0.0]}, [True])
+        levels.append(ladder.level)
+    assert levels == [50, 25, 25, 10]
+
+
 def test_replayed_groups_do_not_hide_a_collapse():
     ladder = ladder_of([10, 25], collapse_steps=2)
     ladder.position = 1
@@ -277,7 +287,8 @@ def test_replay_share():
 def test_further_prompts_of_a_step_have_levels_of_their_own():
     ladder = ladder_of([10, 25], replay=0.5)
     ladder.position = 1
-    assert ladder.levels_for(0, 1, 40) != ladder.levels_for(0, 1, 40, 40)
+    drawn = {tuple(ladder.levels_for(0, 1, 40, earlier)) for earlier in (0, 40, 80)}
+    assert len(drawn) == 3
     assert ladder.levels_for(0, 1, 40, 40) == ladder.levels_for(0, 1, 40, 40)
 
 

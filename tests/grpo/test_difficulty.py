@@ -72,19 +72,23 @@ class ByKey:
 
     name, rewards, default_level = "by key", (), 1
 
+    def __init__(self):
+        self.scored = []
+
     def score(self, problem, completions):
+        self.scored.append(problem.key)
         return [Score(int(problem.key) / 8) for _ in completions]
 
 
 def test_every_problem_is_measured_once_in_its_order(tiny_policy, monkeypatch):
-    monkeypatch.setattr(difficulty, "BATCH", 2)
+    monkeypatch.setattr(difficulty, "BATCH", 3)
     problems = [Problem("by key", 1, f"p {key}", "x", str(key)) for key in (8, 5, 0, 5, 2)]
     problems.append(Problem("by key", 1, "long", "x " * 2000, "7"))
-    told = []
+    task, told = ByKey(), []
     found = measure_difficulty(
         SurveySubject(
             tiny_policy,
-            Supply(ByKey(), seed=0, dataset=problems),
+            Supply(task, seed=0, dataset=problems),
             SurveySettings(Sampling(), 3, 1e-6),
         ),
         [0.25, 0.75],
@@ -97,7 +101,7 @@ def test_every_problem_is_measured_once_in_its_order(tiny_policy, monkeypatch):
         ("2", 0.25, "kept"),
         ("7", None, "too long"),
     ]
-    assert told == [(2, 4), (4, 4)]
+    assert told == [(3, 4), (4, 4)] and task.scored == ["8", "5", "0", "2"]
 
 
 def test_a_supply_keeps_some_of_its_problems():

@@ -97,6 +97,18 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     assert after.imitation == before.imitation
 
 
+def test_an_older_run_has_trained_on_all_problems_that_it_has_seen(tiny_policy):
+    trainer = Trainer(
+        Config(level=2, ramp=False, learning_rate=1e-3, steps=3, prompts=2),
+        Parts(Interleave()),
+        tiny_policy,
+    )
+    state = trainer.state() | {"seen": ["k", "l", "m"]}
+    del state["inherited"], state["trained"]
+    trainer.restore(state)
+    assert trainer.stream.inherited == 0 and trainer.stream.trained == {2: 3}
+
+
 def test_metrics_of_an_older_run(tmp_path):
     (tmp_path / "config.yaml").write_text("task: interleave\n")
     old = {"step": 1, "reward_std": 0.1, "group_std": 0.1, "clip_ratio/low": 0.2}

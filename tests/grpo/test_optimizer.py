@@ -150,6 +150,19 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, kind):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_of_before_the_first_step_can_be_loaded(tmp_path, dtype):
+    """There are no moments yet, and float32 weights have no masters beside them."""
+    one, two = made(dtype), made(dtype, seed=1)
+    save_optimizer(tmp_path, one[1].state_dict())
+    two[0].load_state_dict(one[0].state_dict())
+    load_optimizer(tmp_path, two[1])
+    assert take(*one, 0) == take(*two, 0)
+    assert all(
+        torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True)
+    )
+
+
 def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
     one, two = made(torch.bfloat16), made(torch.bfloat16, seed=1)
     take(*one, 0)

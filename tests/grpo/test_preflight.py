@@ -195,6 +195,18 @@ def test_survey_of_a_model(tiny_policy):
         )
 
 
+def test_harder_levels_are_surveyed_in_turn_until_no_answer_is_right(tiny_policy):
+    found, _ = survey(
+        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
+        [3, 4, 5],
+        training_levels=[3, 4, 5],
+    )
+    assert [(row.level, row.groups, row.any_exact > 0) for row in found] == [
+        (3, PROBLEMS, True),
+        (4, PROBLEMS, False),
+    ]
+
+
 def test_problems_are_those_of_training():
     supply = Supply(load_task("arithmetic"), seed=0)
     drawn = supply.sample(2, seed=5)

@@ -100,15 +100,23 @@ def test_a_run_without_a_trained_group_stops_with_its_cause(tiny_policy):
     assert "for 3 steps" in resumed.stopped
 
 
-def test_a_control_run_stops_when_nothing_varies_but_never_counts_as_solved(tiny_policy):
+def test_a_control_run_stops_when_nothing_varies(tiny_policy):
     trainer = trainer_for(tiny_policy, patience=4, control="constant-reward")
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
     for _ in range(3):
         trainer.step()
-        assert not trainer.ended and not trainer.seems_solved
+        assert not trainer.ended
     trainer.step()
     assert "no group could be trained on for 4 steps" in trainer.stopped
-    assert not trainer.seems_solved
+
+
+@pytest.mark.parametrize("options", [{"patience": 0}, {"control": "shuffled-rewards"}])
+def test_a_run_that_never_stops_and_a_control_run_never_count_as_solved(tiny_policy, options):
+    trainer = trainer_for(tiny_policy, **{"patience": 20, "prompts": 1} | options)
+    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    for _ in range(10):
+        trainer.step()
+    assert trainer.early_stop.solved_steps == 1 and not trainer.seems_solved
 
 
 def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):

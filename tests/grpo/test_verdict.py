@@ -79,6 +79,16 @@ def test_the_same_problems_are_compared():
     assert verdict.difference == pytest.approx(0.15)
 
 
+def test_the_same_problems_are_compared_after_a_warm_start():
+    before, imitated, after = {"a": 0.2, "b": 0.4}, {"b": 0.5}, {"a": 0.9, "b": 0.75}
+    verdict = reach_verdict(
+        10, HeldOutScores(before, after, imitated), metrics(2), was_solved=False
+    )
+    assert verdict.n == 1
+    assert (verdict.before, verdict.imitated, verdict.after) == (0.4, 0.5, 0.75)
+    assert verdict.difference == 0.25
+
+
 def test_values_are_those_of_one_level():
     groups = [group(key="a", value=0.25), group(key="b", level=2)]
     assert values_by_problem(groups, 1) == {"a": 0.25}

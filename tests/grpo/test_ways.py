@@ -110,6 +110,7 @@ def test_imitation_ends_as_soon_as_the_policy_earns_something():
     drawn, run = counted([0.05, 0.2, ENOUGH, 0.9])
     made, answers = run(100)
     assert made.updates == 2 * VALIDATE_EVERY and made.score == ENOUGH
+    assert made.why.startswith("held-out score 0.050 → 0.400 after 4 updates: the score is enough")
     assert made.answers == len(answers) == sum(drawn) == 2 * VALIDATE_EVERY * ANSWERS
     assert made.tokens == 3 * made.answers and len(made.losses) == made.updates
     assert made.validation_scores == [
@@ -135,6 +136,13 @@ def test_a_policy_that_earns_something_is_not_imitating():
 def test_the_share_of_the_run_is_a_twentieth():
     assert most_updates(400, 256) == int(0.05 * 400 * 256 / ANSWERS) == 160
     assert most_updates(1, 4) == VALIDATE_EVERY
+
+
+def test_the_share_of_the_run_counts_all_completions(tiny_policy):
+    """A twentieth of 320 steps of 2 * 4 completions is 128, or four updates of 32 answers."""
+    trainer = trainer_for(tiny_policy, "imitation", steps=320, prompts=2)
+    trainer.imitate(lambda: 0.0)
+    assert trainer.imitation.updates == 4 and ANSWERS == 32
 
 
 def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):

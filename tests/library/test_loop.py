@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
 
 from grpo import Model, load_model, make_trainer, train
+from grpo.distributed import Ranks
 from grpo.model.save import save_model
 from tasks.base import UserError
 
@@ -52,6 +54,24 @@ def test_generating_between_steps_leaves_the_examples_of_the_prompt(home):
     plain, looked_at = (make_trainer(**options) for _ in range(2))
     Model(looked_at.policy).generate(["Copy text A.\nA: owl tide"], max_new_tokens=2)
     assert plain.step().groups[0].prompt == looked_at.step().groups[0].prompt
+
+
+class SecondRank(Ranks):
+    """A rank that writes nothing, and does all of the work by itself."""
+
+    is_rank0 = False
+
+    def on_rank0(self, make):
+        return make()
+
+
+def test_of_several_ranks_the_first_one_calls_callbacks(tiny_policy):
+    trainer, called = trainer_for(tiny_policy), []
+    trainer.callbacks.append(called.append)
+    report = trainer.step()
+    trainer.ranks = SecondRank()
+    trainer.step()
+    assert called == [report]
 
 
 def test_callbacks_are_called_after_each_step_and_add_metrics(home):

@@ -1,6 +1,7 @@
 import ast
 import operator
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,15 @@ def test_chains_are_worth_what_they_say(seed, steps, operators):
     assert sum(text.count(f" {sign} ") for sign in "+-*/") == steps
 
 
+@given(st.integers(0, 10**9), st.integers(1, 8))
+def test_a_value_that_a_factor_divides_is_divided_if_asked(seed, steps):
+    text, values, _ = chain(steps, range(1, 51), "/", random.Random(seed))
+    first = int(re.search(r"\d+", text).group())
+    signs = re.findall(r" ([+/]) ", text)
+    for before, sign in zip([first, *values[:-1]], signs, strict=True):
+        assert (sign == "/") == any(before % n == 0 for n in range(2, 10))
+
+
 def test_the_issues_example_is_written_like_that():
     class Fixed(random.Random):  # draws: 37, + 15, * 3, - 48, + 9
         draws = iter([37, "+", 15, "*", 3, "-", 48, "+", 9])
@@ -63,6 +73,11 @@ def test_products_have_the_digits_asked_for(seed, first, second):
         and min(int(x), int(y)) >= 2
     )
     assert canonical == " * ".join(sorted((x, y), key=int))
+
+
+def test_the_level_of_products_names_the_digits_of_both_factors():
+    problem = problem_at(PRODUCT, seed=0, split="train", level=32, index=0)
+    assert re.fullmatch(r"\d{3} \* \d{2}", problem.data["expression"])
 
 
 @given(

@@ -308,6 +308,14 @@ def test_a_corpus_that_is_too_short():
     assert len(made.data["a"]) == len(made.data["b"]) == second
 
 
+def test_two_documents_have_problems_as_long_as_the_shorter_one():
+    documents = [Document(str(n), " ".join(f"w{n}.{i}" for i in range(n))) for n in (30, 40)]
+    task = Interleave(documents=documents).unseen()
+    with pytest.raises(UserError, match="at most --words 30 can be made"):
+        task.make(31, "test", random.Random(0))
+    assert len(task.make(30, "test", random.Random(0)).data["a"]) == 30
+
+
 def texts_of(folder, count, words=30):
     folder.mkdir()
     for i in range(count):

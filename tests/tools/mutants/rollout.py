@@ -52,6 +52,12 @@ TABLE = {
             "torch.searchsorted(cdf_Nb, passed_N1 - before_N1, right=False)",
         ),
         (
+            "blocks without probability are drawn",
+            "draw",
+            "torch.searchsorted(cdf_NB, passed_N1, right=True)",
+            "torch.searchsorted(cdf_NB, passed_N1, right=False)",
+        ),
+        (
             "nucleus of the whole distribution behind top-k",
             "truncation.truncate",
             "kept_RV.sort(-1)",

@@ -44,6 +44,7 @@ TABLE = {
         ("a program ends at a character", "Lasting.write", "'replace'", "'strict'"),
     ],
     ("data/strange.py", "data/test_strange.py"): [
+        ("all compounds are numbers", "compound", "rng.random() < 0.4", "True"),
         (
             "every kind, whatever was asked for",
             "documents",
@@ -178,6 +179,13 @@ TABLE = {
     ],
     ("tasks/arithmetic.py", "tasks/test_arithmetic.py"): [
         ("problems of any split", "Arithmetic.make", "split_of_key(problem.key) == split", "True"),
+        ("no chain divides", "chain", "[n for n in FACTORS if value % n == 0]", "[]"),
+        (
+            "other digits than the level names",
+            "Arithmetic._draw",
+            "divmod(level, 10)",
+            "divmod(level, 9)",
+        ),
     ],
     ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
         ("one of several numbers counts", "number_of", "len(values) == 1", "values"),

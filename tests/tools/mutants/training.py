@@ -137,6 +137,15 @@ TABLE = {
             "state.get('kept_share', 1.0)",
             "1.0",
         ),
+        (
+            "a control run ends as solved",
+            "Trainer.seems_solved",
+            "self.config.control != 'none'",
+            "False",
+        ),
+    ],
+    ("grpo/trainer.py", "library/test_loop.py"): [
+        ("every rank calls callbacks", "Trainer.step", "self.ranks.is_rank0", "True"),
     ],
     ("grpo/evaluate.py", "grpo/test_config.py"): [
         (
@@ -224,6 +233,7 @@ TABLE = {
             "self.position > 0 and self.collapsed >= self._patience(self.position)",
         ),
         ("scores of the old level kept", "Ladder._move", "self.recent.clear()", "pass"),
+        ("collapsed steps of the old level kept", "Ladder._move", "self.collapsed = 0", "pass"),
         (
             "a lucky mean promotes",
             "reaches_mark",
@@ -244,6 +254,12 @@ TABLE = {
         ),
     ],
     ("grpo/curriculum/survey.py", "grpo/test_preflight.py"): [
+        (
+            "easier levels are surveyed twice",
+            "survey",
+            "[[level] for level in levels if level > first]",
+            "[[level] for level in levels]",
+        ),
         (
             "groups that vary are enough",
             "LevelSurvey.is_within_reach",
