@@ -200,8 +200,7 @@ def _check_environment(uses_gpu: bool) -> None:
     if RANK >= SIZE:
         raise UserError(f"WORLD_SIZE is {SIZE}, but RANK is {RANK}; {way_on}")
 
-    count = torch.cuda.device_count() if uses_gpu else 0
-    if uses_gpu and int(os.environ["LOCAL_RANK"]) >= count:
+    if uses_gpu and int(os.environ["LOCAL_RANK"]) >= (count := torch.cuda.device_count()):
         raise UserError(
             f"rank {RANK} has no GPU of its own, because there are {count} here; give torchrun "
             f"--nproc-per-node {count}, or give --device cpu"

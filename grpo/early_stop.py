@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.group_metrics import first_tries
 from grpo.records import Group
-from grpo.variance import COLLAPSED, REMEDIES, TRUNCATED, TRUNCATED_REMEDY
+from grpo.variance import COLLAPSED, REMEDIES, TRUNCATED
 
 # Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
 # end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because the mean on other
@@ -16,8 +16,6 @@ from grpo.variance import COLLAPSED, REMEDIES, TRUNCATED, TRUNCATED_REMEDY
 SOLVED_SHARE = 0.95
 SOLVED_STEPS = 10
 SOLVED_MEAN = 0.995
-
-_REMEDIES = {**REMEDIES, TRUNCATED: TRUNCATED_REMEDY}
 
 
 class EarlyStop:
@@ -81,7 +79,7 @@ class EarlyStop:
         )
         return (
             f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
-            f"{self.reward:.3f}); {_REMEDIES[cause]}"
+            f"{self.reward:.3f}); {REMEDIES[cause]}"
         )
 
     @property

@@ -216,10 +216,11 @@ def _no_such_flag(given: str, parser: Parser) -> str:
         return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
 
     known = [option for action in parser._actions for option in action.option_strings]
-    near = " or ".join(_nearest(word, known))
     if name in ELSEWHERE:
         flag = "--" + ELSEWHERE[name].replace("_", "-")
         near = flag if flag in known else f"--config '{{{ELSEWHERE[name]}: ...}}'"
+    else:
+        near = " or ".join(_nearest(word, known))
     hint = f"did you mean {near}?" if near else "python train.py --help-all lists all"
     return f"{given}: no such flag; {hint}"
 

@@ -33,6 +33,10 @@ COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 # of 16 is "identical", and 4 of 16 are hardly better.
 DIVERSITY = 0.25
 
+# The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the trap's name.
+TRUNCATED = "truncated"
+TRAP = "trap "
+
 REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: raise "
     "--temperature, go back to an easier level, or choose another --reward",
@@ -41,16 +45,12 @@ REMEDIES: dict[str, str] = {
     "reward that pays for a part of the answer",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
     "solved": "every completion gets the highest reward: the level is too easy; give a harder one",
+    TRUNCATED: "give a larger --max-new-tokens, or a reward that does not rise with the length",
 }
 TRAP_REMEDY = (
     "climb from a lower level (--curriculum), choose a --reward that does not reward it, or raise "
     "--temperature"
 )
-TRUNCATED_REMEDY = "give a larger --max-new-tokens, or a reward that does not rise with the length"
-
-# The causes of alarms are the classes of groups, TRAP followed by the trap's name, and TRUNCATED.
-TRAP = "trap "
-TRUNCATED = "truncated"
 
 
 def classify(
@@ -310,7 +310,7 @@ class VarianceMonitor:
             return []
         return [
             f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "
-            f"completions are truncated: {TRUNCATED_REMEDY}"
+            f"completions are truncated: {REMEDIES[TRUNCATED]}"
         ]
 
     def _is_due(self, cause: str) -> bool:

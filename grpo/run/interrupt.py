@@ -28,7 +28,10 @@ from typing import Any
 FIRST = "\n{}: finishing and saving the current step{}\n"
 AGAIN = "; send it again to stop immediately and lose this step"
 
-# Signals that never stop a run immediately. Windows has neither.
+# Signals of which a second one stops the run immediately.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+# Signals that never do. Windows has neither.
 HANGUP = getattr(signal, "SIGHUP", None)
 TIME_OVER = getattr(signal, "SIGUSR1", None)
 
@@ -52,7 +55,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            numbers = [signal.SIGINT, signal.SIGTERM]
+            numbers = [*STOPPING]
             if HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN:
                 numbers.append(HANGUP)
             if TIME_OVER and signal.getsignal(TIME_OVER) == signal.SIG_DFL:
@@ -69,7 +72,7 @@ class Interrupt:
         """Set the handlers again, also the one that ignores SIGHUP under nohup."""
         if not self.earlier:
             return
-        for number in (signal.SIGINT, signal.SIGTERM, HANGUP, TIME_OVER):
+        for number in (*STOPPING, HANGUP, TIME_OVER):
             if number and (handler := signal.getsignal(number)) is not None:
                 signal.signal(number, handler)
 
@@ -83,17 +86,16 @@ class Interrupt:
             signal.signal(number, self.earlier[number])
             signal.raise_signal(number)
             return
-        is_gentle = number in (HANGUP, TIME_OVER)
-        if is_gentle and self.wanted:
+        if self.wanted and number not in STOPPING:
             return
-        if self.wanted not in (None, HANGUP, TIME_OVER):
+        if self.wanted in STOPPING:
             if time.monotonic() - self.time > SAME:
                 self._give_back()
                 signal.raise_signal(number)
             return
 
         self.wanted, self.time = signal.Signals(number), time.monotonic()
-        line = FIRST.format(self.wanted.name, "" if is_gentle else AGAIN)
+        line = FIRST.format(self.wanted.name, AGAIN if number in STOPPING else "")
         with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
             # Not print: a handler may run in the middle of one.
             os.write(sys.stderr.fileno(), line.encode())
@@ -103,5 +105,5 @@ class Interrupt:
 
         A later SIGHUP or SIGUSR1 still does nothing.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             signal.signal(number, self.earlier.pop(number))

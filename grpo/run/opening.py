@@ -59,7 +59,7 @@ def _open_new(
     folder = ranks.on_rank0(lambda: named or new_folder(home, config))
     require_unicode(folder)
     if ranks.on_rank0(folder.exists):
-        raise UserError(f"--name {config.name}: {folder} exists; {_way_on(folder)}")
+        raise UserError(f"--name {config.name}: {folder} exists; {_other_ways(folder)}")
     return OpenedRun(folder, warnings=warnings), config
 
 
@@ -76,7 +76,7 @@ def require_unicode(folder: Path) -> None:
         )
 
 
-def _way_on(folder: Path) -> str:
+def _other_ways(folder: Path) -> str:
     """Return what to do about a folder that already exists."""
     shown = quoted(folder)
     valid, damaged = checkpoints(folder)

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.text import quoted
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.older_runs import trainer_state_of
@@ -26,6 +25,7 @@ from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
 from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
+from grpo.run.folders import way_on
 from grpo.run.heldout import EVAL_SEED, HeldOutEvaluator
 from grpo.run.lock import locked
 from grpo.run.next_commands import next_commands
@@ -329,8 +329,8 @@ class Run:
             self.saver.save([signal])
         self.saver.collect(wait=True)
         self.console.say(
-            f"{signal}: stopped after step {self.trainer.done}, which is saved; continue with "
-            f"--resume {quoted(self.folder)}"
+            f"{signal}: stopped after step {self.trainer.done}, which is saved; "
+            f"{way_on(self.folder)}"
         )
 
     def finish(self) -> int:

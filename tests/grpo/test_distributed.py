@@ -14,7 +14,7 @@ HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 
 @pytest.fixture()
 def started_in(monkeypatch):
-    """Return a function that imports `grpo.distributed` anew in an environment."""
+    """Return a function that loads `grpo.distributed` again with other environment variables."""
 
     def start(environment):
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from grpo.early_stop import EarlyStop
 from grpo.records import Completion, Group
-from grpo.variance import REMEDIES, TRUNCATED_REMEDY
+from grpo.variance import REMEDIES
 from tasks.base import Problem, Score
 
 
@@ -51,7 +51,7 @@ def test_groups_of_masked_completions_alone_train_nothing():
     cut, half = group(ends=("length", "length")), group(ends=("length", "stop"))
     stop = observe(EarlyStop(2, masks_truncated=True), *[[cut, cut, group("tied", "keep")]] * 2)
     assert stop.stopped.startswith("no group could be trained on for 2 steps (67% truncated, 33% t")
-    assert stop.stopped.endswith(TRUNCATED_REMEDY) and stop.exhausted == ""
+    assert stop.stopped.endswith(REMEDIES["truncated"]) and stop.exhausted == ""
 
     assert observe(stop, [cut, half]).stopped == ""
     assert observe(EarlyStop(2), *[[cut]] * 2).stopped == ""  # they are learned from

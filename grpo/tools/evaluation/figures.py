@@ -183,9 +183,11 @@ def add_differences(results: Sequence[dict[str, Any]]) -> None:
     first = results[0]["model"]
     of_first = {_about(result): _values(result) for result in results if result["model"] == first}
     for result in results:
+        if result["model"] == first:
+            continue
         values, others = _values(result), of_first.get(_about(result), {})
         shared = sorted(values.keys() & others.keys())
-        if result["model"] == first or not shared:
+        if not shared:
             continue
         differences = [values[key] - others[key] for key in shared]
         low, high = mean_interval(differences, bounds=(-1.0, 1.0))

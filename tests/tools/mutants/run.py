@@ -83,8 +83,8 @@ TABLE = {
         (
             "a hangup is no longer ignored",
             "Interrupt.renew",
-            "(signal.SIGINT, signal.SIGTERM, HANGUP, TIME_OVER)",
-            "(signal.SIGINT, signal.SIGTERM)",
+            "(*STOPPING, HANGUP, TIME_OVER)",
+            "STOPPING",
         ),
     ],
     (
