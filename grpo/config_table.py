@@ -192,9 +192,8 @@ class Settings:
     dtype: str = flag(
         "auto",
         "float32; float16 or bfloat16 (with float32 masters of what is trained); auto: float32 on "
-        "a CPU, with a bfloat16 backward pass if it has AMX; on a GPU, for LoRA and for models "
-        "saved in half precision, float16 (bfloat16 if hidden states are too large for it), else "
-        "float32",
+        "a CPU, with a bfloat16 backward pass if it has AMX; on a GPU float16 (bfloat16 if hidden "
+        "states are too large for it), but float32 for all weights of the embedded model",
         group=MODEL,
         choices=("auto", "float32", "bfloat16", "float16"),
     )

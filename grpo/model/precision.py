@@ -34,11 +34,9 @@ def default_dtype(*, is_lora: bool, saved: torch.dtype | None, is_continued: boo
     `saved` is the precision of its files (None: unknown, or of no account). A model that
     `is_continued`, all of whose weights were trained by us, keeps it.
     """
-    is_half = saved in (torch.float16, torch.bfloat16)
-    if is_continued and is_half:
-        assert saved is not None
+    if is_continued and saved is not None:
         return saved
-    return torch.float16 if is_lora or is_half else torch.float32
+    return torch.float16 if is_lora or saved is not None else torch.float32
 
 
 @torch.no_grad()
