@@ -81,7 +81,7 @@ def train(
     rewards. Raises UserError, which says in one line what is wrong, and KeyboardInterrupt after
     Ctrl-C, when the last step has been saved.
     """
-    given, values = _given(data, reward, callbacks, options)
+    given, values = _given("train()", data, reward, callbacks, options)
     config = Config(**given)
     with only_rank0_prints():
         result = start_run(config, given, join_ranks(config.device), [], values)
@@ -104,7 +104,7 @@ def make_trainer(
     """
     if SIZE > 1:
         raise UserError("make_trainer(): has no use for several ranks; use train()")
-    given, values = _given(data, reward, callbacks, options)
+    given, values = _given("make_trainer()", data, reward, callbacks, options)
     for name in OF_RUNS:
         if given.get(name):
             raise UserError(
@@ -119,11 +119,14 @@ def make_trainer(
 
 
 def _given(
-    data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
+    where: str, data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], FromPython]:
-    """Return the settings that the arguments of `train` give, and the Python values."""
+    """Return the settings that the arguments of `train` give, and the Python values.
+
+    Raises UserError, which begins with `where`, the function that the user called.
+    """
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise UserError("train(): callbacks must be a list of functions")
+        raise UserError(f"{where}: callbacks must be a list of functions")
     of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
 
@@ -132,19 +135,20 @@ def _given(
         own_loss = from_python(settings["loss"])
         settings["loss"] = own_loss.spec
     if data is None and reward is not None:
-        settings["reward"] = _named(reward)
-    given = with_texts(checked(settings, "train()"))
+        settings["reward"] = _named(where, reward)
+    given = with_texts(checked(settings, where))
 
     task = None
     if data is None:
-        for name in of_rows:
-            raise UserError(f"train(): {name} applies only to rows; give data and a reward, too")
+        if of_rows:
+            name, *_ = of_rows
+            raise UserError(f"{where}: {name} applies only to rows; give data and a reward, too")
     else:
         for name in ("task", "task_options"):
             if settings.get(name):
-                raise UserError(f"train(): {name} and data; give one of them")
+                raise UserError(f"{where}: {name} and data; give one of them")
         named, task_options = _task_options(data, reward)
-        functions = () if named else _functions(reward)
+        functions = () if named else _functions(where, reward)
         task = Rows(data, named, functions, **of_rows)
 
         # Recorded in config.yaml, so that the command line can load the task again.
@@ -153,11 +157,11 @@ def _given(
     return given, FromPython(task, own_loss, callbacks)
 
 
-def _named(reward: Any) -> str:
+def _named(where: str, reward: Any) -> str:
     """Return the name of a task's own reward."""
     if not isinstance(reward, str) or ":" in reward:
         raise UserError(
-            "train(): a reward function without data; give the data (again, to resume a run), or "
+            f"{where}: a reward function without data; give the data (again, to resume a run), or "
             "the name of a reward of the task"
         )
     return reward
@@ -170,10 +174,10 @@ def _task_options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
     return named, options | ({REWARD_FILE: named} if named else {})
 
 
-def _functions(reward: Any) -> tuple[Callable, ...]:
+def _functions(where: str, reward: Any) -> tuple[Callable, ...]:
     """Return the reward functions: one or several."""
     if reward is None:
-        raise UserError("train(): data without a reward; give reward=FUNCTION")
+        raise UserError(f"{where}: data without a reward; give reward=FUNCTION")
     return tuple(reward) if isinstance(reward, Sequence) else (reward,)
 
 
@@ -201,24 +205,13 @@ class Model:
         The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
         an answer in the model's context.
         """
-        is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-        if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
-            raise UserError("generate: give a list of prompts, which are texts")
-        if any(not is_encodable(prompt) for prompt in prompts):
-            raise UserError("generate: a prompt holds half of a surrogate pair, not a character")
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-            raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give a whole number")
-        if max_new_tokens < 1:
-            raise UserError(f"generate: max_new_tokens is {max_new_tokens}; give 1 or more")
-        if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
-            raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
-        if not (isinstance(top_p, int | float) and 0 < top_p <= 1):
-            raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")
+        _check_generation(prompts, max_new_tokens, temperature, top_p)
         if not prompts:
             return []
+
         encoded = self._encode(prompts)
         rooms = [self._policy.context - len(prompt) for prompt in encoded]
-        if min(rooms, default=1) < 1:
+        if min(rooms) < 1:
             raise UserError(
                 f"generate: a prompt is longer than the model's context of {self._policy.context} "
                 "tokens"
@@ -246,6 +239,23 @@ class Model:
             return [self._policy.encode(prompt) for prompt in prompts]
         finally:
             self._policy.use(format)
+
+
+def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p: Any) -> None:
+    """Raise UserError for arguments that `Model.generate` does not take."""
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
+        raise UserError("generate: give a list of prompts, which are texts")
+    if any(not is_encodable(prompt) for prompt in prompts):
+        raise UserError("generate: a prompt holds half of a surrogate pair, not a character")
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give a whole number")
+    if max_new_tokens < 1:
+        raise UserError(f"generate: max_new_tokens is {max_new_tokens}; give 1 or more")
+    if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
+        raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
+    if not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+        raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")
 
 
 class TrainedRun(RunData):

@@ -30,7 +30,7 @@ TOO_MANY_TRUNCATED = 0.5
 class Sampling:
     """How completions are sampled, under the names of the flags.
 
-    A run and its evaluations must agree on all four.
+    The evaluations of a run sample as the run does.
     """
 
     temperature: float = 1.0  # 0: greedy

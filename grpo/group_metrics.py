@@ -18,7 +18,7 @@ BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
 
 
 def first_tries(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that are not resampled ones."""
+    """Return the groups of first tries, without those that were sampled again."""
     return [group for group in groups if group.attempt == 0]
 
 

@@ -88,7 +88,7 @@ class Group:
 
     @property
     def reward_std(self) -> float:
-        """The standard deviation of the rewards, with divisor n."""
+        """The standard deviation of the rewards, with divisor n; advantages use n - 1."""
         return pstdev(self.rewards)
 
     @property

@@ -2,9 +2,10 @@
 
     problems ─► sample ─► score (─► control) ─► classify ─► advantages ─► update ─► observe
 
-Departures from the paper: groups without variance are skipped, replaced, or sampled again at a
-higher temperature; a curriculum chooses the level of the problems; every update compares its
-log-probabilities with the sampler's; the reference model is optional.
+Departures from the paper: the loss is DAPO's, without a reference model, unless the settings say
+otherwise; groups without variance are skipped, replaced, or sampled again at a higher temperature;
+a curriculum chooses the level of the problems; every update compares its log-probabilities with the
+sampler's.
 
 The file is longer than 400 lines, because what a checkpoint saves of the trainer (`state`,
 `restore`) stands beside the attributes that it saves.
@@ -52,12 +53,12 @@ from grpo.training.metrics import (
     step_summary,
 )
 from grpo.training.problems import Indexed, ProblemStream
-from grpo.training.sampler import GroupSampler, Request
+from grpo.training.sampler import GroupRequest, GroupSampler
 from grpo.training.truncation import add_soft_penalty
 from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
-MAX_BATCHES = 4  # of prompts that dynamic sampling takes for one step
+MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
 
 class Trainer:
@@ -159,25 +160,25 @@ class Trainer:
         return problems, groups
 
     def batches(self, missing: int, drawn: int) -> int:
-        """Return how many times --prompts to draw at once, so that `missing` more groups vary.
+        """Return how many batches of --prompts to sample next, so that `missing` more groups vary.
 
-        As many as it takes if the share of groups that vary stays what it last was: sampling many
-        prompts together is faster than sampling them in turn. With the `drawn` ones they are at
-        most `MAX_BATCHES`.
+        They are sampled together, which is faster than one after the other. Their number assumes
+        that as large a share of the groups varies as last time. With the prompts that the step has
+        `drawn` already, they are at most `MAX_BATCHES`.
         """
         if not missing:
             return 1
         most = MAX_BATCHES - drawn // self.prompts
-        varying = self.kept_share * self.prompts  # groups, to be expected of --prompts
+        varying = self.kept_share * self.prompts  # expected groups of a batch
         return most if missing >= most * varying else max(1, round(missing / varying))
 
     def problems(
         self, step: int, earlier: Sequence[Indexed] = (), batches: int = 1
     ) -> list[Indexed]:
-        """Return the problems that a step continues with after its `earlier` ones.
+        """Return the problems that a step takes next, after its `earlier` ones.
 
-        They are `batches` times --prompts, or fewer if the step's token budget is reached. They are
-        a pure function of seed, step and state.
+        They are `batches` times --prompts, or fewer if the step's token budget is reached. They
+        depend on nothing but the seed, the step and the trainer's state.
         """
         count = batches * self.prompts
         levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
@@ -191,7 +192,7 @@ class Trainer:
         groups: list[Group] = []
         attempt = 0
         temperature = self.monitor.temperature
-        requests: list[Request] = [(index, problem, temperature) for index, problem in problems]
+        requests = [GroupRequest(index, problem, temperature) for index, problem in problems]
 
         while requests:
             local = self.sampler.sample(step, self.ranks.share(requests), attempt)
@@ -216,7 +217,7 @@ class Trainer:
             groups += tried
             attempt += 1
             requests = [
-                (group.index, group.problem, self.monitor.retry_temperature(group))
+                GroupRequest(group.index, group.problem, self.monitor.retry_temperature(group))
                 for group in tried
                 if group.action == "resample"
             ]
@@ -303,9 +304,8 @@ class Trainer:
         timer: StepTimer,
     ) -> StepReport:
         """Let the monitor, the early stop and the curriculum take note of a step; report it."""
-        tokens = sum(group.tokens for group in groups)
-        self.tokens += tokens
-        metrics = self.metrics(step, groups, tokens, learned, timer)
+        self.tokens += sum(group.tokens for group in groups)
+        metrics = self.metrics(step, groups, learned, timer)
         events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
         events += self.monitor.observe(groups, self.curriculum.level)
         metrics["events"] = events
@@ -323,18 +323,15 @@ class Trainer:
         return StepReport(step, metrics, groups, lines, decisions)
 
     def metrics(
-        self,
-        step: int,
-        groups: list[Group],
-        tokens: int,
-        learned: dict[str, float],
-        timer: StepTimer,
+        self, step: int, groups: list[Group], learned: dict[str, float], timer: StepTimer
     ) -> dict[str, Any]:
-        """Return the step's line of metrics.jsonl; it sampled so many `tokens`.
+        """Return the step's line of metrics.jsonl. `groups` has every try; `learned` are the
+        metrics of the update.
 
         Metrics of rewards and lengths count only first tries.
         """
         first = first_tries(groups)
+        tokens = sum(group.tokens for group in groups)
 
         # Rank 0's time, so that all ranks agree when a level's budget of time is spent.
         seconds = self.ranks.on_rank0(timer.total)

@@ -107,13 +107,15 @@ class VarianceSettings:
 
     Fields without a default are settings of `grpo.config.Config`.
 
-    `on_degenerate` is what happens to such a group: "keep" (it stays in the denominator), "skip"
-    (it leaves the step) or "resample" (it is sampled again at most `retries` times, then skipped).
-    `threshold` is that of `classify`. `temperature` is the base; it is multiplied by
-    `temperature_factor` up to `temperature_ceiling` times the base, and divided by `cooling` on its
-    way back. `trigger` and `release` are the shares of the groups that raise the temperature and
-    let it fall. An alarm is raised after `alarm_steps` steps with a share above `alarm_share`;
-    for a trap, that share is enough.
+    - `on_degenerate`: what happens to such a group: "keep" (it stays in the denominator), "skip"
+      (it leaves the step) or "resample" (it is sampled again at most `retries` times, then
+      skipped);
+    - `threshold`: that of `classify`;
+    - `temperature`: the base. It is multiplied by `temperature_factor`, up to `temperature_ceiling`
+      times the base, and divided by `cooling` on its way back;
+    - `trigger`, `release`: the shares of the groups that raise the temperature and let it fall;
+    - `alarm_steps`, `alarm_share`: an alarm is raised after `alarm_steps` steps in a row with a
+      share above `alarm_share` (for a trap: of at least that share).
     """
 
     on_degenerate: str
@@ -229,6 +231,7 @@ class VarianceMonitor:
         return self.settings.temperature * self.settings.temperature_ceiling
 
     def _adjust_temperature(self, groups: Sequence[Group]) -> list[str]:
+        """Set the temperature of the next step; return a line if it has changed."""
         settings = self.settings
         lost = fmean(lost_diversity(group) for group in groups)
         failing = fmean(
@@ -266,7 +269,7 @@ class VarianceMonitor:
         means = {name: fmean(step[name] for step in self.classes) for name in DEGENERATE}
         cause = max(means, key=means.__getitem__)
         # The most common class of the last steps may have ended, or been reported already.
-        if shares[cause] <= self.settings.release or not self._is_due(cause):
+        if shares[cause] <= self.settings.release or not self._count_step(cause):
             return [], []
 
         ranked = sorted(means, key=means.__getitem__, reverse=True)
@@ -278,6 +281,7 @@ class VarianceMonitor:
         return ([line], []) if cause == "solved" else ([], [line])
 
     def _watch_traps(self, groups: Sequence[Group]) -> list[str]:
+        """Return the alarms about traps, of which each has its own."""
         step = _trap_figures([score for group in groups for score in group.scores])
         self.traps.append(step)
         for cause in [cause for cause in self.alarms if cause.startswith(TRAP)]:
@@ -288,7 +292,7 @@ class VarianceMonitor:
             past = [traps.get(name, NO_TRAP) for traps in self.traps]
             is_full = len(past) == self.settings.alarm_steps
             has_lasted = is_full and min(each.share for each in past) >= self.settings.alarm_share
-            if has_lasted and self._is_due(TRAP + name):
+            if has_lasted and self._count_step(TRAP + name):
                 shares = [each.share for each in past]
                 reward = fmean((each.reward for each in past), shares)
                 value = fmean((each.value for each in past), shares)
@@ -300,23 +304,24 @@ class VarianceMonitor:
         return lines
 
     def _watch_truncation(self, groups: Sequence[Group]) -> list[str]:
+        """Return the alarm about truncated completions, if it is raised."""
         share = truncated_share(groups)
         self.truncated.append(share)
         self._clear(TRUNCATED, share)
 
         is_full = len(self.truncated) == self.settings.alarm_steps
         has_lasted = is_full and min(self.truncated) > self.settings.alarm_share
-        if not has_lasted or not self._is_due(TRUNCATED):
+        if not has_lasted or not self._count_step(TRUNCATED):
             return []
         return [
             f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "
             f"completions are truncated: {REMEDIES[TRUNCATED]}"
         ]
 
-    def _is_due(self, cause: str) -> bool:
-        """Count a step in which `cause` lasts; return whether its alarm is raised now.
+    def _count_step(self, cause: str) -> bool:
+        """Count a step in which `cause` lasts, and return whether its alarm is raised now.
 
-        It is due after `alarm_steps` steps, and then each time that it has lasted twice as long.
+        That is after `alarm_steps` steps, and then each time that it has lasted twice as long.
         """
         alarm_steps = self.settings.alarm_steps
         lasted = self.alarms.get(cause, alarm_steps - 1) + 1
@@ -325,6 +330,7 @@ class VarianceMonitor:
         return rest == 0 and periods.bit_count() == 1
 
     def _clear(self, cause: str, share: float) -> None:
+        """Forget a cause whose share has fallen to `release`: it must last anew for an alarm."""
         if share <= self.settings.release:
             self.alarms.pop(cause, None)
 

@@ -212,7 +212,7 @@ def _answer(text: str) -> Answer:
             return Answer(None, text[box.start() :], "open box")
 
         end = closing
-        refused = _refusal_of_box(text, box, end)
+        refused = _refusal_of_box(text, box)
         if refused:
             return Answer(None, text[box.start() : end + 1], refused)
 
@@ -222,7 +222,7 @@ def _answer(text: str) -> Answer:
     return _read(text, place, end)
 
 
-def _refusal_of_box(text: str, box: re.Match, end: int) -> str | None:
+def _refusal_of_box(text: str, box: re.Match) -> str | None:
     """Return why what stands before a box makes its content no answer; None if nothing does."""
     before = text[max(0, box.start() - LOOK_BACK) : box.start()]
     if box["sign"]:

@@ -94,7 +94,7 @@ def _integers_of(digits: int) -> range:
 
 
 class Arithmetic:
-    """The task.
+    """Problems of one family, scored as the head of this file says.
 
     `family` is "chain" or "product". For chains, `operands` is the range of the numbers that are
     added and subtracted, e.g. "1-50", and `operators` are some of "+-*/".

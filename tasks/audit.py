@@ -40,7 +40,7 @@ from tasks.base import (
 )
 
 # The kinds of sources that decide what the problems are.
-PROBLEMS = ("dataset", "corpus", "task")
+PROBLEM_SOURCES = ("dataset", "corpus", "task")
 
 # Problems whose right answers are scored for each other, and completions of one call of `score`.
 SCORED = 16
@@ -95,7 +95,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     found = [
         *stored.wrong_keys,
         *_evaluated_again(stored),
-        *_evaluated_after(stored, before, start),
+        *_evaluated_of_earlier_runs(stored, before, start),
         *_wrong_start(start, before),
         *_wrong_lists(folder, listed, before, stored.by_step),
         *_other_sources(config, task),
@@ -141,7 +141,9 @@ def _evaluated_again(stored: StoredProblems) -> list[str]:
     return found
 
 
-def _evaluated_after(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
+def _evaluated_of_earlier_runs(
+    stored: StoredProblems, before: set[str], start: str | None
+) -> list[str]:
     """Return the evaluated problems that earlier runs trained on; this one began with `start`."""
     return [
         f"{name}: {_short(prompt)} ({key}) was trained on before this run, see {start}"
@@ -242,7 +244,7 @@ def _other_sources(config: dict, task: Task) -> list[str]:
     found = [
         f"{change['kind']}: changed after step {change['step']}: {change['change']}"
         for change in facts.get("accepted_changes", ())
-        if change["kind"] in PROBLEMS
+        if change["kind"] in PROBLEM_SOURCES
     ]
 
     then, now = (facts.get("fingerprints") or {}).get("corpus"), sources_of(task)

@@ -40,10 +40,7 @@ LIBRARIES = (
 
 
 class TaskError(UserError):
-    """A task's own code is wrong.
-
-    A task that raises plain UserError has no such fault: it refuses a level.
-    """
+    """A task's own code is wrong; by a plain UserError a task refuses a level."""
 
 
 @contextmanager

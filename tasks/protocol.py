@@ -1,4 +1,4 @@
-"""What a task is: it makes problems from (seed, split, level, index) and scores completions."""
+"""What a task is: it makes problems of a level and a split, and scores completions of them."""
 
 import hashlib
 import random

@@ -190,10 +190,6 @@ class Rows:
         """Return the key of a problem, computed again from its data."""
         return _key(problem.prompt, problem.data.get("messages"))
 
-    def answer(self, problem: Problem, completion: str) -> str:
-        """Return the completion without white space around it, for majority votes."""
-        return completion.strip()
-
     def sources(self) -> dict[str, str]:
         """Return a fingerprint of the rows of each split."""
         return {

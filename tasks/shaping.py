@@ -1,6 +1,7 @@
-"""How the alignment of task interleave becomes a reward, in numbers and in words.
+"""The rewards of task interleave in words, and the arithmetic of the affine one.
 
-The five rewards, for a completion of n words and a target of m; M is the larger of the two:
+`tasks.interleave` computes the others. The five rewards, for a completion of n words and a target
+of m; M is the larger of the two:
 
 - prefix: the words before the first error / M
 - similarity: (S + M) / 2M, where S = matches - substitutions - gaps

@@ -3,8 +3,9 @@
 There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
 ``fixed:N`` (the first N different problems of the stream, repeated) and a data set from a file. The
 last two are used in epochs: each epoch goes through all problems, in an order shuffled by the seed.
-On a ladder that replays earlier levels the indices are shared, and an epoch passes over some.
-Problem `index` is a pure function of seed, level and index, so a run can be resumed at any step.
+If a run mixes levels (replay on a ladder), they share one count of problems: an epoch of a level
+then lacks the problems whose index went to another level. Problem `index` is a pure function of
+seed, level and index, so a run can be resumed at any step.
 """
 
 import hashlib
@@ -50,13 +51,13 @@ class Supply:
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
-        if not (self.fixed or self.dataset):
-            return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-
         if self.dataset:
             problems = self.dataset[0 if self.mixed else level]
-        else:
+        elif self.fixed:
             problems = self._fixed(level)
+        else:
+            return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
+
         epoch, place = divmod(index, len(problems))
         return problems[self._epoch(len(problems), epoch)[place]]
 

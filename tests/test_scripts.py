@@ -44,6 +44,14 @@ def commands(text):
     ]
 
 
+@pytest.mark.parametrize("main", PROGRAMS.values(), ids=PROGRAMS)
+def test_help_begins_with_whole_sentences(main, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    _, description, *_ = capsys.readouterr().out.split("\n\n")
+    assert description.endswith(".") and description.count("`") % 2 == 0
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
 def test_the_flags_of_written_commands_exist(path, known):
     for name, flags in commands(path.read_text()):

@@ -16,7 +16,7 @@ from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
 from tasks.levels import LADDER
 
-# The mean score that a level is left at, unless the user gives one. The running mean has the lower
+# The mean score at which a level is left, unless the user gives one. The running mean has the lower
 # mark because it lags behind the policy. At 0.9, a policy whose true mean is 0.96 is promoted
 # within 100 steps of 2 prompts, and one of 0.8 hardly ever (runs/LOG.md, 2026-11-23: "Intervals
 # near 1, promotion, step back").
@@ -90,8 +90,8 @@ class LadderSettings:
     stop: bool
     # With these two, a level on which every group collapses is left after 8 steps, and tried again
     # ever more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled,
-    # there were 36 moves without replay, and with replay none at all (runs/LOG.md, 2026-11-23:
-    # "Intervals near 1, promotion, step back"; there "Ladder and servo").
+    # there were 36 moves without replay, and with replay none at all ("Ladder and servo" in
+    # runs/LOG.md, 2026-11-23: "Intervals near 1, promotion, step back").
     collapse_at: float = 0.9
     collapse_steps: int = 8
 
@@ -169,7 +169,7 @@ class Ladder:
         """Take note of a training step; return one decision, or none."""
         self.scores |= {level: fmean(values) for level, values in summary.values.items()}
         self._remember(summary.values.get(self.level, []))
-        self._count(summary)
+        self._charge(summary)
 
         share = self._collapsed_share(summary)
         self.collapsed = self.collapsed + 1 if share >= self.settings.collapse_at else 0
@@ -190,7 +190,7 @@ class Ladder:
         while len(self.recent) > self.settings.window and without_oldest() >= least:
             self.recent.popleft()
 
-    def _count(self, summary: StepSummary) -> None:
+    def _charge(self, summary: StepSummary) -> None:
         """Charge a step to the budget of the current level."""
         self.stayed += 1
         spent = self.spent[self.position]

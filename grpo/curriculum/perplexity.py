@@ -27,10 +27,10 @@ class Perplexity:
     """How well a model predicts plain text: exp of the mean negative log-likelihood.
 
     `token` and `word` are the perplexity per token and per word. `unigram` is the perplexity per
-    token of a model that knows only how often each token occurs in these paragraphs. No model that
-    ignores the order of words does better than that, and every language model does: SmolLM2-135M
-    has a quarter of it. With its query and key rows in the order of GGUF, or without its rotary
-    embedding, it has more (runs/LOG.md). A single damaged layer does not show.
+    token of a model that knows only how often each token occurs in these paragraphs: the least that
+    a model can have which ignores the order of words. A language model has less, SmolLM2-135M a
+    quarter of it. With its query and key rows in the order of GGUF, or without its rotary
+    embedding, SmolLM2-135M has more (runs/LOG.md). A single damaged layer does not show.
     """
 
     token: float

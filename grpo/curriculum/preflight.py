@@ -36,7 +36,8 @@ class Start:
 def choose_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start:
     """Return where a run that was asked to train on `levels` starts.
 
-    1. Levels that are solved already are left out, if the next one is within reach.
+    1. Of the first levels that are solved already, all are left out if the next one is within
+       reach; otherwise all but the last, where the run starts.
     2. If the first level is within reach the run starts there, even if a harder one is within reach
        too: easier steps are cheaper, and a ladder leaves such a level after a few of them.
     3. Otherwise the run starts at the hardest easier level within reach, and climbs by way of the

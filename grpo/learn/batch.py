@@ -97,21 +97,21 @@ def micro_batches(
     """
     micro_tokens = settings.micro_tokens
     rows = _rows(groups, settings)
-    dealt = _assign(_split(groups, rows, ranks), rank, ranks)
-    parts = [piece for part in dealt for piece in _cut(part, micro_tokens)]
+    local = _assign(_parts_to_deal(groups, rows, ranks), rank, ranks)
+    parts = [piece for part in local for piece in _cut_to_fit(part, micro_tokens)]
 
     bundle: list[_Part] = []
     tokens = 0
     for part in parts:
         is_full = bool(micro_tokens) and tokens + part.tokens > micro_tokens
         if bundle and (is_full or len(part.rows) != len(bundle[0].rows)):
-            yield _tensors(bundle, device)
+            yield _micro_batch(bundle, device)
             bundle, tokens = [], 0
         bundle.append(part)
         tokens += part.tokens
 
     if bundle:
-        yield _tensors(bundle, device)
+        yield _micro_batch(bundle, device)
 
 
 def _rows(groups: Sequence[Group], settings: BatchSettings) -> list[list[_Row]]:
@@ -140,7 +140,9 @@ def _rows(groups: Sequence[Group], settings: BatchSettings) -> list[list[_Row]]:
     return by_group
 
 
-def _split(groups: Sequence[Group], by_group: Sequence[list[_Row]], ranks: int) -> list[_Part]:
+def _parts_to_deal(
+    groups: Sequence[Group], by_group: Sequence[list[_Row]], ranks: int
+) -> list[_Part]:
     """Return the groups, whose rows are given, as parts that can be dealt to the `ranks`.
 
     With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the same
@@ -152,7 +154,7 @@ def _split(groups: Sequence[Group], by_group: Sequence[list[_Row]], ranks: int) 
     return parts
 
 
-def _cut(part: _Part, micro_tokens: int) -> list[_Part]:
+def _cut_to_fit(part: _Part, micro_tokens: int) -> list[_Part]:
     """Return the part cut into parts of at most `micro_tokens` tokens (0: no bound)."""
     if not micro_tokens:
         return [part]
@@ -185,7 +187,7 @@ def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
     return [parts[number] for number in sorted(local)]
 
 
-def _tensors(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
+def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     """Return the parts of a `bundle` as one micro-batch."""
     rows = [row for part in bundle for row in part.rows]
     lengths = [len(row.completion.tokens) for row in rows]

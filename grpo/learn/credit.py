@@ -60,7 +60,6 @@ def token_advantages(
     decode: Decode,
     *,
     scale: str,
-    eps: float = EPS,
     ranks: Ranks = SINGLE,
 ) -> list[list[list[float]]]:
     """Return for each group and each completion the advantages of its tokens (T,).
@@ -72,7 +71,7 @@ def token_advantages(
     # The same completions visit many states together, and `mean` is slow, because it is exact.
     mean_of = cache(mean)
     rewards = floats([group.rewards for group in groups])
-    group_divisors = divisors(rewards, scale=scale, eps=eps)
+    group_divisors = divisors(rewards, scale=scale, eps=EPS)
 
     by_group = []
     local = ranks.share(list(zip(groups, rewards, group_divisors, strict=True)))

@@ -36,8 +36,8 @@ LENGTHS_R = torch.tensor([len(completion) for completion in COMPLETIONS])
 MASK_RT = torch.arange(2) < LENGTHS_R[:, None]
 ADVANTAGES_R = torch.tensor(ADVANTAGES, dtype=torch.float64)
 
-# The largest error of a gradient in float64. That of central differences is 1e-10.
-TOLERANCE = 1e-8
+STEP = 1e-5  # of the central differences, whose error is then 1e-10
+TOLERANCE = 1e-8  # the largest error of a gradient in float64
 
 
 def check_loss(
@@ -141,12 +141,10 @@ def _negative_expectation(table: Table) -> float:
     return -sum(p * advantage for p, advantage in zip(probabilities(table), ADVANTAGES))
 
 
-def central_differences(
-    function: Callable[[Table], float], table: Table, step: float = 1e-5
-) -> list[list[float]]:
+def central_differences(function: Callable[[Table], float], table: Table) -> list[list[float]]:
     """Return the gradient of function(table), as a table.
 
-    Its error is of the order of step squared, 1e-10.
+    Its error is of the order of STEP squared, 1e-10.
     """
 
     def shifted(context: int, token: int, by: float) -> Table:
@@ -157,7 +155,7 @@ def central_differences(
 
     return [
         [
-            (function(shifted(c, v, step)) - function(shifted(c, v, -step))) / (2 * step)
+            (function(shifted(c, v, STEP)) - function(shifted(c, v, -STEP))) / (2 * STEP)
             for v in range(len(row))
         ]
         for c, row in enumerate(table)

@@ -23,9 +23,15 @@ Departures from the papers:
 
 - R and "all tokens" count the whole step, where TRL's bnpo counts a micro-batch. So the gradient
   does not depend on how a step is cut into micro-batches.
-- Every kind may have the KL term, within the same mean. The k3 estimate of a token is multiplied by
-  its ratio (arXiv:2512.02556). At q = 1 that leaves its value as it is, but gives it the gradient
-  of KL(policy || reference). The gradient of k3 alone is that of KL(reference || policy).
+- Every kind may have the KL term, within the same mean. The k3 estimate of a token (see `kl_k3`) is
+  multiplied by its ratio (arXiv:2512.02556). At q = 1 that leaves its value as it is, and changes
+  its gradient to that of KL(policy || reference). With d = ref - logp and k3 = exp(d) - d - 1,
+
+      grad k3      = (1 - exp(d)) grad logp      the mean is that of KL(reference || policy)
+      grad (q k3)  = grad k3 + k3 grad logp
+                   = -d grad logp                the mean is that of KL(policy || reference)
+
+  over tokens that the policy samples, where grad logp itself has the mean 0.
 
 Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever the other tensors
 hold there, even NaN, has no effect.
@@ -60,8 +66,8 @@ class LossSettings:
 class LossInputs:
     """What the loss of some rows of a step is computed from."""
 
-    # Log-probabilities (R, T) under the policy, with gradient, and under the policy that sampled,
-    # without.
+    # Log-probabilities (R, T): under the policy, with gradient; and, without, under the policy that
+    # the ratio is taken to, which is the one that sampled or that of the first pass (see `update`).
     logp_RT: Tensor
     old_RT: Tensor
 
@@ -80,7 +86,7 @@ class LossInputs:
     # Entropies (R, T) in nats, which are only added up.
     entropy_RT: Tensor | None = None
 
-    # Factors (R, T) on the policy term, not on the KL.
+    # Importance weights (R, T) of the policy term; the KL term has none.
     importance_RT: Tensor | None = None
 
 
@@ -114,11 +120,13 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
     outside. For the others it is below the range with A < 0 and above it with A > 0, where the
     token gets no gradient. gspo clips a sequence as a whole, and all its tokens count.
     """
-    kind, mask_RT, advantages_RT = settings.kind, inputs.mask_RT, inputs.advantages
+    kind = settings.kind
+    mask_RT = inputs.mask_RT
     clip_low, clip_high = settings.clip_low, settings.clip_high
-    assert kind in LOSSES and (advantages_RT.dim() == 1 or kind != "gspo")
-    if advantages_RT.dim() == 1:
-        advantages_RT = advantages_RT[:, None]
+
+    is_by_row = inputs.advantages.dim() == 1
+    assert kind in LOSSES and (is_by_row or kind != "gspo")
+    advantages_RT = inputs.advantages[:, None] if is_by_row else inputs.advantages
 
     # The ratio q. That of gspo is the geometric mean over the sequence, s_i, at every token of it;
     # an empty row is 0 / 0 here, but it is all padding.

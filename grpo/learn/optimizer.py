@@ -1,7 +1,7 @@
 """The optimizer, its float32 master weights, its moments, and the sums of the gradients.
 
-bfloat16 has three significant digits, so a weight in bfloat16 would lose a step of a hundred
-thousandth. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
+bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/512 of it would be
+rounded away. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
 master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
 (mixed precision training, arXiv:1710.03740). A float32 weight is its own master. For each weight in
 half precision this takes 4 bytes for the master, 8 for the moments (2 by `adamw8bit`,
@@ -36,6 +36,7 @@ def maker(kind: str, *, rate: float, weight_decay: float) -> Maker:
 
     Raises UserError if its package is missing.
     """
+    # PyTorch's default for the second beta is 0.999. runs/LOG.md has no comparison of the two.
     settings: dict[str, Any] = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
         return partial(torch.optim.AdamW, fused=True, **settings)

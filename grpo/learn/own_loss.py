@@ -55,7 +55,7 @@ class OwnLoss:
 
     def term(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
         """Return the policy term (0 at padding) and the two masks, checked."""
-        with self.blamed():
+        with self.user_code():
             returned = self.function(inputs, settings)
 
         parts = returned if isinstance(returned, tuple) else (returned,)
@@ -118,11 +118,10 @@ class OwnLoss:
         )
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Within this context the user's code runs: what it raises becomes a UserError.
+    def user_code(self) -> Iterator[None]:
+        """Within this block the user's code runs: what it raises becomes a UserError.
 
-        A lack of the GPU's memory stays what it is, because it can be cured
-        (`grpo.learn.oom_retry`).
+        `torch.OutOfMemoryError` is raised as it is, because `grpo.learn.oom_retry` handles it.
         """
         try:
             with calling(f"--loss {self.spec}"):
@@ -153,7 +152,7 @@ class _CheckedTerm(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient with respect to the log-probabilities, 0 at padding."""
         own, inputs = ctx.own, ctx.inputs
-        with own.blamed():
+        with own.user_code():
             (d_logp_RT,) = torch.autograd.grad(ctx.loss_RT, inputs.logp_RT, outputs[0])
         d_logp_RT = zero_padding(d_logp_RT, inputs.mask_RT)
         own.check_finite(d_logp_RT, inputs, "its gradient")

@@ -8,15 +8,16 @@ def lr_factor(
 ) -> float:
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
-    It rises linearly over `warmup` steps. Then it is constant, or under the `schedule` "cosine"
-    falls from 1 at the first step after the warm-up to almost 0 at the last of the `steps`.
+    It rises linearly over `warmup` steps and then stays at 1 or, under the `schedule` "cosine",
+    falls to almost 0 at the last of the `steps`.
 
-    A constant rate does not depend on the length of the run, so a run that is continued beyond its
-    plan equals one that was planned longer. The warm-up of a cosine schedule is shortened to
-    `steps` - 1, so that even a short run reaches the full rate. The fall begins after
-    `cosine_start` steps; a ladder gives the number of steps before its last level, so that the
-    hardest level is not left with the smallest rates, and None before that level is reached. After
-    half of the steps the fall begins in any case: at the full rate a level may never be passed.
+    - "constant" does not depend on the length of the run, so a run that is continued beyond its
+      plan equals one that was planned longer.
+    - "cosine" begins to fall after `cosine_start` steps or half of the `steps`, whichever is less,
+      but not before the end of the warm-up. A ladder gives the number of steps before its last
+      level, so that the hardest level is not left with the smallest rates; None before that level
+      is reached. The half is a bound because a level may never be passed at the full rate. The
+      warm-up is at most `steps` - 1, so that even a short run reaches the full rate.
     """
     if schedule != "cosine":
         return min(1.0, step / (warmup + 1))
@@ -30,5 +31,5 @@ def lr_factor(
     start = max(warmup, half if cosine_start is None else min(cosine_start, half))
     if step <= start:
         return 1.0
-    progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may go on
+    progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may exceed `steps`
     return 0.5 * (1 + math.cos(math.pi * progress))

@@ -118,8 +118,8 @@ class _Figures:
     """The figures of a whole step."""
 
     loss: float
-    sums: dict[str, float]  # over its tokens
-    parity: float  # largest difference between the sampler's and the trainer's log-probabilities
+    sums: dict[str, float]  # over its tokens: those of `step_loss`, and KL(sampler || trainer)
+    difference: float  # largest one of the sampler's and the trainer's log-probabilities, in nats
     worst: list[dict[str, Any]]  # the three tokens that differ most
 
 
@@ -137,10 +137,11 @@ def update(
     gradient. Each of several ranks takes some of the completions; gradients and metrics are those
     of all.
 
-    With an `importance_limit` the ratio of the loss is taken to the policy of the first pass
-    instead of the sampler. Each token is then weighted by the truncated ratio of that policy to the
-    sampler, min(p / q, limit) (https://fengyao.notion.site/off-policy-rl). `first_pass` holds
-    that policy's log-probabilities: the first pass fills an empty one, later passes read it.
+    An `importance_limit` turns on truncated importance sampling
+    (https://fengyao.notion.site/off-policy-rl). Then the ratio of the loss is taken to the
+    trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
+    which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
+    holds the log-probabilities of p: the first pass fills an empty one, later passes read it.
 
     Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
     `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
@@ -175,7 +176,7 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
         "entropy": "entropy",
         "clipped_low": "clip_ratio/low_mean",
         "clipped_high": "clip_ratio/high_mean",
-        "parity": "parity/kl",
+        "sampler_kl": "parity/kl",
     }
     if has_kl:
         means["kl"] = "kl"
@@ -184,7 +185,7 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
     return {
         "loss": figures.loss,
         "grad_norm": grad_norm,
-        "sampling/sampling_logp_difference/max": figures.parity,
+        "sampling/sampling_logp_difference/max": figures.difference,
         "parity/worst": figures.worst,
         **{metric: sums[name] / sums["tokens"] for name, metric in means.items()},
     }
@@ -240,9 +241,9 @@ def _refuse_bad_step(
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}{hint}")
 
-    if settings.parity_limit and figures.parity > settings.parity_limit:
+    if settings.parity_limit and figures.difference > settings.parity_limit:
         raise FloatingPointError(
-            f"sampler and trainer differ by {figures.parity:.3g} in a log-probability "
+            f"sampler and trainer differ by {figures.difference:.3g} in a log-probability "
             f"({figures.worst[0]}), and parity_limit is {settings.parity_limit:g}"
         )
 
@@ -262,7 +263,7 @@ def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
 def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
     """Return the figures of all micro-batches; here the host waits for the device."""
-    total, parity = 0.0, 0.0
+    total = largest = 0.0
     sums: defaultdict[str, float] = defaultdict(float)
     worst: list[dict[str, Any]] = []
 
@@ -272,14 +273,13 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
             sums[name] += value.item()
 
         difference_RT = (each.batch.old_RT - each.logp_RT) * each.batch.mask_RT
-        parity = max(parity, difference_RT.abs().max().item())
-        worst = _largest(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
+        largest = max(largest, difference_RT.abs().max().item())
+        worst = _worst_three(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
 
-        # KL(sampler || trainer): k3 is unbiased for the policy that sampled the tokens. Padding,
-        # where both are 0, counts 0.
-        sums["parity"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
+        # k3 is unbiased for the policy that sampled the tokens. At padding all three are 0.
+        sums["sampler_kl"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
 
-    return _Figures(total, sums, parity, worst)
+    return _Figures(total, sums, largest, worst)
 
 
 def _of_all_ranks(ranks: Ranks, local: _Figures) -> _Figures:
@@ -289,12 +289,12 @@ def _of_all_ranks(ranks: Ranks, local: _Figures) -> _Figures:
     return _Figures(
         loss=sum(each.loss for each in every),
         sums={name: sum(each.sums.get(name, 0.0) for each in every) for name in names},
-        parity=max(each.parity for each in every),
-        worst=_largest([token for each in every for token in each.worst]),
+        difference=max(each.difference for each in every),
+        worst=_worst_three([token for each in every for token in each.worst]),
     )
 
 
-def _largest(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _worst_three(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the three tokens on which sampler and trainer differ most."""
     return sorted(tokens, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
 

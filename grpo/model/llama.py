@@ -7,11 +7,10 @@ Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float
 copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -177,26 +176,3 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
         id(module) for block in model.blocks for layer in block.linears for module in layer.modules
     }
     return model if all(id(module) in merged for module in adapted) else None
-
-
-def checkpoint_layers(model: Model) -> None:
-    """Switch gradient checkpointing (arXiv:1604.06174) on in the layers of any model, in place.
-
-    The layers are those of its longest module list.
-    """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    for layer in max(lists, key=len):
-        # Assigning a callable to a module's `forward` replaces it for this one module.
-        layer.forward = _CheckpointedForward(layer.forward)
-
-
-class _CheckpointedForward:
-    """A `forward` that computes its activations again in the backward pass."""
-
-    def __init__(self, forward: Callable[..., Any]):
-        self.forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self.forward(*args, **kwargs)
-        return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)

@@ -30,8 +30,9 @@ from grpo.model.encoding import (
 )
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.fallback import FallbackCache
+from grpo.model.gradient_checkpointing import checkpoint_layers
 from grpo.model.interfaces import Model, RolloutCache, SharedAttention
-from grpo.model.llama import FastLlama, checkpoint_layers
+from grpo.model.llama import FastLlama
 from grpo.model.matmul import linear_no_grad
 from grpo.model.memory import DeviceMemory, Shape, prompts_at_once, shape_of, update_tokens
 from grpo.model.packed_attention import Packing, PaddedBatch

@@ -13,10 +13,10 @@ MAX_TOO_LONG = 16
 
 @dataclass(frozen=True)
 class ModelContext:
-    """The context of a model: what messages call the model, and tokens, e.g. ("builtin", 4096)."""
+    """The context of a model, e.g. ``ModelContext("builtin", 4096)``."""
 
-    model: str
-    tokens: int
+    model: str  # its name in error messages
+    tokens: int  # the most that prompt and completion may have together
 
 
 def budget(

@@ -48,8 +48,8 @@ def pass_costs(policy: Policy) -> Costs:
 
 
 @contextmanager
-def light_products(wanted: bool) -> Iterator[None]:
-    """Let PyTorch use cuBLASLt for its products, if `wanted`.
+def cublaslt(wanted: bool) -> Iterator[None]:
+    """Within this block PyTorch multiplies matrices by cuBLASLt, if `wanted`.
 
     On a Hopper GPU it multiplies the padded weights a few percent faster.
     """
@@ -135,7 +135,7 @@ class CudaStep:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with light_products(self.layers.processors > 0):
+        with cublaslt(self.layers.processors > 0):
             with torch.cuda.stream(stream):
                 self.step(R, T, tiles, truncate)
             torch.cuda.current_stream().wait_stream(stream)

@@ -70,15 +70,16 @@ def generate(
 ) -> list[list[Completion]]:
     """Return the completions of each prompt, in order.
 
-    `drafting` decides how much is drafted, and learns from what is accepted. The log-probabilities
-    of a completion are those of the distribution that it was sampled from.
+    `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
+    drafted. The log-probabilities of a completion are those of the distribution that it was sampled
+    from.
 
     If a GPU has too little memory for all prompts at once, they are answered in several batches.
     Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
     UserError if memory runs out for a single prompt.
     """
     longest = max(map(len, request.prompts))
-    room = _width(request, drafting)
+    room = _room(request, drafting)
     memory = rollout_memory(policy)
 
     answers: list[list[Completion]] = []
@@ -111,7 +112,7 @@ def _longest_draft(request: RolloutRequest, drafting: AcceptanceModel | None) ->
     return max(k for k in LENGTHS if k <= max(SHORT, most))
 
 
-def _width(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
+def _room(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
     """Return for how many tokens of a completion there must be memory.
 
     Drafts may reach beyond the budget, where they never count.
@@ -126,16 +127,16 @@ def _generate(
     """Answer prompts that fit in memory together; see `generate`."""
     P, G = len(request.prompts), request.group_size
     longest = _longest_draft(request, drafting)
-    width = _width(request, drafting)
+    room = _room(request, drafting)
 
-    decoder = _make_decoder(policy, request, width)
+    decoder = _make_decoder(policy, request, room)
     drafter = None
     if _is_drafted(request, drafting):
         assert request.guesses is not None and drafting is not None
-        plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], width)
+        plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
         drafter = _Drafter(decoder, plans, drafting, longest, distinct=P * G)
 
-    tokens = torch.zeros(P * G, width, dtype=torch.long)
+    tokens = torch.zeros(P * G, room, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
     lengths = torch.zeros(P * G, dtype=torch.long)
     rows = torch.arange(P * G)  # the completion that each row of the decoder is writing

@@ -56,15 +56,15 @@ def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) ->
 
     Draw n is the token of row `row_N[n]` at which the cumulative probability passes `uniform_N[n]`.
     The block of BLOCK tokens is found first, and then the token in it, because cumulative sums are
-    slow. If the distribution is not finite, the draw is any token, and its log-probability is not
-    finite either.
+    slow. If the distribution is not finite, the draw is an arbitrary token, and its log-probability
+    is not finite either.
     """
     R, V = mass_RV.shape
     mass_RBb = torch.nn.functional.pad(mass_RV, (0, -V % BLOCK)).view(R, -1, BLOCK)
     cdf_NB = mass_RBb.sum(-1).cumsum(-1)[row_N]
 
-    # The uniform number is scaled by the sum itself, which rounding keeps from being exactly 1. It
-    # stays below the sum, so that no draw is beyond the last token.
+    # Rounded probabilities do not add up to exactly 1, so the uniform number is scaled by their
+    # sum. It stays below the sum, so that no draw is beyond the last token.
     total_N1 = cdf_NB[:, -1:]
     below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
     passed_N1 = (uniform_N[:, None] * total_N1).to(cdf_NB.dtype).minimum(below_N1)

@@ -123,8 +123,9 @@ class AcceptanceModel:
     def length(self, record: RowRecord, costs: Costs, lengths: Sequence[int] = LENGTHS) -> int:
         """Return which of the `lengths` promises the most tokens in the same time.
 
-        Drafts of k tokens yield (1 - a^(k + 1)) / (1 - a) tokens on average at acceptance a
-        (arXiv:2211.17192, eq. 1), and a new plan is needed after 1 - a^k of them.
+        At acceptance a, a pass over a draft of k tokens yields (1 - a^(k + 1)) / (1 - a) tokens on
+        average (arXiv:2211.17192, eq. 1), and a row needs a new plan after it with probability
+        1 - a^k.
 
         The `record` of the current rows is combined with the general one, because the last rows of
         a rollout are often those that depart from their plans. Without a gain of MIN_GAIN the
@@ -143,10 +144,11 @@ class AcceptanceModel:
             if not costs.meanwhile:
                 return tokens / (costs.fixed + rows * (k + 1 + plans * costs.plan))
 
-            # A row without a draft writes one token. If it is the planned one (with probability a),
-            # the row has a draft in the next pass.
-            has_draft = a / (a + plans)
-            tokens, plans = has_draft * tokens + 1 - has_draft, 1 - has_draft
+            # A row that needs a plan has no draft in the next pass and writes one token. If that is
+            # the planned one (with probability a), it has a draft again. So the share of rows with
+            # a draft settles where as many lose it as get it: share * plans = (1 - share) * a.
+            share = a / (a + plans)
+            tokens, plans = share * tokens + 1 - share, 1 - share
             return tokens / max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)
 
         best = max(lengths, key=speed)

@@ -266,6 +266,7 @@ class Run:
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if the rules ask for it; report the previous save."""
+        # The mean reward on a scale from 0 to 1. Without a range, the mean score stands for it.
         reward_range = self.trainer.reward_range
         if reward_range:
             earned = rescaled(report.metrics["reward"], reward_range)
@@ -341,7 +342,8 @@ class Run:
         return self.ranks.on_rank0(self._conclude)
 
     def _last_report_step(self) -> int:
-        return max((line["step"] for line in self.reports), default=-1)
+        """Return the step of the last reported evaluation; -1 if there is none."""
+        return max((line["step"] for line in load_run(self.folder).reports), default=-1)
 
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""
@@ -383,8 +385,3 @@ class Run:
                 is_expected=is_expected(verdict, config.mark),
             )
         )
-
-    @property
-    def reports(self) -> list[dict[str, Any]]:
-        """The reported evaluations: the lines of eval.jsonl with the purpose "report"."""
-        return load_run(self.folder).reports

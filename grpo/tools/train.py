@@ -47,15 +47,15 @@ from tasks.supply import Supply
 
 def main(argv: list[str]) -> int:
     """Train with these flags; return the exit status."""
-    # Training continues if standard output or error is lost. Each loss adds a line here.
-    losses: list[str] = []
+    # Training continues if standard output or error is lost. Then a line is added here.
+    lost_streams: list[str] = []
 
-    def lose(name: str, error: Exception) -> None:
-        losses.append(f"{name} is lost ({reason_of(error)}); training continues without it")
+    def note_lost(name: str, error: Exception) -> None:
+        lost_streams.append(f"{name} is lost ({reason_of(error)}); training continues without it")
 
     name = f"train.py, rank {RANK}" if RANK else "train.py"
     with only_rank0_prints():
-        return exit_status(name, lambda: start(argv, losses), on_lost=lose)
+        return exit_status(name, lambda: start(argv, lost_streams), on_lost=note_lost)
 
 
 @contextmanager
@@ -68,10 +68,10 @@ def only_rank0_prints() -> Iterator[None]:
         yield
 
 
-def start(argv: list[str], losses: list[str]) -> int:
+def start(argv: list[str], lost_streams: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-    return start_run(config, given, join_ranks(config.device), losses).status
+    return start_run(config, given, join_ranks(config.device), lost_streams).status
 
 
 class RunResult(NamedTuple):
@@ -98,10 +98,14 @@ def start_run(
     config: Config,
     given: dict,
     ranks: Ranks,
-    losses: list[str],
+    lost_streams: list[str],
     values: FromPython = FromPython(),
 ) -> RunResult:
-    """Open or resume the run, and train. The `values` replace parts that the settings name."""
+    """Open or resume the run, and train.
+
+    `given` are those settings in `config` that the user gave. `lost_streams` gets a line for each
+    output stream that is lost during the run. The `values` replace parts that the settings name.
+    """
     opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
     config, parts = load_parts(config, values)
     task = parts.task
@@ -133,7 +137,7 @@ def start_run(
                         options=config.loading,
                     )
                 trainer = make_trainer(config, parts, policy, ranks)
-                run = Run(opened, trainer, dependencies, Output(console, losses), locks)
+                run = Run(opened, trainer, dependencies, Output(console, lost_streams), locks)
                 status = train(run, trainer, console, interrupt)
                 return RunResult(status, run.folder, trainer.policy)
     except KeyboardInterrupt:
@@ -214,7 +218,8 @@ def frozen_garbage() -> Iterator[None]:
 def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     """Make the remaining steps, and store each."""
     assert trainer.config.steps is not None, "the configuration is resolved"
-    prepares = ", which prepares memory and kernels"  # only the first step of a process does
+    # Shown beside the first step of the process, which takes longer than the others.
+    reason = ", which prepares memory and kernels"
     while (
         trainer.done < trainer.config.steps
         and not trainer.ended
@@ -222,9 +227,9 @@ def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     ):
         interrupt.renew()
         try:
-            with run.console.working(f"step {trainer.done + 1}{prepares}"):
+            with run.console.working(f"step {trainer.done + 1}{reason}"):
                 report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
-        prepares = ""
+        reason = ""
         run.after_step(report)

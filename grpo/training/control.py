@@ -17,10 +17,14 @@ def apply_control(
     "constant-reward" replaces each by the middle of the `reward_range`, or by 0.5 if that is
     unknown. "none" is an ordinary run and changes nothing. Scores keep their values and parts.
     """
+    if control == "none":
+        return
+
     rewards = [score.reward for group in groups for score in group.scores]
     if control == "shuffled-rewards":
         random.Random(f"control/{key}").shuffle(rewards)
-    elif control == "constant-reward":
+    else:
+        assert control == "constant-reward"
         rewards = [fmean(reward_range or (0.0, 1.0))] * len(rewards)
 
     remaining = iter(rewards)

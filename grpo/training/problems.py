@@ -90,8 +90,19 @@ class ProblemStream:
     def check_fit(self, level: int) -> None:
         """Raise UserError if problems of a level do not fit the context or the budget.
 
-        Raises it as well if the task does not draw them with its generator alone, because then a
-        resumed run would have others, and evaluations before and after could not be compared.
+        Raises it as well if the task does not make them as `_check_repeatable` wants.
+        """
+        self._check_repeatable(level)
+        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
+        for problem in islice(fitting(self.policy, stream, []), PROBES):
+            check_conversation(self.policy.tokenizer, self.policy.format, problem)
+            self.budget(self.policy.encode(problem), problem)
+
+    def _check_repeatable(self, level: int) -> None:
+        """Raise UserError if the task draws problems with anything but the generator it is given.
+
+        Then a resumed run would have other problems, and evaluations before and after training
+        could not be compared.
         """
         once, again = (
             problem_at(self.task, seed=self.config.seed, split="train", level=level, index=0)
@@ -102,11 +113,6 @@ class ProblemStream:
                 f"task {self.task.name}: make({level}, 'train', rng) returned two problems for the "
                 "same random numbers; draw everything with rng"
             )
-
-        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
-        for problem in islice(fitting(self.policy, stream, []), PROBES):
-            check_conversation(self.policy.tokenizer, self.policy.format, problem)
-            self.budget(self.policy.encode(problem), problem)
 
     def mark_seen(self, problems: Sequence[Indexed]) -> None:
         """Record that the policy was trained on these problems of the stream."""

@@ -1,6 +1,7 @@
 """Sampling of groups from the policy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from grpo.config import Config
 from grpo.model.policy import Policy
@@ -12,8 +13,14 @@ from grpo.rollout.speculative import AcceptanceModel
 from grpo.training.problems import ProblemStream
 from tasks.base import Problem, Task, draft_of
 
-# Index in the stream, problem, sampling temperature.
-Request = tuple[int, Problem, float]
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """A group to be sampled: its problem, the problem's index in the stream, and a temperature."""
+
+    index: int
+    problem: Problem
+    temperature: float
 
 
 class GroupSampler:
@@ -31,19 +38,18 @@ class GroupSampler:
         self.draft = draft_of(task)
         self.acceptance = AcceptanceModel(config.draft)
 
-    def sample(self, step: int, requests: Sequence[Request], attempt: int) -> list[Group]:
-        """Return an unscored group for each request."""
+    def sample(self, step: int, requests: Sequence[GroupRequest], attempt: int) -> list[Group]:
+        """Return an unscored group for each request. `attempt` counts the tries, from 0."""
         if not requests:
             return []
 
-        problems = [problem for _, problem, _ in requests]
-        temperatures = [temperature for _, _, temperature in requests]
+        problems = [request.problem for request in requests]
         prompts = [self.policy.encode(problem) for problem in problems]
 
         rollout = RolloutRequest(
             prompts,
-            keys=[self._keys(step, index, attempt) for index, _, _ in requests],
-            temperatures=temperatures,
+            keys=[self._keys(step, request.index, attempt) for request in requests],
+            temperatures=[request.temperature for request in requests],
             budgets=[
                 self.stream.budget(prompt, problem) for prompt, problem in zip(prompts, problems)
             ],
@@ -53,17 +59,15 @@ class GroupSampler:
         completions = generate(self.policy, rollout, self.acceptance)
         return [
             Group(
-                index,
-                problem,
+                request.index,
+                request.problem,
                 prompt,
-                temperature,
+                request.temperature,
                 answers,
                 attempt,
-                shots=self.policy.shots(problem),
+                shots=self.policy.shots(request.problem),
             )
-            for (index, problem, temperature), prompt, answers in zip(
-                requests, prompts, completions
-            )
+            for request, prompt, answers in zip(requests, prompts, completions)
         ]
 
     def _keys(self, step: int, index: int, attempt: int) -> list[int]:

@@ -19,7 +19,7 @@ from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting
-from grpo.rollout.cuda_graph import light_products
+from grpo.rollout.cuda_graph import cublaslt
 from grpo.rollout.eager_decoder import EagerDecoder, accepted
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
@@ -374,7 +374,7 @@ def test_the_library_of_products_is_chosen_for_a_while_and_in_silence(monkeypatc
         return chosen[-1]
 
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
-    with pytest.raises(ZeroDivisionError), light_products(wanted):
+    with pytest.raises(ZeroDivisionError), cublaslt(wanted):
         inside = chosen[-1]
         os.write(2, b"ours\n")
         1 / 0  # noqa: B018

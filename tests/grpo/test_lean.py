@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwe
 
 from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model import matmul, ops
-from grpo.model.llama import build_fast_llama, checkpoint_layers
+from grpo.model.gradient_checkpointing import checkpoint_layers
+from grpo.model.llama import build_fast_llama
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 

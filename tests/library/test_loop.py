@@ -10,7 +10,6 @@ from small_library import QUICK, ROWS, alike, example, is_time, reward
 
 from grpo import Model, load_model, make_trainer, train
 from grpo.distributed import Ranks
-from grpo.model.save import save_model
 from tasks.base import UserError
 
 
@@ -31,8 +30,7 @@ def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     prompts = ["Copy text A.\nA: owl tide"] * 2
     wrote = Model(trainer.policy).generate(prompts, max_new_tokens=8)
     assert wrote == run.policy.generate(prompts, max_new_tokens=8)
-    save_model(trainer.policy.model, home / "saved")
-    trainer.policy.tokenizer.save_pretrained(home / "saved")
+    trainer.policy.save(home / "saved")
     assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
 
 
@@ -147,8 +145,8 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
 @pytest.mark.parametrize(
     "options, line",
     [
-        ({"callbacks": print}, "callbacks must be a list of functions"),
-        ({"task": "interleave"}, "task and data; give one of them"),
+        ({"callbacks": print}, r"^make_trainer\(\): callbacks must be a list of functions"),
+        ({"task": "interleave"}, r"^make_trainer\(\): task and data; give one of them"),
         ({"task_options": {"texts": "x"}}, "task_options and data; give one of them"),
         ({"columns": 3}, "--columns 3: give a mapping, or name=value"),
         ({"reward_range": 3}, "--reward-range 3: give the lowest and the highest reward"),
@@ -170,7 +168,7 @@ def test_a_reward_of_the_task_is_named(home):
 
 @pytest.mark.parametrize("function", [reward, "rewards.py:reward", [reward]])
 def test_a_reward_function_needs_data(home, function):
-    with pytest.raises(UserError, match="a reward function without data; give the data"):
+    with pytest.raises(UserError, match=r"^make_trainer\(\): a reward function without data; give"):
         make_trainer(task="interleave", reward=function)
 
 

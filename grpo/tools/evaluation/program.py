@@ -1,5 +1,4 @@
-"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25
---problems 200`.
+"""Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25`.
 
 Problems come from the test split, whose documents are used neither to train nor to choose
 anything. They are distinct: if fewer exist than were asked for, all of them are evaluated and the

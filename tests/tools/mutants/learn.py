@@ -244,7 +244,7 @@ TABLE = {
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
         (
             "loss normalised over the micro-batch",
-            "_tensors",
+            "_micro_batch",
             "[row.weight for row in rows]",
             "[1 / int(mask_RT.sum()) for _ in rows]",
         ),
@@ -257,10 +257,11 @@ TABLE = {
         (
             "parts are cut by one rank's memory before they are dealt",
             "micro_batches",
-            "_split(groups, rows, ranks)",
-            "[p for part in _split(groups, rows, ranks) for p in _cut(part, micro_tokens)]",
+            "_parts_to_deal(groups, rows, ranks)",
+            "[p for part in _parts_to_deal(groups, rows, ranks) "
+            "for p in _cut_to_fit(part, micro_tokens)]",
         ),
-        ("micro-batches hold whole groups", "_cut", "not micro_tokens", "True"),
+        ("micro-batches hold whole groups", "_cut_to_fit", "not micro_tokens", "True"),
     ],
     ("grpo/learn/optimizer.py", "test_ranks.py"): [
         (

@@ -16,7 +16,7 @@ TABLE = {
     ): [
         (
             "library of products not put back",
-            "light_products",
+            "cublaslt",
             "torch.backends.cuda.preferred_blas_library(before)",
             "torch.backends.cuda.preferred_blas_library()",
         ),

@@ -51,15 +51,15 @@ TABLE = {
         ),
         (
             "an alarm is raised once only",
-            "VarianceMonitor._is_due",
+            "VarianceMonitor._count_step",
             "periods.bit_count() == 1",
             "periods == 1",
         ),
         (
             "one alarm hides all others",
             "VarianceMonitor._watch_classes",
-            "self._is_due(cause)",
-            "self._is_due('any')",
+            "self._count_step(cause)",
+            "self._count_step('any')",
         ),
         (
             "kept tokens are the wasted ones",
