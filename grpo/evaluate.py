@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting, room_warning
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
@@ -170,6 +170,18 @@ def budgets(
         )
         for problem in problems
     ]
+
+
+def first_room_warning(
+    policy: Policy, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> str:
+    """Return a warning about the first problem whose prompt leaves too little room, else ""."""
+    asked = sampling.max_new_tokens
+    warnings = (
+        room_warning(policy, problem, asked, declared_budget(task, problem.level))
+        for problem in problems
+    )
+    return next(filter(None, warnings), "")
 
 
 def truncation_warning(line: dict[str, Any]) -> str:

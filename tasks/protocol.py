@@ -39,6 +39,11 @@ class Problem:
             return (("user", self.prompt),)
         return tuple((turn["role"], turn["content"]) for turn in messages)
 
+    @property
+    def title(self) -> str:
+        """What messages call the problem: where its row stands, or its key."""
+        return str(self.data.get("where") or f"problem {self.key}")
+
     def to_json(self) -> dict:
         """Return the fields as JSON types."""
         return asdict(self)

@@ -15,6 +15,7 @@ from grpo.evaluate import (
     budgets,
     evaluate,
     find_problems,
+    first_room_warning,
     summarise,
     truncation_warning,
 )
@@ -92,6 +93,10 @@ class HeldOutEvaluator:
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
+
+        too_little_room = first_room_warning(trainer.policy, task, found.problems, sampling)
+        if too_little_room:
+            self._warn_once(too_little_room, "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
