@@ -16,7 +16,15 @@ from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
+from tasks.base import (
+    Problem,
+    Task,
+    declared_budget,
+    draft_of,
+    drafts_leave_data,
+    problem_stream,
+    scores_of_groups,
+)
 from tasks.supply import HeldOutProblems, family_size, held_out, patience
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
@@ -118,16 +126,17 @@ def evaluate(
     for start in range(0, len(problems), settings.batch):
         part = problems[start : start + settings.batch]
         prompts = [policy.encode(problem) for problem in part]
-        request = RolloutRequest(
-            prompts,
-            keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-            temperatures=[sampling.temperature] * len(part),
-            truncate=truncation(sampling.top_k, sampling.top_p),
-            guesses=[draft(problem) for problem in part] if draft else None,
-            budgets=budgets(policy, task, part, sampling),
-        )
         progress("sampling", start, len(problems))
-        answers = generate(policy, request, drafting)
+        with drafts_leave_data(task, part):
+            request = RolloutRequest(
+                prompts,
+                keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
+                temperatures=[sampling.temperature] * len(part),
+                truncate=truncation(sampling.top_k, sampling.top_p),
+                guesses=[draft(problem) for problem in part] if draft else None,
+                budgets=budgets(policy, task, part, sampling),
+            )
+            answers = generate(policy, request, drafting)
 
         progress("scoring", start, len(problems))
         texts = [[completion.text for completion in completions] for completions in answers]

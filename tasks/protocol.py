@@ -119,7 +119,7 @@ class OptionalMembers(Protocol):
 
     metric: str  # what reports call the score
     level_unit: str  # what a level counts ("words")
-    answer: Callable[[Problem, str], str | None]  # see `answer_of`
+    answer: Callable[[Problem, str], str | None]  # see `answers_of`
     mistakes: Mapping[str, str]  # see `mistakes_of`
 
     # A static method that says in words how a completion earned its reward. Only tasks of the

@@ -10,7 +10,7 @@ from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.training.problems import ProblemStream
-from tasks.base import Problem, Task, draft_of
+from tasks.base import Problem, Task, draft_of, drafts_leave_data
 
 # Index in the stream, problem, sampling temperature.
 Request = tuple[int, Problem, float]
@@ -25,6 +25,7 @@ class GroupSampler:
 
     def __init__(self, config: Config, task: Task, policy: Policy, stream: ProblemStream):
         self.config = config
+        self.task = task
         self.policy = policy
         self.stream = stream
         self.truncate = truncation(config.top_k, config.top_p)
@@ -40,17 +41,19 @@ class GroupSampler:
         temperatures = [temperature for _, _, temperature in requests]
         prompts = [self.policy.encode(problem) for problem in problems]
 
-        rollout = RolloutRequest(
-            prompts,
-            keys=[self._keys(step, index, attempt) for index, _, _ in requests],
-            temperatures=temperatures,
-            budgets=[
-                self.stream.budget(prompt, problem) for prompt, problem in zip(prompts, problems)
-            ],
-            truncate=self.truncate,
-            guesses=[self.draft(problem) for problem in problems] if self.draft else None,
-        )
-        completions = generate(self.policy, rollout, self.acceptance)
+        with drafts_leave_data(self.task, problems):
+            rollout = RolloutRequest(
+                prompts,
+                keys=[self._keys(step, index, attempt) for index, _, _ in requests],
+                temperatures=temperatures,
+                budgets=[
+                    self.stream.budget(prompt, problem)
+                    for prompt, problem in zip(prompts, problems)
+                ],
+                truncate=self.truncate,
+                guesses=[self.draft(problem) for problem in problems] if self.draft else None,
+            )
+            completions = generate(self.policy, rollout, self.acceptance)
         return [
             Group(
                 index,
