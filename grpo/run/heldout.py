@@ -3,11 +3,9 @@
 Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.config import Config
-from grpo.distributed import Ranks
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -33,21 +31,24 @@ WARM_START_SEED = 3_000_017
 
 
 class HeldOutEvaluator:
-    """Scores the policy of a run on problems that it was not trained on."""
+    """Scores the policy of a run on problems that it was not trained on.
+
+    `warn` shows a warning and keeps it in warnings.log.
+    """
 
     def __init__(
         self,
-        config: Config,
         trainer: Trainer,
-        ranks: Ranks,
         files: RunFiles | NoFiles,
         console: Display,
+        warn: Callable[[str], None],
     ):
-        self.config = config
+        self.config = trainer.config
         self.trainer = trainer
-        self.ranks = ranks
+        self.ranks = trainer.ranks
         self.files = files
         self.console = console
+        self.warn = warn
         self.warned: set[str] = set()  # keys of the warnings that have been shown
 
     @property
@@ -144,7 +145,7 @@ class HeldOutEvaluator:
         key = key or text
         if key not in self.warned:
             self.warned.add(key)
-            self.console.warn(text)
+            self.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
         """Warn if most completions were truncated; again only after an evaluation without that."""

@@ -65,7 +65,13 @@ class Run:
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task, trainer.own_loss)
-        self.saver = Saver(self.folder, trainer, console, lambda: dependencies.to_json(self.config))
+        self.saver = Saver(
+            self.folder,
+            trainer,
+            console,
+            self._warn,
+            dependencies=lambda: dependencies.to_json(self.config),
+        )
         self.files: RunFiles | NoFiles = NoFiles()
         before = self.ranks.on_rank0(self._facts_before)
         warning = restore_threads(before, trainer.policy.device)
@@ -74,7 +80,7 @@ class Run:
             if warning:
                 self._warn(warning)
 
-        heldout = HeldOutEvaluator(self.config, trainer, self.ranks, self.files, console)
+        heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
         self.context = RunContext(
             self.config, trainer, self.ranks, self.files, heldout, console, self._warn
         )

@@ -97,7 +97,7 @@ def test_a_prompt_that_leaves_little_room_is_named(run, capsys):
 
     assert run(*flags, "80") == 0
     assert capsys.readouterr().out.count(warning) == 2
-    assert Path("runs/a/warnings.log").read_text().count(warning) == 1  # of training
+    assert Path("runs/a/warnings.log").read_text().count(warning) == 2
 
     more = ["--model", "runs/a", "--words", "1,2", "--problems", "3"]
     assert evaluation.main([*more, *flags, "80"]) == 0
