@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.group_metrics import first_tries
 from grpo.records import Group
-from grpo.variance import COLLAPSED, REMEDIES, TRUNCATED
+from grpo.variance import DEGENERATE, REMEDIES
 
 # Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
 # end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because the mean on other
@@ -23,18 +23,14 @@ class EarlyStop:
     recent groups were solved.
 
     `patience` is the number of steps without a trained group after which a run stops (0: never).
-    With `masks_truncated` the loss leaves truncated completions out, so a group of them alone
-    trains nothing.
     """
 
-    def __init__(self, patience: int, *, masks_truncated: bool = False):
+    def __init__(self, patience: int):
         self.patience = patience
-        self.masks_truncated = masks_truncated
         self.untrained = 0
         self.solved_steps = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
-        # Of the groups in the untrained steps; TRUNCATED for those that vary.
-        self.classes: Counter[str] = Counter()
+        self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
     def observe(self, groups: Sequence[Group]) -> None:
@@ -49,19 +45,14 @@ class EarlyStop:
         )
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
-        if any(map(self._is_trained, groups)):
+        # Under `on_degenerate: keep` other groups are kept as well.
+        if any(group.action == "keep" and group.class_name == "varied" for group in groups):
             self.untrained = 0
             self.classes.clear()
             return
 
         self.untrained += 1
-        names = (group.class_name for group in first)
-        self.classes.update(TRUNCATED if name == "varied" else name for name in names)
-
-    def _is_trained(self, group: Group) -> bool:
-        """Return whether the group varies and the loss has any of its completions."""
-        is_masked = self.masks_truncated and group.is_truncated
-        return group.action == "keep" and group.class_name == "varied" and not is_masked
+        self.classes.update(group.class_name for group in first)
 
     @property
     def stopped(self) -> str:
@@ -93,15 +84,13 @@ class EarlyStop:
 
     @property
     def _cause(self) -> str | None:
-        """The class, or TRUNCATED, that explains why nothing could be trained on.
-
-        None while patience lasts.
-        """
+        """The class that explains why nothing could be trained on; None while patience lasts."""
         if not self.patience or self.untrained < self.patience:
             return None
         if self.classes["solved"] > 0.9 * self.classes.total():
             return "solved"
-        return max((*COLLAPSED, TRUNCATED), key=lambda name: self.classes[name])
+        failures = [name for name in DEGENERATE if name != "solved"]
+        return max(failures, key=self.classes.__getitem__)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON types."""

@@ -10,13 +10,21 @@ from typing import Any
 
 from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting, room_warning
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Problem, Task, declared_budget, draft_of, problem_stream, scores_of_groups
+from tasks.base import (
+    Problem,
+    Task,
+    declared_budget,
+    draft_of,
+    drafts_leave_data,
+    problem_stream,
+    scores_of_groups,
+)
 from tasks.supply import HeldOutProblems, family_size, held_out, patience
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
@@ -118,16 +126,17 @@ def evaluate(
     for start in range(0, len(problems), settings.batch):
         part = problems[start : start + settings.batch]
         prompts = [policy.encode(problem) for problem in part]
-        request = RolloutRequest(
-            prompts,
-            keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-            temperatures=[sampling.temperature] * len(part),
-            truncate=truncation(sampling.top_k, sampling.top_p),
-            guesses=[draft(problem) for problem in part] if draft else None,
-            budgets=budgets(policy, task, part, sampling),
-        )
         progress("sampling", start, len(problems))
-        answers = generate(policy, request, drafting)
+        with drafts_leave_data(task, part):
+            request = RolloutRequest(
+                prompts,
+                keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
+                temperatures=[sampling.temperature] * len(part),
+                truncate=truncation(sampling.top_k, sampling.top_p),
+                guesses=[draft(problem) for problem in part] if draft else None,
+                budgets=budgets(policy, task, part, sampling),
+            )
+            answers = generate(policy, request, drafting)
 
         progress("scoring", start, len(problems))
         texts = [[completion.text for completion in completions] for completions in answers]
@@ -170,6 +179,18 @@ def budgets(
         )
         for problem in problems
     ]
+
+
+def first_room_warning(
+    policy: Policy, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> str:
+    """Return a warning about the first problem whose prompt leaves too little room, else ""."""
+    asked = sampling.max_new_tokens
+    warnings = (
+        room_warning(policy, problem, asked, declared_budget(task, problem.level))
+        for problem in problems
+    )
+    return next(filter(None, warnings), "")
 
 
 def truncation_warning(line: dict[str, Any]) -> str:

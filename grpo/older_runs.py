@@ -34,6 +34,7 @@ FIGURES = {"rungs": "training_levels", "looks": "validation_scores"}
 
 # Parts of the trainer's state in a checkpoint.
 CURRICULUM = {"rungs": "levels", "rung": "position", "backs": "steps_back"}
+UNTRAINED_CLASSES = {"truncated": "masked"}
 WARM_START = {"looks": "validation_scores"}
 DRAFTING = {"slipped": "rejected"}
 TRAINER = {"started": "imitation"}
@@ -66,9 +67,11 @@ def trainer_state_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the trainer's state of a checkpoint under today's names."""
     state = renamed(state, TRAINER)
     imitation = state["imitation"]
+    progress = state["progress"]
     return {
         **state,
         "curriculum": renamed(state["curriculum"], CURRICULUM),
+        "progress": {**progress, "classes": renamed(progress["classes"], UNTRAINED_CLASSES)},
         "drafting": renamed(state["drafting"], DRAFTING),
         "imitation": renamed(imitation, WARM_START) if imitation else None,
     }

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 
 from tasks.base import Problem, Score
 
-# The class of a group: "varied", or why its rewards do not vary.
-GroupClass = Literal["varied", "identical", "solved", "failed", "tied"]
+# The class of a group: "varied", or why it carries no gradient.
+GroupClass = Literal["varied", "identical", "solved", "failed", "tied", "masked"]
 CLASSES: tuple[GroupClass, ...] = get_args(GroupClass)
 
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,

@@ -106,7 +106,7 @@ class Trainer:
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
         self.kept_share = 1.0  # of the last step's prompts, those whose group was trained on
-        self.early_stop = EarlyStop(config.patience, masks_truncated=config.truncated == "mask")
+        self.early_stop = EarlyStop(config.patience)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails

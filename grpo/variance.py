@@ -1,7 +1,8 @@
 """The variance monitor: it finds the groups that carry no gradient, names the cause, and acts.
 
-If all rewards of a group are equal, every advantage is zero and the group teaches nothing. When
-most groups are like that, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling")
+If all rewards of a group are equal, every advantage is zero and the group teaches nothing. Nor does
+a group teach if the loss leaves out every completion that has an advantage (``truncated: mask``).
+When most groups are like that, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling")
 filters such groups and samples more prompts. Beyond DAPO, the monitor
 
 - classifies each group by the cause;
@@ -21,12 +22,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo.group_metrics import first_tries, group_metrics
+from grpo.learn.advantages import advantages
 from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
 from tasks.base import Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
-# Degenerate, and not because the answers are right.
+# Degenerate because all rewards are equal, and not because the answers are right.
 COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 
 # A collapsed group has lost its diversity if at most this share of its texts is distinct. One text
@@ -45,6 +47,8 @@ REMEDIES: dict[str, str] = {
     "reward that pays for a part of the answer",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
     "solved": "every completion gets the highest reward: the level is too easy; give a harder one",
+    "masked": "the loss leaves truncated completions out, and no other has an advantage: give a "
+    "larger --max-new-tokens, or learn from truncated completions (truncated: learn)",
     TRUNCATED: "give a larger --max-new-tokens, or a reward that does not rise with the length",
 }
 TRAP_REMEDY = (
@@ -84,6 +88,49 @@ def classify(
     return "failed" if max(rewards) <= lowest + threshold else "tied"
 
 
+@dataclass(frozen=True)
+class ClassRule:
+    """Which groups carry a gradient, e.g. ``ClassRule(threshold=1e-6)``.
+
+    `threshold` is that of `classify`. With `masks_truncated` the loss leaves truncated completions
+    out (``truncated: mask``). With `credits_tokens` each token has its own advantage (--credit
+    alignment).
+    """
+
+    threshold: float
+    masks_truncated: bool = False
+    credits_tokens: bool = False
+
+
+def group_class(
+    group: Group, rule: ClassRule, reward_range: tuple[float, float] | None
+) -> GroupClass:
+    """Return the class of a scored group.
+
+    It is that of `classify`, except that a group whose rewards vary is "masked" if the loss leaves
+    out every completion that has an advantage.
+    """
+    name = classify(group.rewards, group.texts, threshold=rule.threshold, reward_range=reward_range)
+    return "masked" if name == "varied" and _is_masked(group, rule) else name
+
+
+def _is_masked(group: Group, rule: ClassRule) -> bool:
+    """Return whether the loss leaves out every completion of a varied group with an advantage.
+
+    The advantages are taken from the mean of all rewards, those of truncated completions included.
+    So one completion that is left can teach; and those left teach nothing if they earned the mean.
+    """
+    if not rule.masks_truncated:
+        return False
+
+    (values,) = advantages([group.rewards], scale="none")
+    return not any(
+        # A completion that earned the mean may have tokens with an advantage of their own.
+        (value or rule.credits_tokens) and not completion.is_truncated
+        for value, completion in zip(values, group.completions, strict=True)
+    )
+
+
 def common_trap(scores: Sequence[Score]) -> str | None:
     """Return the most common trap of the completions if at least half of them are in it."""
     traps = Counter(score.parts.get("trap") for score in scores)
@@ -110,7 +157,7 @@ class VarianceSettings:
     - `on_degenerate`: what happens to such a group: "keep" (it stays in the denominator), "skip"
       (it leaves the step) or "resample" (it is sampled again at most `retries` times, then
       skipped);
-    - `threshold`: that of `classify`;
+    - `rule`: which groups carry a gradient;
     - `temperature`: the base. It is multiplied by `temperature_factor`, up to `temperature_ceiling`
       times the base, and divided by `cooling` on its way back;
     - `trigger`, `release`: the shares of the groups that raise the temperature and let it fall;
@@ -120,7 +167,7 @@ class VarianceSettings:
 
     on_degenerate: str
     temperature: float
-    threshold: float
+    rule: ClassRule
     retries: int
     temperature_factor: float
     temperature_ceiling: float
@@ -183,12 +230,7 @@ class VarianceMonitor:
     def classify(self, groups: Sequence[Group], reward_range: tuple[float, float] | None) -> None:
         """Fill in the class, the trap and the action of scored groups."""
         for group in groups:
-            group.class_name = classify(
-                group.rewards,
-                group.texts,
-                threshold=self.settings.threshold,
-                reward_range=reward_range,
-            )
+            group.class_name = group_class(group, self.settings.rule, reward_range)
             group.trap = common_trap(group.scores)
             group.action = self.decide(group.class_name, group.attempt)
 
@@ -221,9 +263,9 @@ class VarianceMonitor:
 
         changed = self._adjust_temperature(first)
         collapse = self._watch_traps(first)
-        solved, degenerate = self._watch_classes(first)
-        self.collapse = collapse + degenerate
-        return changed + self.collapse + solved + self._watch_truncation(first)
+        collapsed, others = self._watch_classes(first)
+        self.collapse = collapse + collapsed
+        return changed + self.collapse + others + self._watch_truncation(first)
 
     @property
     def _ceiling(self) -> float:
@@ -254,7 +296,7 @@ class VarianceMonitor:
         return [f"temperature {before:.3f} → {self.temperature:.3f}: {why}"]
 
     def _watch_classes(self, groups: Sequence[Group]) -> tuple[list[str], list[str]]:
-        """Return the alarms about solved groups, and those about other groups without gradient."""
+        """Return the alarms about collapsed groups, and those about others without gradient."""
         counts = Counter(group.class_name for group in groups)
         shares: dict[str, float] = {name: counts[name] / len(groups) for name in CLASSES}
         self.classes.append(shares)
@@ -278,7 +320,7 @@ class VarianceMonitor:
             f"ALARM: for {self.alarms[cause]} steps most groups carry no gradient "
             f"({listed}); {REMEDIES[cause]}"
         )
-        return ([line], []) if cause == "solved" else ([], [line])
+        return ([line], []) if cause in COLLAPSED else ([], [line])
 
     def _watch_traps(self, groups: Sequence[Group]) -> list[str]:
         """Return the alarms about traps, of which each has its own."""
@@ -361,7 +403,8 @@ class VarianceMonitor:
         alarm_steps = self.settings.alarm_steps
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
-        self.classes = deque(state["classes"], maxlen=alarm_steps)
+        none = dict.fromkeys(CLASSES, 0.0)  # older versions had fewer classes
+        self.classes = deque([none | step for step in state["classes"]], maxlen=alarm_steps)
         traps = [
             {name: TrapFigures(*each) for name, each in step.items()} for step in state["traps"]
         ]

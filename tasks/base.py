@@ -7,11 +7,12 @@ from data.errors import Parser, UserError, blaming, exit_status, needs
 from tasks.checks import calling, process_unchanged
 from tasks.function_digest import function_digest
 from tasks.optional import (
-    answer_of,
+    answers_of,
     credits_of,
     declared_budget,
     default_steps_of,
     draft_of,
+    drafts_leave_data,
     foreign_of,
     levels_of,
     mistakes_of,
@@ -54,7 +55,7 @@ __all__ = [
     "Score",
     "Task",
     "UserError",
-    "answer_of",
+    "answers_of",
     "blaming",
     "calling",
     "check_wording",
@@ -62,6 +63,7 @@ __all__ = [
     "declared_budget",
     "default_steps_of",
     "draft_of",
+    "drafts_leave_data",
     "exit_status",
     "explain",
     "flags_of_tasks",

@@ -5,6 +5,7 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tasks.checks import (
     CheckedGuess,
     calling,
     check_problem,
+    data_unchanged,
     finite_number,
     is_task,
     maps_texts,
@@ -38,7 +40,7 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     the most likely continuation to the end of the completion: "l saw it." after "the ow". It
     returns "" if there is no guess, or if the completion should end now. A wrong guess costs time
     but changes no sample. Each completion has its own copy (`copy.copy`) of the guesser, which may
-    remember earlier calls.
+    remember earlier calls. `drafts_leave_data` checks that neither changes the problem's data.
     """
     draft = getattr(task, "draft", None)
     if draft is None:
@@ -49,6 +51,15 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
             return CheckedGuess(task, draft(problem))
 
     return checked
+
+
+def drafts_leave_data(task: Task, problems: Sequence[Problem]) -> AbstractContextManager[None]:
+    """Return a block that samples completions of the `problems` with the drafts of `task`.
+
+    The block raises UserError if `draft`, or a guesser that it returned, changes a problem's data.
+    """
+    drafted = problems if hasattr(task, "draft") else []
+    return data_unchanged(f"task {task.name}: draft()", drafted)
 
 
 def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
@@ -73,7 +84,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     Raises UserError if the task has no credits, or none for its reward. If only some rewards have
     credits, `credited` names them. The function that is returned raises UserError if the task's
-    raises an exception, or returns anything else.
+    raises an exception, changes the problem's data, or returns anything else.
     """
     credits = getattr(task, "credits", None)
     if credits is None:
@@ -96,7 +107,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     def checked(problem: Problem, completions: Sequence[str]) -> Credits:
         where = f"task {task.name}, problem {problem.key}: credits()"
-        with calling(where):
+        with data_unchanged(where, [problem]), calling(where):
             given = list(credits(problem, list(completions)))
         if len(given) != len(completions):
             raise UserError(
@@ -271,19 +282,23 @@ def mistakes_of(task: Task) -> dict[str, str]:
     return _texts_of(task, "mistakes", getattr(task, "mistakes", {}))
 
 
-def answer_of(task: Task, problem: Problem, completion: str) -> str | None:
-    """Return the answer in a completion, for majority votes; None if there is none.
+def answers_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[str | None]:
+    """Return the answer in each completion, for majority votes; None where there is none.
 
-    By default it is the whole completion, without white space around it.
+    By default it is the whole completion, without white space around it. Raises UserError if
+    `answer` raises an exception, changes the problem's data, or returns anything else.
     """
     answer = getattr(task, "answer", None)
     if answer is None:
-        return completion.strip()
-    with calling(f"task {task.name}: answer()"):
-        found = answer(problem, completion)
-    if found is not None and not isinstance(found, str):
-        raise UserError(f"task {task.name}: answer() returned {found!r}; give a text or None")
-    return found
+        return [completion.strip() for completion in completions]
+
+    where = f"task {task.name}: answer()"
+    with data_unchanged(where, [problem]), calling(where):
+        answers = [answer(problem, completion) for completion in completions]
+    for found in answers:
+        if found is not None and not isinstance(found, str):
+            raise UserError(f"{where} returned {shown(found)}; give a text or None")
+    return answers
 
 
 def sources_of(task: Task) -> dict[str, str]:

@@ -39,6 +39,11 @@ class Problem:
             return (("user", self.prompt),)
         return tuple((turn["role"], turn["content"]) for turn in messages)
 
+    @property
+    def title(self) -> str:
+        """What messages call the problem: where its row stands, or its key."""
+        return str(self.data.get("where") or f"problem {self.key}")
+
     def to_json(self) -> dict:
         """Return the fields as JSON types."""
         return asdict(self)
@@ -114,7 +119,7 @@ class OptionalMembers(Protocol):
 
     metric: str  # what reports call the score
     level_unit: str  # what a level counts ("words")
-    answer: Callable[[Problem, str], str | None]  # see `answer_of`
+    answer: Callable[[Problem, str], str | None]  # see `answers_of`
     mistakes: Mapping[str, str]  # see `mistakes_of`
 
     # A static method that says in words how a completion earned its reward. Only tasks of the

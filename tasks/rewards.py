@@ -121,7 +121,7 @@ class RewardFunctions:
         """Return the score of each completion of a group, whose calls have started."""
         problem, completions = group
         results = [self._finish(function, group, calls, progress) for function, calls in started]
-        whose = f"reward {', '.join(function.name for function in self.functions)}, {_row(problem)}"
+        whose = f"reward {', '.join(function.name for function in self.functions)}, {problem.title}"
         return [
             self._score([of_function[i] for of_function in results], f"{whose}, completion {i + 1}")
             for i in range(len(completions))
@@ -142,7 +142,7 @@ class RewardFunctions:
         """Wait for the calls of a function; return its result for each completion."""
         problem, completions = group
         size = len(completions)
-        whose = f"reward {function.name}, {_row(problem)}"
+        whose = f"reward {function.name}, {problem.title}"
 
         if function.takes_group:
             returned = self._calls.result(running[0], f"{whose}, {size} completions", progress)
@@ -316,8 +316,3 @@ def _checked(result: Any, name: str, whose: str) -> _Result:
             )
         components[key] = number
     return _Result(components, is_named)
-
-
-def _row(problem: Problem) -> str:
-    """Return where a problem is from, e.g. "problems.jsonl, line 3"."""
-    return problem.data.get("where", problem.key)

@@ -64,17 +64,16 @@ def scores_of_groups(
 ) -> list[list[Score]]:
     """Return the scores of several groups: problems, each with its completions.
 
-    A task that has `score_groups` scores all groups in one call, for example concurrently. Then
-    only the first group's data is checked for changes: rows may be large, and a task that changes
-    data usually changes that of every group. Raises UserError as `scores_of` does.
+    A task that has `score_groups` scores all groups in one call, for example concurrently. Raises
+    UserError as `scores_of` does.
     """
     score_groups = getattr(task, "score_groups", None)
     if score_groups is None:
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
     where = f"task {task.name}: score_groups()"
-    first = [problem for problem, _ in groups[:1]]
-    with process_unchanged(where), data_unchanged(where, first), calling(where):
+    problems = [problem for problem, _ in groups]
+    with process_unchanged(where), data_unchanged(where, problems), calling(where):
         found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(

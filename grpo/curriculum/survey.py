@@ -14,7 +14,7 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
-from grpo.variance import classify
+from grpo.variance import ClassRule, group_class
 from tasks.base import Problem, is_right, levels_of, range_of
 from tasks.levels import LADDER
 from tasks.supply import Supply, patience
@@ -74,21 +74,21 @@ class LevelSurvey:
 
 @dataclass(frozen=True)
 class SurveySettings:
-    """How a run samples and classifies groups, e.g. ``SurveySettings(Sampling(1.0), 16, 1e-6)``.
+    """How a run samples and classifies groups.
 
-    `threshold` is that of `variance.classify`.
+    E.g. ``SurveySettings(Sampling(1.0), group_size=16, rule=ClassRule(1e-6))``.
     """
 
     sampling: Sampling
     group_size: int
-    threshold: float
+    rule: ClassRule
 
 
 @dataclass(frozen=True)
 class SurveySubject:
     """A policy to be measured before training, on which problems, and how.
 
-    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, 1e-6))``.
+    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, ClassRule(1e-6)))``.
     """
 
     policy: Policy
@@ -178,12 +178,7 @@ def _sample(subject: SurveySubject, problems: Sequence[Problem]) -> list[Group]:
     ranks = subject.ranks
     groups = ranks.gather(subject.answer(ranks.share(problems), SEED))
     for group in groups:
-        group.class_name = classify(
-            group.rewards,
-            group.texts,
-            threshold=subject.settings.threshold,
-            reward_range=range_of(subject.supply.task),
-        )
+        group.class_name = group_class(group, subject.settings.rule, range_of(subject.supply.task))
         group.action = "skip"  # nothing is learned from it
     return groups
 

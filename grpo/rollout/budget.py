@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from grpo.model.policy import Policy
 from tasks.base import Problem, UserError
 
+# A prompt that leaves a smaller share of a completion's budget is warned of.
+LEAST_ROOM = 0.5
+
 # The search for problems ends after this many in a row that do not fit the context.
 MAX_TOO_LONG = 16
 
@@ -58,6 +61,28 @@ def budget_for(
     needed = policy.target_length(target)
     context = ModelContext(policy.name, policy.context)
     return budget(needed, len(prompt), context, asked=asked, declared=declared)
+
+
+def room_warning(
+    policy: Policy, problem: Problem, asked: int | None = None, declared: int = 0
+) -> str:
+    """Return a warning if the prompt leaves less than half of a completion's budget, else "".
+
+    Such a completion is probably cut off, and nothing else would say why. The budget is what is
+    `asked` or `declared`; one that follows from the right answer is never cut so far, because
+    prompt and answer fit the context.
+    """
+    wanted = asked or declared
+    prompt = len(policy.encode(problem))
+    room = policy.context - prompt
+    if room >= LEAST_ROOM * wanted:
+        return ""
+    return (
+        f"{problem.title}: its prompt takes {prompt:,} of the model's {policy.context:,} tokens, "
+        f"which leaves a completion {room:,} instead of {wanted:,}, as in every such problem; give "
+        "shorter prompts, fewer --shots, a model with a longer context, or as --max-new-tokens "
+        "what a completion needs"
+    )
 
 
 def fitting(

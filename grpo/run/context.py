@@ -10,6 +10,7 @@ from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import HeldOutEvaluator
 from grpo.trainer import Trainer
+from grpo.training.build import class_rule
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class RunContext:
     def subject(self) -> SurveySubject:
         """What the survey and the measurement of difficulty measure."""
         config, trainer = self.config, self.trainer
-        settings = SurveySettings(
-            self.heldout.sampling, config.group_size, config.variance_threshold
-        )
+        settings = SurveySettings(self.heldout.sampling, config.group_size, class_rule(config))
         return SurveySubject(trainer.policy, trainer.stream.supply, settings, self.ranks)
 
     @property

@@ -3,11 +3,9 @@
 Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.config import Config
-from grpo.distributed import Ranks
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -15,6 +13,7 @@ from grpo.evaluate import (
     budgets,
     evaluate,
     find_problems,
+    first_room_warning,
     summarise,
     truncation_warning,
 )
@@ -32,21 +31,24 @@ WARM_START_SEED = 3_000_017
 
 
 class HeldOutEvaluator:
-    """Scores the policy of a run on problems that it was not trained on."""
+    """Scores the policy of a run on problems that it was not trained on.
+
+    `warn` shows a warning and keeps it in warnings.log.
+    """
 
     def __init__(
         self,
-        config: Config,
         trainer: Trainer,
-        ranks: Ranks,
         files: RunFiles | NoFiles,
         console: Display,
+        warn: Callable[[str], None],
     ):
-        self.config = config
+        self.config = trainer.config
         self.trainer = trainer
-        self.ranks = ranks
+        self.ranks = trainer.ranks
         self.files = files
         self.console = console
+        self.warn = warn
         self.warned: set[str] = set()  # keys of the warnings that have been shown
 
     @property
@@ -92,6 +94,10 @@ class HeldOutEvaluator:
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
+
+        too_little_room = first_room_warning(trainer.policy, task, found.problems, sampling)
+        if too_little_room:
+            self._warn_once(too_little_room, "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
@@ -139,7 +145,7 @@ class HeldOutEvaluator:
         key = key or text
         if key not in self.warned:
             self.warned.add(key)
-            self.console.warn(text)
+            self.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
         """Warn if most completions were truncated; again only after an evaluation without that."""

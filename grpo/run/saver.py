@@ -38,7 +38,8 @@ class Saver:
     - `step_times`: seconds of each step, until the spacing of saves is chosen;
     - `chosen_spacing`: the spacing that the last save chose; known on rank 0 only.
 
-    `dependencies` returns the contents of sources.json.
+    `warn` shows a warning and keeps it in warnings.log. `dependencies` returns the contents of
+    sources.json.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Saver:
         folder: Path,
         trainer: Trainer,
         console: Display,
+        warn: Callable[[str], None],
         dependencies: Callable[[], dict[str, Any]],
     ):
         # Absolute, because a reward may change the working directory while a checkpoint is written.
@@ -54,6 +56,7 @@ class Saver:
         self.trainer = trainer
         self.ranks = trainer.ranks
         self.console = console
+        self.warn = warn
         self.dependencies = dependencies
         self.rules = CheckpointRules(
             config.save_every, config.save_threshold, config.best_margin, config.best_spacing
@@ -157,7 +160,7 @@ class Saver:
         except MemoryError as error:
             if not self.has_warned_of_memory:
                 self.has_warned_of_memory = True
-                self.console.warn(
+                self.warn(
                     f"not enough host memory for a copy of the state ({error}): training waits "
                     "while checkpoints are written"
                 )

@@ -62,11 +62,16 @@ class Run:
         self.ranks = trainer.ranks
         self.console = console = output.console
         self.lost_streams = output.lost_streams
-        self.has_named_left_out = False  # see `_note_left_out`
 
         if not dependencies.is_complete:
             dependencies.read(self.config, trainer.task, trainer.own_loss)
-        self.saver = Saver(self.folder, trainer, console, lambda: dependencies.to_json(self.config))
+        self.saver = Saver(
+            self.folder,
+            trainer,
+            console,
+            self._warn,
+            dependencies=lambda: dependencies.to_json(self.config),
+        )
         self.files: RunFiles | NoFiles = NoFiles()
         before = self.ranks.on_rank0(self._facts_before)
         warning = restore_threads(before, trainer.policy.device)
@@ -75,7 +80,7 @@ class Run:
             if warning:
                 self._warn(warning)
 
-        heldout = HeldOutEvaluator(self.config, trainer, self.ranks, self.files, console)
+        heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
         self.context = RunContext(
             self.config, trainer, self.ranks, self.files, heldout, console, self._warn
         )
@@ -222,7 +227,8 @@ class Run:
         self.files.write_step(report)
         self.console.step(report)
         self.note_lost_streams()
-        self._note_left_out()
+        for warning in self.trainer.stream.take_warnings():
+            self._warn(warning)
 
         promotion.promote_if_due(self.context)
         promotion.end_if_solved(self.context)
@@ -308,19 +314,6 @@ class Run:
             line = self.lost_streams.pop(0)
             print(f"train.py: {line}", file=sys.stderr)
             self.files.write_warning(f"after step {self.trainer.done}: {line}")
-
-    def _note_left_out(self) -> None:
-        """Warn, once, that a problem is not trained on because it is too long."""
-        problem = self.trainer.stream.left_out
-        if problem is None or self.has_named_left_out:
-            return
-
-        self.has_named_left_out = True
-        name = problem.data.get("where") or f"problem {problem.key}"
-        self._warn(
-            f"{name} is left out of training, as is every problem whose prompt and right answer do "
-            f"not fit the model's {self.trainer.policy.context:,} tokens or --max-new-tokens"
-        )
 
     # --- after the last step ------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ CLASS_STYLES = {
     "failed": "red",
     "identical": "bold red",
     "tied": "yellow",
+    "masked": "yellow",
 }
 
 # The columns of the table of a pre-flight: heading, (key of the number, format).
@@ -41,12 +42,13 @@ SURVEY = {
     "distinct\ntexts": ("distinct", ".1f"),
 }
 
-# What each class without variance means.
+# What each class without gradient means.
 WHY = {
     "identical": "all completions identical",
     "solved": "all right",
     "failed": "all with the lowest reward",
     "tied": "different texts, equal rewards",
+    "masked": "each completion with an advantage truncated",
 }
 
 

@@ -5,7 +5,7 @@
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
     python -m grpo.inspect runs/NAME why 12 3 0            its reward and advantage in words
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
-    python -m grpo.inspect runs/NAME degenerate            the groups without variance, and why
+    python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
     python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
     python -m grpo.inspect runs/NAME export out.csv        every completion (.csv, .jsonl, .parquet)
@@ -31,6 +31,7 @@ from grpo.tools.inspect_completions import (
 )
 from grpo.tools.inspect_steps import show_compare, show_degenerate, show_step, show_steps
 from grpo.tools.inspect_why import show_why
+from grpo.variance import DEGENERATE
 from tasks.base import Parser, exit_status
 
 # Columns of the output if it is not a terminal.
@@ -119,12 +120,12 @@ def _add_step_commands(commands: "_Commands") -> None:
 def _add_run_commands(commands: "_Commands") -> None:
     """Add the commands about several steps, or several runs."""
     degenerate = commands.add(
-        "degenerate", show_degenerate, "the groups whose rewards do not vary", over_steps=True
+        "degenerate", show_degenerate, "the groups without gradient", over_steps=True
     )
     degenerate.add_argument(
         "--class",
         dest="class_name",
-        choices=["identical", "solved", "failed", "tied"],
+        choices=DEGENERATE,
         help="only groups of this class",
     )
 

@@ -146,7 +146,7 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the groups whose rewards do not vary."""
+    """Show the groups without gradient."""
 
     def is_degenerate(line: Record) -> bool:
         return line["class"] != "varied" and arguments.class_name in (None, line["class"])
@@ -155,7 +155,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     if as_json(lines, arguments, console):
         return
     if not lines:
-        console.print("no such group: the rewards of every group vary")
+        console.print("no such group: every group carried a gradient")
         return
 
     show_table(

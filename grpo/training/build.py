@@ -14,7 +14,7 @@ from grpo.learn.update import UpdateSettings
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
 from grpo.training.callbacks import Callback
-from grpo.variance import VarianceMonitor, VarianceSettings
+from grpo.variance import ClassRule, VarianceMonitor, VarianceSettings
 from tasks.base import Task
 from tasks.supply import Supply
 
@@ -77,10 +77,19 @@ def variance_settings(config: Config) -> VarianceSettings:
     return VarianceSettings(
         on_degenerate=config.on_degenerate,
         temperature=config.temperature,
-        threshold=config.variance_threshold,
+        rule=class_rule(config),
         retries=config.retries,
         temperature_factor=config.temperature_factor,
         temperature_ceiling=config.temperature_ceiling,
+    )
+
+
+def class_rule(config: Config) -> ClassRule:
+    """Return which groups carry a gradient under the configuration."""
+    return ClassRule(
+        threshold=config.variance_threshold,
+        masks_truncated=config.truncated == "mask",
+        credits_tokens=config.credit == "alignment",
     )
 
 

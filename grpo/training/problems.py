@@ -9,7 +9,7 @@ from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversation
 from grpo.records import Group
-from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting, room_warning
 from tasks.base import Problem, Task, UserError, declared_budget, problem_at, problem_stream
 from tasks.supply import Supply
 
@@ -38,19 +38,41 @@ class ProblemStream:
         self.seen: dict[str, None] = {}
         self.inherited = 0
         self.trained: Counter[int] = Counter()
-        self.left_out: Problem | None = None  # the first that was too long; see `at`
+        self._warnings: list[str] = []  # see `take_warnings`
+        self._warned: set[str] = set()  # of what
 
     def at(self, index: int, level: int) -> Indexed:
-        """Return the first problem of a level from `index` on that fits the context.
-
-        The first of all that do not fit is kept as `left_out`.
-        """
+        """Return the first problem of a level from `index` on that fits the context."""
+        asked = self.config.max_new_tokens
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
-        problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
-        if passed and self.left_out is None:
-            self.left_out = passed[0]
+        problem = next(fitting(self.policy, problems, passed, asked))
+
+        if passed:
+            left_out = (
+                f"{passed[0].title} is left out of training, as is every problem whose prompt and "
+                f"right answer do not fit the model's {self.policy.context:,} tokens or "
+                "--max-new-tokens"
+            )
+            self._warn_once("left out", left_out)
+        declared = declared_budget(self.task, problem.level)
+        self._warn_once("room", room_warning(self.policy, problem, asked, declared))
         return index + len(passed), problem
+
+    def _warn_once(self, of: str, warning: str) -> None:
+        if warning and of not in self._warned:
+            self._warned.add(of)
+            self._warnings.append(warning)
+
+    def take_warnings(self) -> list[str]:
+        """Return what the user should know about the problems drawn since the last call.
+
+        The first problem that was left out is named, and the first whose prompt leaves too little
+        room for completions.
+        """
+        taken = self._warnings
+        self._warnings = []
+        return taken
 
     def following(self, levels: Sequence[int], earlier: Sequence[Indexed] = ()) -> list[Indexed]:
         """Return the problems of these `levels` that a step takes after its `earlier` ones.

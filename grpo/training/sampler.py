@@ -11,7 +11,7 @@ from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.training.problems import ProblemStream
-from tasks.base import Problem, Task, draft_of
+from tasks.base import Problem, Task, draft_of, drafts_leave_data
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class GroupSampler:
 
     def __init__(self, config: Config, task: Task, policy: Policy, stream: ProblemStream):
         self.config = config
+        self.task = task
         self.policy = policy
         self.stream = stream
         self.truncate = truncation(config.top_k, config.top_p)
@@ -46,17 +47,19 @@ class GroupSampler:
         problems = [request.problem for request in requests]
         prompts = [self.policy.encode(problem) for problem in problems]
 
-        rollout = RolloutRequest(
-            prompts,
-            keys=[self._keys(step, request.index, attempt) for request in requests],
-            temperatures=[request.temperature for request in requests],
-            budgets=[
-                self.stream.budget(prompt, problem) for prompt, problem in zip(prompts, problems)
-            ],
-            truncate=self.truncate,
-            guesses=[self.draft(problem) for problem in problems] if self.draft else None,
-        )
-        completions = generate(self.policy, rollout, self.acceptance)
+        with drafts_leave_data(self.task, problems):
+            rollout = RolloutRequest(
+                prompts,
+                keys=[self._keys(step, request.index, attempt) for request in requests],
+                temperatures=[request.temperature for request in requests],
+                budgets=[
+                    self.stream.budget(prompt, problem)
+                    for prompt, problem in zip(prompts, problems)
+                ],
+                truncate=self.truncate,
+                guesses=[self.draft(problem) for problem in problems] if self.draft else None,
+            )
+            completions = generate(self.policy, rollout, self.acceptance)
         return [
             Group(
                 request.index,

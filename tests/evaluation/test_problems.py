@@ -88,6 +88,24 @@ def test_a_problem_beyond_the_budget_ends_no_run(run):
     assert {group.problem.target for groups in steps for group in groups} == {fits}
 
 
+def test_a_prompt_that_leaves_little_room_is_named(run, capsys):
+    """In training, in its evaluations and in eval.py, once each."""
+    long = PONDER.replace('f"What is {number}?"', """f"What is {number}? {'five ' * 980}\"""")
+    Path("ponder.py").write_text(long)
+    flags = ["--task", "ponder.py:Ponder", "--max-new-tokens"]
+    warning = "of the model's 1,024 tokens, which leaves a completion 3"
+
+    assert run(*flags, "80") == 0
+    assert capsys.readouterr().out.count(warning) == 2
+    assert Path("runs/a/warnings.log").read_text().count(warning) == 2
+
+    more = ["--model", "runs/a", "--words", "1,2", "--problems", "3"]
+    assert evaluation.main([*more, *flags, "80"]) == 0
+    assert capsys.readouterr().err.count(warning) == 1
+    assert evaluation.main([*more, *flags, "40"]) == 0
+    assert warning not in capsys.readouterr().err
+
+
 def test_an_empty_task_is_no_task(capsys):
     assert evaluation.main(["--task", "", "--problems", "2"]) == 2
     assert "--task : no such task" in capsys.readouterr().err

@@ -62,6 +62,13 @@ def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
     assert monitor.collapse == []  # said, but nothing to stop a run for
 
 
+def test_the_alarm_of_masked_groups_names_truncation_and_is_no_collapse():
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=1)
+    ((line,),) = alarms(monitor, [step(masked=3, varied=1)])
+    assert "(75% masked); the loss leaves truncated completions out" in line
+    assert "--max-new-tokens" in line and monitor.collapse == []
+
+
 def test_an_alarm_lists_the_classes_from_the_most_common_on():
     monitor = monitor_for("skip", temperature=1.0, alarm_steps=1)
     ((line,),) = alarms(monitor, [step(identical=1, failed=3, tied=5, varied=1)])

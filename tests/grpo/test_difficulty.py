@@ -20,6 +20,7 @@ from grpo.curriculum.difficulty import measure_difficulty, outcome_of
 from grpo.curriculum.survey import SurveySettings, SurveySubject
 from grpo.evaluate import Sampling
 from grpo.tools.train import main
+from grpo.variance import ClassRule
 from tasks.base import Problem, Score, UserError
 from tasks.supply import Supply
 
@@ -89,7 +90,7 @@ def test_every_problem_is_measured_once_in_its_order(tiny_policy, monkeypatch):
         SurveySubject(
             tiny_policy,
             Supply(task, seed=0, dataset=problems),
-            SurveySettings(Sampling(), 3, 1e-6),
+            SurveySettings(Sampling(), 3, ClassRule(1e-6)),
         ),
         [0.25, 0.75],
         lambda done, total: told.append((done, total)),

@@ -11,13 +11,13 @@ from grpo.variance import REMEDIES
 from tasks.base import Problem, Score
 
 
-def group(class_name="varied", action="keep", attempt=0, value=0.5, ends=("stop", "stop")):
+def group(class_name="varied", action="keep", attempt=0, value=0.5):
     return Group(
         0,
         Problem("t", 1, "p", "x", "k"),
         (1,),
         1.0,
-        [Completion((1,), (0.0,), "x", end) for end in ends],
+        [Completion((1,), (0.0,), "x", "stop")] * 2,
         attempt,
         [Score(0.0 if class_name == "failed" else value)] * 2,
         class_name,
@@ -47,14 +47,11 @@ def test_kept_groups_without_variance_train_nothing():
     assert observe(EarlyStop(2), *[[group("tied", "keep")]] * 2).stopped
 
 
-def test_groups_of_masked_completions_alone_train_nothing():
-    cut, half = group(ends=("length", "length")), group(ends=("length", "stop"))
-    stop = observe(EarlyStop(2, masks_truncated=True), *[[cut, cut, group("tied", "keep")]] * 2)
-    assert stop.stopped.startswith("no group could be trained on for 2 steps (67% truncated, 33% t")
-    assert stop.stopped.endswith(REMEDIES["truncated"]) and stop.exhausted == ""
-
-    assert observe(stop, [cut, half]).stopped == ""
-    assert observe(EarlyStop(2), *[[cut]] * 2).stopped == ""  # they are learned from
+def test_masked_groups_train_nothing():
+    masked = [group("masked", "skip")] * 2 + [group("tied", "skip")]
+    stop = observe(EarlyStop(2), masked, masked)
+    assert stop.stopped.startswith("no group could be trained on for 2 steps (67% masked, 33% tied")
+    assert stop.stopped.endswith(REMEDIES["masked"]) and stop.exhausted == ""
 
 
 def test_a_later_try_that_varies_counts():

@@ -1,6 +1,7 @@
 """The engine against a plain `transformers` forward pass, and against itself in other company."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from grpo.learn.update import completion_logprobs
 from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
-from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.budget import budget_for, fitting, room_warning
 from grpo.rollout.cuda_graph import cublaslt
 from grpo.rollout.eager_decoder import EagerDecoder, accepted
 from grpo.rollout.generate import generate
@@ -235,6 +236,24 @@ def test_budget(tiny_policy):
     assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
         budget_for(tiny_policy, (1,) * (1025 - needed), target)
+
+
+def test_a_prompt_that_leaves_less_than_half_of_the_budget_is_named(tiny_policy):
+    problem = Problem("t", 1, "p", "", "k", {"where": "rows.jsonl, line 3"})
+    prompt = len(tiny_policy.encode(problem))
+    tiny_policy.context = prompt + 32
+    line = room_warning(tiny_policy, problem, declared=65)
+    taken = f"its prompt takes {prompt} of the model's {prompt + 32} tokens"
+    assert line.startswith(f"rows.jsonl, line 3: {taken}")
+    assert "leaves a completion 32 instead of 65, as in every such problem; give shorter" in line
+    assert room_warning(tiny_policy, problem, asked=65, declared=1) == line
+    assert room_warning(tiny_policy, replace(problem, data={}), 65).startswith("problem k: its p")
+
+    # Half of it is left, or the budget is that of the answer alone.
+    assert room_warning(tiny_policy, problem, declared=64) == ""
+    assert room_warning(tiny_policy, problem, asked=64, declared=99) == ""
+    tiny_policy.context = prompt + 1
+    assert room_warning(tiny_policy, problem) == ""
 
 
 def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):

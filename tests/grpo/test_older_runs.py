@@ -13,7 +13,7 @@ from grpo.config_file import load_config
 from grpo.curriculum.ladder import Ladder
 from grpo.curriculum.warm_start import WarmStart
 from grpo.model.load import load_policy
-from grpo.records import Completion, Decision, Group, StepSummary
+from grpo.records import CLASSES, Completion, Decision, Group, StepSummary
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
@@ -84,9 +84,14 @@ def test_a_trainer_goes_on_from_an_older_checkpoint(tiny_model):
     before.curriculum.observe(StepSummary(1, {1: [1.0] * 60}))
     before.curriculum.observe(StepSummary(2, {2: [0.0] * 9}, {2: [True] * 9}, tokens=70))
     assert before.curriculum.steps_back == [0, 1, 0]
+    before.monitor.classes.append({name: float(name == "tied") for name in CLASSES})
+    before.early_stop.classes.update(masked=3, tied=1)
 
     state = json.loads(json.dumps(before.state()))
     state["curriculum"] = aged(state["curriculum"], older_runs.CURRICULUM)
+    del state["monitor"]["classes"][0]["masked"]
+    classes = state["progress"]["classes"]
+    state["progress"]["classes"] = aged(classes, older_runs.UNTRAINED_CLASSES)
     state["drafting"] = aged(state["drafting"], older_runs.DRAFTING)
     state["imitation"] = aged(state["imitation"], older_runs.WARM_START)
     state = aged(state, older_runs.TRAINER)

@@ -5,11 +5,13 @@ model for broken.
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from compare_runs import assert_same_run, differing, written
+from forced import trainer_for
 from transformers import AutoModelForCausalLM
 
 from grpo.curriculum.perplexity import Perplexity, measure_perplexity
@@ -23,13 +25,17 @@ from grpo.curriculum.survey import (
     summarise_level,
     survey,
 )
+from grpo.distributed import SINGLE
 from grpo.evaluate import Sampling
 from grpo.records import Completion, Group
+from grpo.run.context import RunContext
+from grpo.run.files import NoFiles
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
 from grpo.tools import inspect, train
 from grpo.tools.report import program as report
+from grpo.variance import ClassRule
 from tasks.base import Problem, Score, UserError, load_task, problem_at, split_of_key
 from tasks.dataset import write_problems
 from tasks.interleave import Interleave
@@ -138,7 +144,7 @@ def test_figures_of_a_level():
 
 
 TOYS = Path(__file__).parents[1] / "examples" / "by_chance.py"
-SETTINGS = SurveySettings(Sampling(), group_size=4, threshold=1e-6)
+SETTINGS = SurveySettings(Sampling(), group_size=4, rule=ClassRule(1e-6))
 
 
 def test_levels_below_the_asked_one():
@@ -205,6 +211,26 @@ def test_harder_levels_are_surveyed_in_turn_until_no_answer_is_right(tiny_policy
         (3, PROBLEMS, True),
         (4, PROBLEMS, False),
     ]
+
+
+def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch):
+    def answer(subject, problems, seed):
+        return [group(("long", 0.0, True), ("long", 0.5, True)) for _ in problems]
+
+    monkeypatch.setattr(SurveySubject, "answer", answer)
+    masking = replace(SETTINGS, rule=ClassRule(1e-6, masks_truncated=True))
+    supply = Supply(load_task(f"{TOYS}:Toy"), seed=0)
+    for settings, share in ((SETTINGS, 1.0), (masking, 0.0)):
+        (row,), _ = survey(SurveySubject(tiny_policy, supply, settings), [3], training_levels=[3])
+        assert row.varied == share
+
+
+def test_the_survey_classifies_groups_as_training_does(tiny_policy):
+    trainer = trainer_for(tiny_policy, truncated="mask")
+    heldout = SimpleNamespace(sampling=Sampling())
+    context = RunContext(trainer.config, trainer, SINGLE, NoFiles(), heldout, None, print)
+    assert context.subject.settings.rule == trainer.monitor.settings.rule
+    assert context.subject.settings.rule.masks_truncated
 
 
 def test_problems_are_those_of_training():

@@ -5,17 +5,21 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
+from grpo.records import CLASSES
 from grpo.run.logs import MetricsLog
 from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
+from grpo.show.tables import CLASS_STYLES, WHY
 from grpo.tools.report import description, program
 from grpo.tools.report import page as report
 from grpo.tools.report.outcome import learning_began
 from grpo.tools.report.samples import Shown
+from grpo.variance import DEGENERATE
 
 
 @pytest.fixture
@@ -200,6 +204,13 @@ def test_warnings_are_where_something_begins():
         (5, "at least half of the groups collapsed"),
         (5, "stopped: ALARM"),
     ]
+
+
+def test_every_class_of_groups_has_a_sign_and_a_meaning():
+    source = (Path(report.__file__).parent / "report_metrics.js").read_text()
+    (block,) = re.findall(r"const CLASSES = \{(.*?)\};", source, re.DOTALL)
+    assert set(re.findall(r"(\w+): \[", block)) == set(CLASSES) == set(CLASS_STYLES)
+    assert set(WHY) == set(DEGENERATE)
 
 
 def test_evenly_spaced():

@@ -131,6 +131,28 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
         [4, 6],
     ] and trainer.stream.next_index == 7
 
+    (warning,) = trainer.stream.take_warnings()  # of the first alone, and never again
+    assert warning.startswith("problem 1 is left out of training, as is every problem whose ")
+    trainer.stream.at(5, 1)
+    assert trainer.stream.take_warnings() == []
+
+
+def test_a_prompt_that_leaves_little_room_is_named_once(tiny_policy):
+    trainer = trainer_for(tiny_policy, prompts=2, max_new_tokens=24)
+    problems = [Problem("forced", 1, "p" if i < 2 else "p p p", "", str(i)) for i in range(4)]
+    trainer.stream.supply.at = lambda index, level: problems[index]
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    tiny_policy.context = len(tiny_policy.encode(problems[0])) + 12
+
+    trainer.step()
+    assert trainer.stream.take_warnings() == []  # half of the budget is enough
+    report = trainer.step()
+    (warning,) = trainer.stream.take_warnings()
+    assert warning.startswith("problem 2: its prompt takes ")
+    longest = max(len(each.tokens) for group in report.groups for each in group.completions)
+    assert longest == tiny_policy.context - len(tiny_policy.encode(problems[2]))
+    assert f"leaves a completion {longest} instead of 24" in warning
+
 
 def test_the_largest_budget_counts(tiny_policy):
     problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 12, 1)]

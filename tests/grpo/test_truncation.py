@@ -164,12 +164,16 @@ def test_masked_completions_count_in_the_groups_mean_and_not_in_the_update(tiny_
     )
 
 
-def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy):
+@pytest.mark.parametrize("on_degenerate, kept", [("skip", 0), ("keep", 4)])
+def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy, on_degenerate, kept):
     before = weights(tiny_policy)
-    trainer = cut_off(trainer_for(tiny_policy, truncated="mask", patience=2), lambda i: True)
+    options = dict(truncated="mask", on_degenerate=on_degenerate, patience=2)
+    trainer = cut_off(trainer_for(tiny_policy, **options), lambda i: True)
     reports = [trainer.step(), trainer.step()]
     for report in reports:
-        assert "loss" not in report.metrics and report.metrics["completions/masked_ratio"] == 1.0
+        assert "loss" not in report.metrics and report.metrics["groups/kept"] == kept
+        assert report.metrics["groups/class/masked"] == report.metrics["groups/class/tied"] == 2
+        assert report.metrics.get("completions/masked_ratio", 1.0) == 1.0  # of the groups kept
     assert all(torch.equal(a, b) for a, b in zip(before, weights(tiny_policy), strict=True))
 
     # The early stop and the verdict agree that nothing was learned.
@@ -177,6 +181,32 @@ def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy):
     metrics = [report.metrics for report in reports]
     verdict = reach_verdict(1, HeldOutScores({}, {}), metrics, was_solved=False)
     assert (verdict.updated, verdict.steps) == (0, 2)
+
+
+def test_dynamic_sampling_draws_on_for_groups_that_are_masked(tiny_policy):
+    """Without truncation problems 0, 2, 4 and 6 would be trained on; those of 0 and 4 are cut."""
+    options = dict(truncated="mask", prompts=2, dynamic_sampling=2)
+    trainer = trainer_for(tiny_policy, **options)
+    sample = trainer.sampler.sample
+
+    def cut(*arguments):
+        groups = sample(*arguments)
+        for group in groups:
+            finish = "length" if group.index % 4 == 0 else "stop"
+            group.completions = [replace(each, finish=finish) for each in group.completions]
+        return groups
+
+    trainer.sampler.sample = cut
+    report = trainer.step()
+    actions = {group.index: (group.class_name, group.action) for group in report.groups}
+    assert [actions[index] for index in (0, 2, 4, 6)] == [
+        ("masked", "skip"),
+        ("varied", "keep"),
+    ] * 2
+    assert len(actions) == 8 and report.metrics["groups/kept"] == 2
+    untaught = sum(group.tokens for group in report.groups if group.index % 4 != 2)
+    assert report.metrics["wasted_tokens"] == untaught
+    assert report.metrics["completions/masked_ratio"] == 0.0 and "loss" in report.metrics
 
 
 def test_the_soft_penalty_of_a_run(tiny_policy):

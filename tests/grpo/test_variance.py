@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from variance_groups import group, monitor_for, step
 
-from grpo.records import CLASSES
-from grpo.variance import (
-    classify,
-    lost_diversity,
-)
+from grpo.records import CLASSES, Completion, Group
+from grpo.variance import ClassRule, classify, group_class, lost_diversity
+from tasks.base import Problem, Score
 
 
 @pytest.mark.parametrize(
@@ -37,6 +35,39 @@ def test_classes_by_hand(rewards, texts, class_name):
 def test_threshold_catches_near_ties():
     assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=0, reward_range=(0, 1)) == "varied"
     assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=1e-6, reward_range=(0, 1)) == "tied"
+
+
+MASKING = ClassRule(1e-6, masks_truncated=True)
+BY_TOKEN = ClassRule(1e-6, masks_truncated=True, credits_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "rewards, ends, rule, class_name",
+    [
+        ([0.0, 0.5, 0.25], "ttt", MASKING, "masked"),
+        ([0.0, 0.5, 0.25], "ttt", ClassRule(1e-6), "varied"),  # they are learned from
+        ([0.0, 0.0, 0.5], "tts", MASKING, "varied"),  # 0.5 - 1/6
+        ([0.0, 0.5, 0.5], "tss", MASKING, "varied"),  # equal, but not the mean
+        ([0.0, 0.5, 0.25], "tts", MASKING, "masked"),  # the last one earned the mean
+        ([0.0, 0.5, 0.25, 0.25], "ttss", MASKING, "masked"),
+        ([0.0, 0.5, 0.25], "tts", BY_TOKEN, "varied"),  # some of its tokens may have an advantage
+        ([0.0, 0.5, 0.25], "ttt", BY_TOKEN, "masked"),
+        ([0.5, 0.5, 0.5], "ttt", MASKING, "tied"),  # nothing to learn, masked or not
+        ([1.0, 1.0, 1.0], "ttt", MASKING, "solved"),
+    ],
+)
+def test_a_group_is_masked_if_the_loss_leaves_out_every_advantage(rewards, ends, rule, class_name):
+    """`ends` tells for each completion whether it stopped (s) or was truncated (t)."""
+    finish = {"s": "stop", "t": "length"}
+    made = Group(
+        0,
+        Problem("t", 1, "p", "x", "k"),
+        (1,),
+        1.0,
+        [Completion((1,), (0.0,), str(i), finish[end]) for i, end in enumerate(ends)],
+        scores=[Score(reward) for reward in rewards],
+    )
+    assert group_class(made, rule, (0.0, 1.0)) == class_name
 
 
 @given(
@@ -98,6 +129,7 @@ def test_temperature_rises_and_returns_by_hand():
         ("tied", 8, False),
         ("varied", 2, False),  # whatever teaches is left alone
         ("solved", 1, False),
+        ("masked", 2, False),  # the remedy is a larger budget
     ],
 )
 def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(class_name, distinct, lost):

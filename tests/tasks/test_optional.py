@@ -13,6 +13,7 @@ from tasks import optional
 from tasks.base import (
     Problem,
     UserError,
+    answers_of,
     credits_of,
     default_steps_of,
     draft_of,
@@ -44,6 +45,36 @@ def programs(own):
 
 def steps(own):
     return default_steps_of(own, 2)
+
+
+@pytest.mark.parametrize("member", ["credits", "answer"])
+def test_what_changes_the_data_of_its_problem_is_refused(member):
+    """The run would store other data than the problem had, and other methods would read them."""
+    problem = Problem("own", 1, "a", "b", "k", {"words": ["a", "b"]})
+
+    def change(problem, completion):
+        if "x" in completion:
+            problem.data["words"].pop()
+        return [] if member == "credits" else "a"
+
+    own = task(**{member: change}, reward=None)
+    ask = {
+        "credits": lambda text: credits_of(own)(problem, [text]),
+        "answer": lambda text: answers_of(own, problem, ["a", text]),
+    }[member]
+    with pytest.raises(UserError) as caught:
+        ask("x")
+    assert str(caught.value).startswith("task own") and f"{member}() changed " in str(caught.value)
+
+
+def test_answers_are_texts_or_none():
+    assert answers_of(task(), PROBLEM, [" a ", "b"]) == ["a", "b"]
+    own = task(answer=lambda problem, completion: None if completion == "a" else 7)
+    assert answers_of(own, PROBLEM, ["a"]) == [None]
+    with pytest.raises(UserError, match=r"^task own: answer\(\) returned 7; give a text or None$"):
+        answers_of(own, PROBLEM, ["a", "b"])
+    with pytest.raises(UserError, match=r"^task own: answer\(\) raised ValueError: lost"):
+        answers_of(task(answer=raises), PROBLEM, ["a"])
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from written_numbers import WRITTEN
 
 from data.errors import needs
-from tasks.base import SPLITS, UserError, answer_of, load_task, problem_at, scores_of
+from tasks.base import SPLITS, UserError, answers_of, load_task, problem_at, scores_of
 from tasks.countdown import evaluated
 from tasks.gsm8k import number_of
 from tasks.reasoning import FORM, asking, final_answer
@@ -118,8 +118,8 @@ def test_countdown_rewards():
     }
     scores = scores_of(task, problem, list(cases))
     assert [score.reward for score in scores] == list(cases.values())
-    assert answer_of(task, problem, "Answer: 2*3+5*2") is None
-    assert answer_of(task, problem, "Answer: 2*3*5") == "30"
+    texts = ["Answer: 2*3+5*2", "Answer: 2*3*5"]
+    assert answers_of(task, problem, texts) == [None, "30"]
 
 
 @given(st.integers(0, 2**32))
@@ -220,7 +220,7 @@ def test_gsm8k_gold_answers_score_one(tmp_path):
             assert right.exact and gold.exact and right.reward == gold.reward == 1
             assert wrong.reward == FORM and not wrong.exact and none.reward == 0
     assert task.problems("test")[0].prompt == asking("What is 1000 and 1?")
-    assert answer_of(task, problem, "Answer: $1,000") == "1000"
+    assert answers_of(task, problem, ["Answer: $1,000"]) == ["1000"]
     assert gsm8k(tmp_path / "gsm8k").sources() == task.sources()
 
 
@@ -358,7 +358,7 @@ def test_right_answers_of_several_lines_score_one(gym, name):
         task, problem, [problem.target, f"I think.\n{problem.target}\n", "Answer: no\nno"]
     )
     assert right.exact and thought.exact and not half.exact
-    assert answer_of(task, problem, problem.target) == answer
+    assert answers_of(task, problem, [problem.target]) == [answer]
 
 
 # The right answers of these have several lines, marks, or a full stop, or are one of many.

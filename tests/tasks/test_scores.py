@@ -255,7 +255,7 @@ def test_a_score_that_changes_the_data_of_its_problem_is_refused(change, of_grou
     task, method = Changes([]), "score_groups" if of_groups else "score"
     scores_of_groups(task, [(problem, ["a"])])
     with pytest.raises(UserError, match=rf"^task .*: {method}\(\) changed problem\.data; let it"):
-        scores_of_groups(task, [(problem, ["x"])])
+        scores_of_groups(task, [(PROBLEM, ["a"]), (problem, ["x"])])
 
 
 def test_parts_that_hold_themselves_are_refused():

@@ -67,6 +67,7 @@ class Evaluator:
         self.request = request
         self.model = model
         self.dataset = dataset
+        self.has_warned = False
 
     def level(self, task: Task, level: int) -> dict[str, Any]:
         """Return the result of a level.
@@ -116,6 +117,11 @@ class Evaluator:
 
     def _answer(self, task: Task, found: HeldOutProblems, where: str) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
+        warning = self.model.warning(task, found.problems)
+        if warning and not self.has_warned:
+            self.has_warned = True
+            print(f"eval.py: warning: {escape_control(warning)}", file=sys.stderr)
+
         watch_scoring(task, self.status.scoring)
         with self.status.working(f"{self.request.model}, {where}") as progress:
             return self.model.answer(task, found.problems, progress)

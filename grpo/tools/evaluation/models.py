@@ -12,6 +12,7 @@ from grpo.evaluate import (
     budgets,
     evaluate,
     find_problems,
+    first_room_warning,
     select,
 )
 from grpo.model.policy import Policy
@@ -35,6 +36,9 @@ class EvaluatedModel(Protocol):
 
     def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
         """Return those of the `problems` that the model may be evaluated on."""
+
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return what the user should know about the problems before they are answered, or ""."""
 
     def answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
@@ -73,6 +77,10 @@ class LocalModel:
         """Return the problems that training has not seen, and that fit the context."""
         request = self.request
         return select(self.policy, problems, request.problems, self.seen, request.sampling)
+
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return a warning if a prompt leaves too little room for completions."""
+        return first_room_warning(self.policy, task, problems, self.request.sampling)
 
     def answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
@@ -124,6 +132,10 @@ class RemoteModel:
     def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
         """Return the first distinct problems."""
         return held_out(problems, self.request.problems)
+
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return no warning: the room for completions is not known."""
+        return ""
 
     def answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress

@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo.records import Group
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Task, answer_of, is_right
+from tasks.base import Task, answers_of, is_right
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -64,7 +64,7 @@ def repeated_figures(task: Task, groups: Sequence[Group]) -> dict[str, Any]:
 
 def _majority_is_right(task: Task, group: Group) -> bool:
     """Return whether the most frequent answer is right. A text without an answer has no vote."""
-    answers = [answer_of(task, group.problem, text) for text in group.texts]
+    answers = answers_of(task, group.problem, group.texts)
     counts = Counter(answer for answer in answers if answer is not None)
     if not counts:
         return False

@@ -8,6 +8,7 @@ const CLASSES = {
   identical: ["=", 1],
   tied: ["≈", 4],
   failed: ["✕", 3],
+  masked: ["…", 5],
 };
 
 const SECTIONS = {

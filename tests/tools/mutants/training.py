@@ -38,6 +38,36 @@ TABLE = {
             "(0.0, 1.0)",
         ),
         (
+            "masked groups vary",
+            "group_class",
+            "_is_masked(group, rule)",
+            "False",
+        ),
+        (
+            "masked without `truncated: mask`",
+            "_is_masked",
+            "not rule.masks_truncated",
+            "False",
+        ),
+        (
+            "a completion that earned the mean teaches",
+            "_is_masked",
+            "(value or rule.credits_tokens) and (not completion.is_truncated)",
+            "not completion.is_truncated",
+        ),
+        (
+            "tokens have no credits",
+            "_is_masked",
+            "value or rule.credits_tokens",
+            "value",
+        ),
+        (
+            "an alarm of masked groups is a collapse",
+            "VarianceMonitor._watch_classes",
+            "cause in COLLAPSED",
+            "cause != 'solved'",
+        ),
+        (
             "temperature raised only above the trigger",
             "VarianceMonitor._adjust_temperature",
             "lost >= settings.trigger",
@@ -93,21 +123,9 @@ TABLE = {
     ("grpo/early_stop.py", "grpo/test_early_stop.py"): [
         (
             "kept groups count as trained",
-            "EarlyStop._is_trained",
+            "EarlyStop.observe",
             "group.class_name == 'varied'",
             "True",
-        ),
-        (
-            "masked groups count as trained",
-            "EarlyStop._is_trained",
-            "not is_masked",
-            "True",
-        ),
-        (
-            "part of a group is the group",
-            "EarlyStop._is_trained",
-            "group.is_truncated",
-            "any((one.is_truncated for one in group.completions))",
         ),
     ],
     ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [
