@@ -337,7 +337,7 @@ TABLE = {
         (
             "a continued run changes its precision",
             "default_dtype",
-            "is_continued and is_half",
+            "is_continued and saved is not None",
             "False",
         ),
     ],
