@@ -77,6 +77,9 @@ def _given_rows(source: Any, name: str = "") -> list[Row]:
     """Return the rows of a data frame, a dataset, or an iterable of mappings."""
     name = name or _name_of(source)
     if hasattr(source, "to_dict") and hasattr(source, "iterrows"):  # of pandas
+        repeated = list(map(repr, source.columns[source.columns.duplicated()].unique()))
+        if repeated:
+            raise UserError(f"{name}: has several columns {', '.join(repeated)}; rename them")
         filled = source.astype(object).where(source.notna(), None)  # NaN, NaT and NA alike
         source = filled.to_dict("records")
     if isinstance(source, Mapping) and source:

@@ -31,6 +31,7 @@ from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.run.folders import check_output
 from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of, config_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
@@ -176,9 +177,10 @@ def _task_options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
 
 def _functions(where: str, reward: Any) -> tuple[Callable, ...]:
     """Return the reward functions: one or several."""
-    if reward is None:
+    functions = tuple(reward) if isinstance(reward, Sequence) else (reward,)
+    if functions in ((), (None,)):
         raise UserError(f"{where}: data without a reward; give reward=FUNCTION")
-    return tuple(reward) if isinstance(reward, Sequence) else (reward,)
+    return functions
 
 
 class Model:
@@ -272,6 +274,8 @@ class TrainedRun(RunData):
 
     def report(self, output: str | Path | None = None) -> Path:
         """Write the report, one HTML page, and return its path (by default in the run)."""
+        if output:
+            check_output(str(output), "report()")
         return write_report([self], Path(output) if output else None)
 
 

@@ -193,14 +193,17 @@ def first_room_warning(
     return next(filter(None, warnings), "")
 
 
-def truncation_warning(line: dict[str, Any]) -> str:
-    """Return a warning if more than half of an evaluation's completions were truncated, else ""."""
+def truncation_warning(line: dict[str, Any], where: str) -> str:
+    """Return a warning if more than half of an evaluation's completions were truncated, else "".
+
+    It begins with `where`, e.g. "level 25".
+    """
     if line["truncated"] <= TOO_MANY_TRUNCATED:
         return ""
     return (
-        f"level {line['level']}: {line['truncated']:.0%} of the completions were truncated at the "
-        f"budget of {line['budget']} tokens; if answers need more tokens than the target, give a "
-        "larger --max-new-tokens"
+        f"{where}: {line['truncated']:.0%} of the completions were truncated at the budget of "
+        f"{line['budget']} tokens; if answers need more tokens than the target, give a larger "
+        "--max-new-tokens"
     )
 
 

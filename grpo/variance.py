@@ -289,7 +289,7 @@ class VarianceMonitor:
             why = f"{failing:.0%} of the groups have different texts and equal rewards"
         elif lost <= settings.release:
             self.temperature = max(before / settings.cooling, settings.temperature)
-            why = f"{1 - lost:.0%} of the groups have diverse texts"
+            why = f"only {lost:.0%} of the groups lost their diversity"
 
         if self.temperature == before:
             return []

@@ -145,7 +145,8 @@ class RewardFunctions:
         whose = f"reward {function.name}, {problem.title}"
 
         if function.takes_group:
-            returned = self._calls.result(running[0], f"{whose}, {size} completions", progress)
+            of_group = f"{whose}, {_counted(size, 'completion')}"
+            returned = self._calls.result(running[0], of_group, progress)
             results = _listed(returned, size, whose)
         else:
             results = [
@@ -278,10 +279,15 @@ def _listed(returned: Any, size: int, whose: str) -> list[Any]:
         )
     if len(returned) != size:
         raise UserError(
-            f"{whose}: returned {len(returned)} results for {size} completions; it must return "
-            "one for each"
+            f"{whose}: returned {_counted(len(returned), 'result')} for "
+            f"{_counted(size, 'completion')}; it must return one for each"
         )
     return list(returned)
+
+
+def _counted(number: int, what: str) -> str:
+    """Return e.g. "1 result" or "2 results"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 class _Result(NamedTuple):

@@ -3,11 +3,13 @@ for twice, one line for each mistake.
 """
 
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -127,7 +129,14 @@ def test_problems_whose_requests_fail_are_left_out_and_said(capsys):
         (lambda *_: (200, {}, b"<html>hello</html>"), "not that of an OpenAI-compatible server"),
         (lambda *_: (200, {}, {"choices": []}), "not that of an OpenAI-compatible server"),
         (lambda *_: (200, {}, b"x" * (1 << 25)), "more than 16 MiB"),
-        (lambda *_: (302, {"Location": "http://x"}, b""), "not that of an OpenAI-compatible"),
+        (lambda *_: (200, {}, b""), "not that of an OpenAI-compatible server: it is empty"),
+        (lambda *_: (200, {}, b"[" * 200_000), "not that of an OpenAI-compatible server: [["),
+        (lambda *_: (200, {}, chat([{"type": "text", "text": "a"}])), "OpenAI-compatible server"),
+        (lambda *_: (200, {}, chat("a", tokens=(math.inf, 1))), "OpenAI-compatible server"),
+        (
+            lambda *_: (308, {"Location": "https://x/v1/chat/completions"}, b""),
+            "status 308: it has moved to https://x/v1/chat/completions; give that address",
+        ),
     ],
 )
 def test_a_server_that_fails_is_one_line(behave, message, capsys):
@@ -135,6 +144,26 @@ def test_a_server_that_fails_is_one_line(behave, message, capsys):
         ask(url, status=2)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+    assert not Path("runs/endpoint/m.jsonl").exists()
+
+
+def test_half_of_a_surrogate_pair_is_replaced(capsys):
+    with serving(lambda *_: (200, {}, chat("cut \ud83d off"))) as (url, _):
+        ask(url, "--out", "samples.jsonl")
+        stored = json.loads(Path("runs/endpoint/m.jsonl").read_text().splitlines()[0])
+        assert stored["text"] == "cut \ufffd off"
+    assert "cut \ufffd off" in Path("samples.jsonl").read_text()
+    assert "cut \ufffd off" in capsys.readouterr().out
+
+
+def test_a_server_that_counts_no_tokens_is_not_said_to_have_counted_none(capsys):
+    def uncounted(body, number):
+        status, headers, answer = solve(body, number)
+        return status, headers, answer | {"usage": None}
+
+    with serving(uncounted) as (url, _):
+        ask(url)
+    assert "level 3: the server counted no tokens\n" in capsys.readouterr().out
 
 
 def test_no_server_is_one_line(capsys):
@@ -227,6 +256,48 @@ def test_a_killed_evaluation_continues(tmp_path):
         assert evaluation.main([*flags, "--json", "out.json"]) == 0
     assert json.loads(Path("out.json").read_text())[0]["n"] == 40
     assert len(log.bodies) <= 40 + (asked - kept) + 1
+
+
+def test_ctrl_c_does_not_wait_for_a_slow_server():
+    last = threading.Event()
+
+    def slow(body, number):
+        if number > 3:
+            last.wait(60)
+        return solve(body, number)
+
+    with serving(slow) as (url, log):
+        flags = ["--endpoint", url, "--model", "m", "--words", "3", "--problems", "40"]
+        command = [sys.executable, str(TOP / "eval.py"), *flags, "--concurrency", "2"]
+        environment = {**os.environ, "PYTHONPATH": str(TOP)}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+            while len(log.bodies) < 5:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        last.set()
+    assert process.returncode == 130
+    assert error.decode().splitlines()[-1] == "eval.py: interrupted"
+    assert "Traceback" not in error.decode()
+    assert len(Path("runs/endpoint/m.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_answers_under_way_are_kept_if_a_request_is_refused():
+    refused = threading.Event()
+
+    def refuses_the_second(body, number):
+        if number == 2:
+            refused.set()
+            return 400, {}, {"error": {"message": "no"}}
+        if number == 3:
+            refused.wait(60)
+            time.sleep(0.2)
+        return solve(body, number)
+
+    with serving(refuses_the_second) as (url, log):
+        ask(url, "--concurrency", "2", status=2)
+        assert len(log.bodies) <= 4
+    assert len(Path("runs/endpoint/m.jsonl").read_bytes().splitlines()) == len(log.bodies) - 1
 
 
 def test_the_embedded_model_behind_a_server_scores_as_it_does_here():

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hostile import ACCEPTED, REFUSED, eval_flags, train_flags
@@ -15,6 +16,7 @@ from hostile_inputs import inputs
 from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
+from grpo.run.folders import check_output
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
@@ -181,6 +183,19 @@ def test_a_folder_for_a_file_is_refused_before_the_evaluation(capsys):
     assert evaluation.main([*flags, "--json", "."]) == 2
     out, err = capsys.readouterr()
     assert err == "eval.py: --json .: is a directory; give the path of a file\n" and not out
+
+
+def test_a_tilde_that_no_shell_has_replaced_is_no_folder(capsys):
+    """A shell leaves it alone in --json=~/figures.json."""
+    why = "only a shell replaces ~, and not behind a =; give the whole path"
+    server = ["--endpoint", "http://127.0.0.1:9", "--model", "m"]
+    for flag, others in (("--json", []), ("--out", []), ("--answers", server)):
+        assert evaluation.main([f"{flag}=~/file", *others]) == 2
+        assert capsys.readouterr().err == f"eval.py: {flag} ~/file: {why}\n"
+    assert not Path("~").exists()
+    Path("~").mkdir()
+    check_output("~/figures.json", "--json")
+    check_output("~figures.json", "--json")
 
 
 @pytest.mark.parametrize(

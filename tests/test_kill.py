@@ -4,6 +4,7 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from small_runs import BY_PLACE, FEW, whole_run
 from grpo.evaluate import summarise
 from grpo.run import interrupt
 from grpo.run.lock import locked
-from grpo.tools import train
+from grpo.tools import export, train
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
@@ -229,6 +230,25 @@ def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
             path: before[path] for path in before if path.name != ".lock"
         }
     assert train.main(resume) == 0
+
+
+def test_nobody_is_told_to_remove_a_run_that_is_training(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
+    shutil.rmtree("runs/a/checkpoints")
+    owner = f"process {os.getpid()} on {socket.gethostname()} is training"
+    no_checkpoint = f"{owner} this run, which has no valid checkpoint yet; wait for one\n"
+    capsys.readouterr()
+    with locked(Path("runs/a")):
+        assert train.main(["--resume", "runs/a"]) == 2
+        assert capsys.readouterr().err == f"train.py: --resume runs/a: {no_checkpoint}"
+        assert export.main(["runs/a", "exported"]) == 2
+        assert capsys.readouterr().err == f"grpo.export: runs/a: {no_checkpoint}"
+        assert train.main([*flags, "--name", "a"]) == 2
+        said = f"runs/a exists; {owner} it: give another name\n"
+        assert capsys.readouterr().err == f"train.py: --name a: {said}"
+    assert train.main([*flags, "--name", "a"]) == 2
+    assert "or remove it (rm -r runs/a)" in capsys.readouterr().err
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys, flags):

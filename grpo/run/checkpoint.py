@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from data.files import check_links, forget_cached, read_json, sync
 from data.text import quoted, shortened, shown
 from grpo.run.folders import has_checkpoint, way_on
+from grpo.run.lock import owner_of
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
 
@@ -177,13 +178,14 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     """Return the checkpoint to continue from, and warnings.
 
     It is `path` itself, or the latest valid checkpoint of the run `path`. Each warning names a
-    damaged checkpoint that was skipped. Raises UserError, which names the `flag`, if there is no
-    valid checkpoint.
+    damaged checkpoint that was skipped. Raises UserError, which names the `flag` ("" if the path
+    stands alone), if there is no valid checkpoint.
     """
     path = Path(path)
+    named = f"{flag} {path}".lstrip()
     if not path.exists():
         raise UserError(
-            f"{flag} {path}: does not exist; give a run's directory or one of its checkpoints"
+            f"{named}: does not exist; give a run's directory or one of its checkpoints"
         )
     absolute = Path(os.path.abspath(path))
     is_checkpoint = _NAME.fullmatch(absolute.name) is not None
@@ -194,29 +196,35 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         # Before anything else, because the folders above a copied checkpoint may be anybody's.
         if is_checkpoint or (path / "trainer.json").is_file():
             raise UserError(
-                f"{flag} {path}: a checkpoint without its run (there is no "
-                f"{run / 'config.yaml'}); copy the run's config.yaml and its folder checkpoints "
-                "with it, or give what python -m grpo.export writes"
+                f"{named}: a checkpoint without its run (there is no {run / 'config.yaml'}); copy "
+                "the run's config.yaml and its folder checkpoints with it, or give what python -m "
+                "grpo.export writes"
             )
         raise UserError(
-            f"{flag} {path}: not a run (it has no config.yaml); give a run's directory or one of "
-            "its checkpoints"
+            f"{named}: not a run (it has no config.yaml); give a run's directory or one of its "
+            "checkpoints"
         )
     check_links(run)
 
     if is_checkpoint:
         if reason := verify(path):
-            raise UserError(f"{flag} {reason}; give another checkpoint, or the run's directory")
+            said = f"{flag} {reason}".lstrip()
+            raise UserError(f"{said}; give another checkpoint, or the run's directory")
         return path, []
 
     valid, damaged = checkpoints(path)
     if not valid:
+        if owner := owner_of(path):
+            raise UserError(
+                f"{named}: {owner} is training this run, which has no valid checkpoint yet; wait "
+                "for one"
+            )
         reasons = f" ({'; '.join(damaged)})" if damaged else ""
         # Damaged checkpoints may be worth something, for example to a newer version.
         remove = "" if damaged else f", or remove it (rm -r {quoted(path)})"
         raise UserError(
-            f"{flag} {path}: it has no valid checkpoint{reasons}; start a new run under another "
-            f"name{remove}"
+            f"{named}: it has no valid checkpoint{reasons}; start a new run under another name"
+            f"{remove}"
         )
     return valid[-1], [f"skipped {reason}" for reason in damaged]
 

@@ -62,6 +62,12 @@ def check_output(path: str, flag: str) -> None:
     if "\0" in path:
         raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
 
+    first, *others = Path(path).parts or (".",)
+    if first.startswith("~") and others and not Path(first).exists():
+        raise UserError(
+            f"{flag} {path}: only a shell replaces {first}, and not behind a =; give the whole path"
+        )
+
     target = Path(path).absolute()
     if target.is_dir():
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")

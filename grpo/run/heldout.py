@@ -149,7 +149,7 @@ class HeldOutEvaluator:
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:
         """Warn if most completions were truncated; again only after an evaluation without that."""
-        text = truncation_warning(line)
+        text = truncation_warning(line, f"level {line['level']}")
         key = f"truncated/{line['purpose']}/{line['level']}"
         if text:
             self._warn_once(text, key)

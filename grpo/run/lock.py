@@ -42,6 +42,30 @@ def _note_owner(file: IO[str], folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
+def _owner(file: IO[str]) -> str:
+    """Return the process that has locked the file: "process 123 on host"."""
+    file.seek(0)
+    return f"process {file.read().strip() or '?'}"
+
+
+def owner_of(folder: Path) -> str:
+    """Return the process that is training the run in `folder`, e.g. "process 123 on host", or "".
+
+    A file system without locks does not tell.
+    """
+    path = folder / ".lock"
+    if not fcntl or not path.is_file():
+        return ""
+    with open(path, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(file)
+        except OSError:
+            return ""
+    return ""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[str]:
     """Lock `folder` until the block or the process ends; yield a warning, or "".
@@ -55,10 +79,9 @@ def locked(folder: Path) -> Iterator[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                file.seek(0)
                 raise UserError(
-                    f"{folder}: process {file.read().strip() or '?'} is training this run; wait "
-                    "for its end, or start another run with --name"
+                    f"{folder}: {_owner(file)} is training this run; wait for its end, or start "
+                    "another run with --name"
                 ) from error
             except OSError as error:
                 warning = (

@@ -13,6 +13,7 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.learn.own_loss import require_trusted_loss
 from grpo.run.checkpoint import checkpoints, find_resume, step_of
 from grpo.run.folders import latest_run, new_folder
+from grpo.run.lock import owner_of
 from grpo.run.start import start_from
 from tasks.base import REWARD_FILE, UserError, require_trusted_task
 
@@ -82,6 +83,8 @@ def _other_ways(folder: Path) -> str:
     valid, damaged = checkpoints(folder)
     if valid:
         return f"give another name, or --resume {shown}"
+    if owner := owner_of(folder):
+        return f"{owner} is training it: give another name"
     if damaged:
         return f"its checkpoints are not valid ({damaged[-1]}): give another name"
     return f"it has no checkpoint: give another name, or remove it (rm -r {shown})"

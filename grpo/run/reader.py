@@ -12,6 +12,7 @@ list; `to_pandas()` returns them as a data frame. Neither torch nor transformers
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from grpo.config_file import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
-from grpo.run.rollouts import file_of, groups_of, steps_of, summaries
+from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of, summaries
 from grpo.run.schemas import ConfigFile, check
 from tasks.base import UserError, needs
 
@@ -117,6 +118,8 @@ class RunData:
 
     def steps(self, kind: str = "step") -> list[int]:
         """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
+        if kind not in KINDS:
+            raise UserError(f"rollouts of kind {kind!r}: give one of {', '.join(KINDS)}")
         return steps_of(self.path, kind)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:
@@ -157,9 +160,9 @@ class RunData:
         if step is None:
             steps = self.steps(kind)
         else:
-            steps = [step] if isinstance(step, int) else step
+            steps = step if isinstance(step, Iterable) else [step]
 
-        for each in steps:
+        for each in map(index, steps):  # those of NumPy and of data frames become Python's
             if group is None:
                 groups = list(enumerate(self.groups(each, kind)))
             else:

@@ -58,7 +58,7 @@ def aligned(target: str, text: str) -> list[Column]:
 
 def counts(columns: Sequence[Column]) -> str:
     """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
-    if columns and columns[0].kind == "plain":
+    if not columns or columns[0].kind == "plain":  # an empty text without a target has none
         return f"{len(columns)} word{'s' * (len(columns) != 1)}"
 
     names = {

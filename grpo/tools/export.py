@@ -123,7 +123,7 @@ def export(
     Sources of the kinds in `accept` may have changed since the checkpoint. Raises UserError if
     there is no valid checkpoint, or no adapter to export, or if the folder is not empty.
     """
-    checkpoint, _ = find_resume(run)
+    checkpoint, _ = find_resume(run, flag="")
     data = load_run(checkpoint.parent.parent)
     config = load_config(data.path / "config.yaml")
 

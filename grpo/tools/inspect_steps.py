@@ -211,7 +211,8 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
         values = [line[key] for line in lines[-COMPARED_STEPS:] if line.get(key) is not None]
         column[f"{name}, last {COMPARED_STEPS} steps"] = fmean(values) if values else None
 
-    for name, lines in (("before", run.first_reports[:1]), ("after", run.reports[-1:])):
-        for line in lines:
-            column[f"held-out score {name}"] = f"{interval(line)} at {line['level']}"
+    later = [line for line in run.reports if line["step"] > 0]
+    for name, reports in (("before", run.first_reports[:1]), ("after", later[-1:])):
+        scores = [f"{interval(line)} at {line['level']}" for line in reports]
+        column[f"held-out score {name}"] = scores[0] if scores else None
     return column

@@ -33,8 +33,11 @@ def run_callback(callback: Callback, report: StepReport) -> None:
     for name, value in report.metrics.items():
         if not isinstance(name, str) or not is_encodable(name):
             raise UserError(f"{where}: it has added a metric named {name!a}; give a text")
-        if name not in before and type(value) not in (int, float):
-            raise UserError(f"{where}: its metric {name} is {shown(value)}; it must be a number")
+        if name not in before:
+            plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
+            if type(plain) not in (int, float):
+                raise UserError(f"{where}: its metric {name} is {shown(value)}; give a number")
+            report.metrics[name] = plain
     for name, value in before.items():
         if name not in report.metrics or report.metrics[name] is not value:
             raise UserError(f"{where}: it has changed the metric {name}; add one of another name")

@@ -42,6 +42,7 @@ def test_what_is_said_of_a_divergence():
 def test_a_text_without_a_target_is_plain():
     columns = aligned("", "the owl  saw")
     assert counts(columns) == "3 words" and counts(columns[:1]) == "1 word"
+    assert counts(aligned("", "")) == "0 words"
     assert rendered(columns).plain == "the owl saw"
     long = aligned("", " ".join("x" * 40))
     assert f"… {40 - 2 * CONTEXT} more …" in rendered(long).plain
@@ -52,7 +53,7 @@ def test_marks_do_not_hang_on_colour():
     assert rendered(columns).plain == "the [-old-] owl {+ran+} saw {+fast+}"
     assert counts(columns) == "3 right, 1 missing, 2 added"
     assert rendered(aligned("a b c", "a x c")).plain == "a [-b-]{+x+} c"
-    assert counts([]) == "0 right"
+    assert counts(aligned("a b", "")) == "0 right, 2 missing"
 
 
 def test_the_middle_of_a_long_run_of_right_words_is_counted():

@@ -304,7 +304,7 @@ def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
     for argv, words in [
         ((runs / "full", tmp_path / "full"), "exists already"),
         ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
-        ((tmp_path / "none", tmp_path / "a"), "does not exist"),
+        ((tmp_path / "none", tmp_path / "a"), f"grpo.export: {tmp_path / 'none'}: does not exist"),
         ((runs / "full",), "give a new or empty FOLDER, --push OWNER/NAME, or both"),
         ((runs / "full", tmp_path / "a", "--public"), "--public is for --push alone"),
     ]:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 
 from grpo import load_run
@@ -134,6 +135,15 @@ def test_what_a_run_holds(run):
         and len(data.rollouts(step=[1, 3])) == 2 * PROMPTS * SIZE
     )
     json.dumps(data.rollouts())
+    assert data.rollouts(step=numpy.int64(2), group=1) == one
+    json.dumps(data.rollouts(step=numpy.array([1, 3])))
+    for read in (
+        data.steps,
+        lambda kind: data.rollouts(kind=kind),
+        lambda kind: data.groups(1, kind),
+    ):
+        with pytest.raises(UserError, match="^rollouts of kind 'evals': give one of step, eval, "):
+            read("evals")
 
 
 def test_the_index_of_groups_is_that_of_the_rollouts(copied):
@@ -278,6 +288,17 @@ def test_compare(run, copied, capsys):
         and "at 10" in rows[0]["held-out score after"]
     )
     assert "million tokens" in said(capsys, run, "compare", copied).out
+
+
+def test_an_evaluation_that_was_not_made_is_not_compared(run, copied, capsys):
+    first, *_ = (copied / "eval.jsonl").read_text().splitlines()
+    for kept, is_there in ((f"{first}\n", [True, False]), ("", [False, False])):
+        (copied / "eval.jsonl").write_text(kept)
+        _, row = json.loads(said(capsys, run, "compare", copied, "--json").out)
+        scores = [row[f"held-out score {when}"] for when in ("before", "after")]
+        assert [score is not None for score in scores] == is_there
+        last = said(capsys, run, "compare", copied).out.splitlines()[-1]
+        assert last.startswith("held-out score after ") and last.split()[-1] == "-"
 
 
 def test_export(run, tmp_path, capsys, monkeypatch):

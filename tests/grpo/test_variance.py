@@ -139,6 +139,13 @@ def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(class_name, d
     assert (monitor.temperature > 1) == lost
 
 
+def test_solved_groups_of_one_text_are_not_called_diverse():
+    monitor = monitor_for("skip", temperature=1.0, temperature_factor=1.2, cooling=1.2)
+    monitor.observe(step(identical=4))
+    (line,) = monitor.observe([group("solved", distinct=1)] * 4)
+    assert line == "temperature 1.200 → 1.000: only 0% of the groups lost their diversity"
+
+
 def test_tries_get_hotter_only_where_diversity_was_lost():
     monitor = monitor_for(
         "resample", temperature=1.0, temperature_factor=1.2, temperature_ceiling=1.5

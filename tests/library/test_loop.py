@@ -3,8 +3,11 @@
 import dataclasses
 import re
 from pathlib import Path
+from statistics import fmean
 
+import numpy
 import pytest
+import torch
 from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
 
@@ -78,6 +81,8 @@ def test_callbacks_are_called_after_each_step_and_add_metrics(home):
     def first(report):
         seen.append(("first", report.step, len(report.groups)))
         report.metrics["mine/longest"] = max(len(t) for g in report.groups for t in g.texts)
+        report.metrics["mine/mean"] = numpy.mean([len(t) for g in report.groups for t in g.texts])
+        report.metrics["mine/groups"] = torch.tensor(len(report.groups))
 
     class Second:
         def __call__(self, report):
@@ -89,6 +94,8 @@ def test_callbacks_are_called_after_each_step_and_add_metrics(home):
     for row in run.rollouts():
         texts[row["step"]].append(len(row["text"]))
     assert [line["mine/longest"] for line in run.metrics] == [max(texts[1]), max(texts[2])]
+    assert [line["mine/mean"] for line in run.metrics] == [fmean(texts[1]), fmean(texts[2])]
+    assert [line["mine/groups"] for line in run.metrics] == [2, 2]
 
 
 def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
@@ -125,7 +132,7 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     whole = train(ROWS, reward, name="whole", **options)
     for name, callback, message in (
         ("a", fails, "^callback fails, step 2 raised KeyError: 'gone'"),
-        ("b", adds, "^callback adds: its metric text is 'no'; it must be a number"),
+        ("b", adds, "^callback adds: its metric text is 'no'; give a number"),
         ("c", changes, "^callback changes: it has changed the metric step; add one of another"),
         ("d", removes, "^callback removes: it has changed the list of groups; make a copy"),
         ("e", names, "^callback names: it has added a metric named .'a', 1.; give a text"),

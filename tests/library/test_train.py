@@ -21,6 +21,8 @@ def test_ten_lines_train_and_return_the_run(home):
     assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
     assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
+    with pytest.raises(UserError, match="^report\\(\\) ~/a.html: only a shell replaces ~"):
+        run.report("~/a.html")
     assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
 
     texts = run.policy.generate(["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1)
@@ -69,6 +71,7 @@ def test_a_run_is_resumed_to_the_same_weights(home):
 def test_mistakes_are_one_line(home):
     for message, arguments in (
         ("data without a reward", dict(data=ROWS)),
+        ("data without a reward; give reward=FUNCTION", dict(data=ROWS, reward=[])),
         ("unknown key stepz; did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
         ("a reward function without data; give the data", dict(reward=reward)),

@@ -223,7 +223,7 @@ def parses(completion):
         (lambda completion: 10**400, "completion 1: returned 1000"),
         (lambda completion: numpy.zeros(2), "completion 1: returned array([0., 0.])"),
         (lambda completion: torch.zeros(2), "completion 1: returned tensor([0., 0.])"),
-        (lambda completions: [1.0], "returned 1 results for 2 completions"),
+        (lambda completions: [1.0], "returned 1 result for 2 completions; it must"),
         (lambda completions: 1.0, "must return a list"),
         (lambda completions: "ab", "must return a list"),
         ([length, length], "each needs a name of its own"),
@@ -232,6 +232,15 @@ def parses(completion):
 )
 def test_what_is_wrong_is_one_line(function, message):
     refused(function, message)
+
+
+def test_one_completion_is_not_said_to_be_several():
+    for function, message in (
+        (lambda completions: 1 / 0, "reward <lambda>, row p, 1 completion raised Zero"),
+        (lambda completions: [1, 2], "row p: returned 2 results for 1 completion; it must"),
+    ):
+        with pytest.raises(UserError, match=message):
+            scores(function, ["a"])
 
 
 def test_a_reward_outside_its_range_is_named_with_the_flag():

@@ -237,6 +237,12 @@ def test_parquet_and_data_frames(tmp_path):
     refused("is not a Parquet file", lambda: read_rows(path))
 
 
+def test_a_data_frame_with_two_columns_of_one_name_is_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([["a", 1, 2, 3]], columns=["prompt", "n", "n", "n"])
+    refused("data (DataFrame): has several columns 'n'; rename them", lambda: read_rows(frame))
+
+
 def test_dates_become_texts():
     when = datetime(2026, 11, 24, 13, 30)
     row = {"prompt": "?", "at": [when, when.date(), when.time()]}

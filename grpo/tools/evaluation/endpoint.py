@@ -11,11 +11,14 @@ without asking twice. The key comes from the environment, and is neither stored 
 
 import json
 import os
+import queue
 import random
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +41,12 @@ MAY_SUCCEED_LATER = {408, 409, 425, 429}
 CONNECT_SECONDS = 20.0
 READ_SECONDS = 600.0  # a long completion on a slow server
 MAX_BYTES = 1 << 24  # of a response
+
+# What reading a value raises that is not what it should be.
+WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+
+# Half of a surrogate pair is not a character, and no file can hold it. JSON can write it.
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -103,11 +112,10 @@ class Endpoint:
         if first is None:
             raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
 
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            answers: list[ServerAnswer | None] = [first]
-            for answer in pool.map(self._answer, questions[1:]):
-                progress("asking", len(answers), len(questions))
-                answers.append(answer)
+        answers: list[ServerAnswer | None] = [first]
+        for answer in _side_by_side(self._answer, questions[1:], self.concurrency):
+            progress("asking", len(answers), len(questions))
+            answers.append(answer)
         return answers
 
     def _answer(self, question: Question) -> ServerAnswer | None:
@@ -160,10 +168,13 @@ class Endpoint:
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
                 continue
-            if status < 400:
+            if status < 300:
                 return _read(text, self.url)
 
             reason = f"status {status}: {_reason(text)}"
+            if "location" in headers:
+                moved = shortened(headers["location"], 200)
+                reason = f"status {status}: it has moved to {moved}; give that address"
             if status in MAY_SUCCEED_LATER or status >= 500:
                 pause = max(pause, _retry_after(headers.get("retry-after")))
             elif not self._adapt(body, status, text):
@@ -233,13 +244,13 @@ class AnswerFile:
         try:
             value = json.loads(line)
             answer = ServerAnswer(
-                str(value["text"]),
+                _text(value["text"]),
                 bool(value["truncated"]),
                 int(value["prompt_tokens"]),
                 int(value["completion_tokens"]),
             )
             return str(value["id"]), answer
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
+        except WRONG as error:
             raise UserError(
                 f"{where}: is not an answer of --endpoint; give another --answers"
             ) from error
@@ -274,6 +285,44 @@ class AnswerFile:
             self._known[key] = answer
 
 
+def _side_by_side(
+    ask: Callable[[Question], ServerAnswer | None], questions: Sequence[Question], workers: int
+) -> Iterator[ServerAnswer | None]:
+    """Yield the answer to each question, in order; at most `workers` are asked at a time.
+
+    If one raises, no other begins, and those under way are awaited, because their answers are kept.
+    The threads are daemons, so that Ctrl-C does not wait for a slow server.
+    """
+    futures = [Future[ServerAnswer | None]() for _ in questions]
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    for future, question in zip(futures, questions):
+        waiting.put((future, question))
+    ended = threading.Event()
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while not ended.is_set():
+                future, question = waiting.get_nowait()
+                try:
+                    future.set_result(ask(question))
+                except BaseException as error:  # raised where the answer is awaited
+                    ended.set()
+                    future.set_exception(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        for future in futures:
+            yield future.result()
+    except Exception:
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        ended.set()
+
+
 def _address(url: str) -> str:
     """Return the address for chats: "/v1" and "/chat/completions" may be left out."""
     parts = urlsplit(url)
@@ -297,16 +346,24 @@ def _read(text: str, url: str) -> ServerAnswer:
         usage = value.get("usage") or {}
 
         return ServerAnswer(
-            content or "",
+            "" if content is None else _text(content),
             choice.get("finish_reason") == "length",
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except WRONG as error:
         raise UserError(
             f"--endpoint {url}: the response is not that of an OpenAI-compatible server: "
-            f"{shortened(' '.join(text.split()), 120)}"
+            f"{shortened(' '.join(text.split()), 120) or 'it is empty'}"
         ) from error
+
+
+def _text(content: Any) -> str:
+    """Return the text of an answer, with U+FFFD for half of a surrogate pair.
+
+    Raises TypeError if it is no text: some servers return a list of parts.
+    """
+    return _SURROGATES.sub("\ufffd", content)
 
 
 def _reason(text: str) -> str:

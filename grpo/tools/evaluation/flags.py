@@ -17,6 +17,7 @@ LIMITS = {
     "max_new_tokens": (0, MAX_NUMBER),
     "shots": (0, MAX_SHOTS),
     "concurrency": (1, 256),
+    "worst": (0, math.inf),
 }
 
 

@@ -17,7 +17,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.files import write_whole
 from data.text import escape_control
@@ -30,11 +30,16 @@ from grpo.tools.evaluation.endpoint import Endpoint
 from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, add_differences, load_run_policy
 from grpo.tools.evaluation.flags import parse
 from grpo.tools.evaluation.models import EvaluatedModel, LocalModel, RemoteModel
-from grpo.tools.evaluation.request import Request, make_request, trained_run
+from grpo.tools.evaluation.request import (
+    Request,
+    make_request,
+    require_same_problems,
+    trained_run,
+)
 from grpo.tools.evaluation.samples import write_samples
 from grpo.tools.evaluation.table import show
 from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
-from tasks.base import exit_status, foreign_of
+from tasks.base import Task, exit_status, foreign_of
 from tasks.dataset import read_problems
 
 
@@ -47,16 +52,14 @@ def report(argv: list[str]) -> int:
     """Evaluate each model, write the figures and the samples, and show them; return 0."""
     assert __doc__ is not None
     flags, others = parse(argv, description=__doc__.splitlines()[0])
-    for name in ("json", "out"):
+    for name in ("json", "out", "answers"):
         if path := getattr(flags, name):
             check_output(path, f"--{name}")
 
-    results: list[dict[str, Any]] = []
-    metric = "score"
-    for name in flags.models:
-        flags.model = name
-        of_model, metric = evaluate_model(flags, others)
-        results += of_model
+    prepared = [prepare(flags, name, others) for name in flags.models]
+    require_same_problems([one.request for one in prepared])
+
+    results = [result for one in prepared for result in evaluate_model(flags, one)]
     add_differences(results)
 
     # The files are written first, because the table may go to a pipe that is closed early.
@@ -68,16 +71,29 @@ def report(argv: list[str]) -> int:
         write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
     if flags.out:
         write_samples(Path(flags.out), results)
-    show(results, metric)
+    show(results, getattr(prepared[0].task, "metric", "score"))
     return 0
 
 
-def evaluate_model(
-    flags: argparse.Namespace, others: list[str]
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the results of `flags.model`, and what its task calls the score."""
-    checkpoint, config = (None, Config()) if flags.endpoint else trained_run(flags.model)
-    request, task = make_request(flags, others, config)
+class Prepared(NamedTuple):
+    """A model that is to be evaluated: if it is a run, its checkpoint and configuration."""
+
+    checkpoint: Path | None
+    config: Config
+    request: Request
+    task: Task
+
+
+def prepare(flags: argparse.Namespace, model: str, others: list[str]) -> Prepared:
+    """Return what to evaluate of a model, which is not loaded yet."""
+    flags.model = model
+    checkpoint, config = (None, Config()) if flags.endpoint else trained_run(model)
+    return Prepared(checkpoint, config, *make_request(flags, others, config))
+
+
+def evaluate_model(flags: argparse.Namespace, prepared: Prepared) -> list[dict[str, Any]]:
+    """Return the results of a model."""
+    checkpoint, config, request, task = prepared
     dataset = read_problems(Path(request.dataset), task) if request.dataset else []
 
     examples_from = task
@@ -96,9 +112,9 @@ def evaluate_model(
     )
     model: EvaluatedModel
     if flags.endpoint:
-        kept = Path("runs", "endpoint", f"{_file_name(flags.model)}.jsonl")
+        kept = Path("runs", "endpoint", f"{_file_name(request.model)}.jsonl")
         answers = Path(flags.answers) if flags.answers else kept
-        endpoint = Endpoint(flags.endpoint, flags.model, flags.concurrency, answers)
+        endpoint = Endpoint(flags.endpoint, request.model, flags.concurrency, answers)
         model = RemoteModel(request, endpoint, format, flags.price)
     else:
         policy, seen = _load(request, checkpoint, config)
@@ -109,7 +125,7 @@ def evaluate_model(
     results = [evaluator.level(task, level) for level in request.levels]
     for level, tasks in kinds.items():
         results += evaluator.foreign(tasks, level)
-    return results, getattr(task, "metric", "score")
+    return results
 
 
 def _file_name(model: str) -> str:

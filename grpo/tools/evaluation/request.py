@@ -1,6 +1,7 @@
 """What is evaluated: the flags of `eval.py`, completed by the settings of the run, if it is one."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -123,6 +124,27 @@ def make_request(
         worst=flags.worst,
     )
     return request, task
+
+
+def require_same_problems(requests: Sequence[Request]) -> None:
+    """Raise UserError if a model would answer other problems than the first one.
+
+    Two runs of different tasks or levels would, unless the flags name these.
+    """
+    first, *others = requests
+    for other in others:
+        if _problems_of(other) != _problems_of(first):
+            raise UserError(
+                f"--model {other.model}: would answer other problems ({_problems_of(other)}) than "
+                f"{first.model} ({_problems_of(first)}); add the flags of one of them"
+            )
+
+
+def _problems_of(request: Request) -> str:
+    """Return the flags that name the task and the levels of a request."""
+    options = [word for name, value in request.options.items() for word in (f"--{name}", value)]
+    levels = ",".join(map(str, request.levels))
+    return shlex.join(["--task", request.task, *options, "--levels", levels])
 
 
 def _prompt_flags(

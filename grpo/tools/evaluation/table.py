@@ -50,9 +50,9 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
     console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in first["sent"]:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    for result in results:
+    for name, result in _named(results):
         for group in result["worst"]:
-            _show_worst(console, _name(result), group)
+            _show_worst(console, name, group)
 
 
 def _show_table(console: Console, results: list[dict[str, Any]], title: str) -> None:
@@ -157,9 +157,7 @@ def _sampling_text(result: dict[str, Any]) -> str:
 def remarks(results: list[dict[str, Any]]) -> list[str]:
     """Return what a reader must know in addition to the figures of the table."""
     lines = []
-    for result in results:
-        name = _name(result)
-
+    for name, result in _named(results):
         if result["n"] < result["asked"]:
             lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
         if result["too_long"]:
@@ -175,22 +173,41 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 "out, and the same command asks for them again"
             )
         if "completion_tokens" in result:
-            cost = f", {result['cost']:.4f} in all" if "cost" in result else ""
-            lines.append(
-                f"{name}: {result['prompt_tokens']:,} prompt tokens and "
-                f"{result['completion_tokens']:,} completion tokens{cost}"
-            )
+            lines.append(f"{name}: {_tokens(result)}")
 
-        if warning := truncation_warning(result):
+        if warning := truncation_warning(result, name):
             lines.append(f"warning: {warning}")
     return lines
 
 
+def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return each result with what it is about, and with its model if there are several."""
+    has_several = len({result["model"] for result in results}) > 1
+    return [
+        (f"{escape_control(result['model'])}, {_name(result)}", result)
+        if has_several
+        else (_name(result), result)
+        for result in results
+    ]
+
+
+def _tokens(result: dict[str, Any]) -> str:
+    """Return how many tokens a server has counted, and what they cost."""
+    if not (result["prompt_tokens"] or result["completion_tokens"]):
+        return "the server counted no tokens"
+    cost = f", {result['cost']:.4f} in all" if "cost" in result else ""
+    return (
+        f"{result['prompt_tokens']:,} prompt tokens and {result['completion_tokens']:,} completion "
+        f"tokens{cost}"
+    )
+
+
 def _show_worst(console: Console, name: str, group: Group) -> None:
-    """Print the worst completion of `group` and its target, unless it is right."""
+    """Print the worst completion of `group`, and its target if it has one, unless it is right."""
     score, completion = min(zip(group.scores, group.completions), key=lambda pair: pair[0].value)
     if score.exact:
         return
     console.print(f"\n{name}, score {score.value:.4f}", style="bold")
-    console.print(f"  wanted: {escape_control(group.problem.target)}", markup=False)
+    if group.problem.target.strip():
+        console.print(f"  wanted: {escape_control(group.problem.target)}", markup=False)
     console.print(f"  wrote:  {escape_control(completion.text)}", markup=False)
