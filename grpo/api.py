@@ -28,6 +28,7 @@ from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
+from grpo.records import Completion
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
@@ -204,8 +205,9 @@ class Model:
         """Return one completion of each prompt, which is the user's turn of a chat.
 
         The run's system turn comes first. A `temperature` of 0 always takes the likeliest token.
-        The same `seed` gives the same completions. Raises UserError if a prompt leaves no room for
-        an answer in the model's context.
+        The same `seed` gives the same completions. Warns if the end of the model's context cuts a
+        completion off before `max_new_tokens`. Raises UserError if a prompt leaves no room for an
+        answer in the context.
         """
         _check_generation(prompts, max_new_tokens, temperature, top_p)
         if not prompts:
@@ -226,7 +228,24 @@ class Model:
             budgets=[min(max_new_tokens, room) for room in rooms],
             truncate=truncation(0, top_p),
         )
-        return [completions[0].text for completions in generate(self._policy, request)]
+        completions = [drawn[0] for drawn in generate(self._policy, request)]
+        if warning := self._context_warning(completions, rooms, max_new_tokens):
+            warnings.warn(warning, stacklevel=2)
+        return [completion.text for completion in completions]
+
+    def _context_warning(
+        self, completions: Sequence[Completion], rooms: Sequence[int], max_new_tokens: int
+    ) -> str:
+        """Return a warning of the first completion that the end of the context cut off, or ""."""
+        for number, (completion, room) in enumerate(zip(completions, rooms, strict=True)):
+            if completion.is_truncated and room < max_new_tokens:
+                return (
+                    f"generate: the completion of prompts[{number}] was cut off after {room} "
+                    f"tokens instead of {max_new_tokens}, where the model's context of "
+                    f"{self._policy.context} tokens ends; give shorter prompts, or a model with a "
+                    "longer context"
+                )
+        return ""
 
     def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt, without the examples of --shots.

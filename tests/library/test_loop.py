@@ -205,6 +205,22 @@ def test_a_model_is_asked_for_what_it_can_give(home, prompts, options, line):
     assert model.generate([]) == []
 
 
+def test_a_completion_that_the_context_cuts_off_is_warned_of(home):
+    model = load_model("builtin")
+    prompts = [f"Copy text A.\nA: {words}" for words in ("owl", "owl tide salt moss")]
+    model._policy.context = len(model._policy.encode(prompts[1])) + 2
+
+    with pytest.warns(UserWarning) as caught:
+        _, cut_off, _ = model.generate([*prompts, prompts[1]], temperature=0)
+    (warning,) = caught  # for both of the long prompts
+    assert warning.filename == __file__ and str(warning.message).startswith(
+        "generate: the completion of prompts[1] was cut off after 2 tokens instead of 256, where "
+    )
+    # Warnings are errors in tests: there is none for what was asked for, or for what has ended.
+    assert model.generate(prompts[1:], max_new_tokens=2, temperature=0) == [cut_off]
+    assert model.generate(prompts[:1], temperature=0) == [" owl"]
+
+
 @pytest.mark.slow
 def test_the_example_of_a_loop_learns(home):
     *steps, asked, a, b, wanted, wrote = example("loop_by_hand.py").splitlines()
