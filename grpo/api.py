@@ -28,7 +28,7 @@ from grpo.learn.own_loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
-from grpo.records import Completion
+from grpo.records import Completion, StepReport
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
@@ -102,7 +102,8 @@ def make_trainer(
     """Return a trainer for a loop of your own, which takes the arguments of `train`.
 
     ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
-    imitation, evaluations or checkpoints. Raises UserError as `train` does.
+    imitation, evaluations or checkpoints. A step warns of problems that are left out of training or
+    leave little room for completions. Raises UserError as `train` does.
     """
     if SIZE > 1:
         raise UserError("make_trainer(): has no use for several ranks; use train()")
@@ -117,7 +118,14 @@ def make_trainer(
         warnings.warn(text, stacklevel=2)
     config, parts = load_parts(config, values)
     policy = load_policy(config.model, device=config.device, options=config.loading)
-    return loaded_trainer(config, parts, policy)
+    trainer = loaded_trainer(config, parts, policy)
+
+    def warn_of_problems(report: StepReport) -> None:
+        for text in trainer.stream.take_warnings():
+            warnings.warn(text, stacklevel=4)  # of the line that calls trainer.step()
+
+    trainer.callbacks.insert(0, warn_of_problems)
+    return trainer
 
 
 def _given(

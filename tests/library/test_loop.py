@@ -37,6 +37,28 @@ def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
 
 
+def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
+    rows = [
+        {"prompt": f"Copy: {'owl ' * words}", "answer": "owl", "split": "train"}
+        for words in (3, 4, 5000)
+    ]
+    rows.append(ROWS[0] | {"split": "validation"})
+    trainer = make_trainer(rows, lambda completion: 0.5, **QUICK)
+    trainer.policy.context = len(trainer.policy.encode(rows[1]["prompt"])) + 3
+
+    with pytest.warns(UserWarning) as caught:
+        for _ in range(2):
+            trainer.step()
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == 2
+    for said in (
+        "is left out of training, as is every problem",
+        "leaves a completion 3 instead of 8",
+    ):
+        assert sum(said in text for text in texts) == 1
+    assert {each.filename for each in caught} == {__file__}
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
     quick = dict(task="interleave", level=4) | QUICK | {"max_new_tokens": 40}
