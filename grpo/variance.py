@@ -207,7 +207,8 @@ class VarianceMonitor:
     Each cause has its own alarm: most groups carry no gradient (the cause is their most common
     class), most completions are in the same trap, or most completions are truncated. The alarm is
     raised once its cause has lasted for `alarm_steps` steps in a row, and again when it has lasted
-    2, 4, 8, ... times as long. It is cleared when the share falls to `release`.
+    2, 4, 8, ... times as long. It is cleared when the share falls to `release`. That of truncation
+    is not raised beside that of masked groups, which has the same cause.
 
     Only first tries count. If the caller names a level, only groups of that level count, because
     replayed easier levels must not hide problems of the current one.
@@ -353,7 +354,8 @@ class VarianceMonitor:
 
         is_full = len(self.truncated) == self.settings.alarm_steps
         has_lasted = is_full and min(self.truncated) > self.settings.alarm_share
-        if not has_lasted or not self._count_step(TRUNCATED):
+        # The alarm of masked groups names truncation as well, and what follows from it.
+        if not has_lasted or not self._count_step(TRUNCATED) or "masked" in self.alarms:
             return []
         return [
             f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "

@@ -41,6 +41,11 @@ def trapped(share, name="sulks", **figures):
     return [scored(*[name] * inside, *[None] * (10 - inside), **figures)]
 
 
+def truncated(group):
+    completions = [replace(each, finish="length") for each in group.completions]
+    return replace(group, completions=completions)
+
+
 def alarms(monitor, steps):
     return [[line for line in monitor.observe(step) if line.startswith("ALARM")] for step in steps]
 
@@ -96,12 +101,22 @@ def test_a_cause_that_returns_is_alarmed_again():
 def test_truncated_completions_are_alarmed():
     monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
     whole = group("varied")
-    completions = [replace(each, finish="length") for each in whole.completions]
-    cut = replace(whole, completions=completions)
+    cut = truncated(whole)
     assert alarms(monitor, [[cut, whole]] * 4) == [[]] * 4  # half of them
     said = alarms(monitor, [[cut, cut, cut, whole]] * 2)
     assert said[0] == [] and "75% of the completions are truncated" in said[1][0]
     assert "--max-new-tokens" in said[1][0] and monitor.collapse == []
+
+
+def test_masked_groups_are_alarmed_once_and_not_as_truncated_as_well():
+    monitor = monitor_for("skip", temperature=1.0, alarm_steps=2)
+    cut_off = [truncated(each) for each in step(masked=4)]
+    said = alarms(monitor, [cut_off] * 3)
+    assert [len(lines) for lines in said] == [0, 1, 0] and REMEDIES["masked"] in said[1][0]
+
+    # Once they are learned from, truncation is a cause of its own.
+    said = alarms(monitor, [[truncated(each) for each in step(varied=4)]])
+    assert "for 4 steps" in said[0][0] and REMEDIES["truncated"] in said[0][0]
 
 
 @pytest.mark.parametrize(
