@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests: a tiny random model that runs in milliseconds."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ settings.register_profile("default-without-deadline", deadline=None)
 # run_mutants.py asks only whether a test fails, so Hypothesis need not shrink the example.
 settings.register_profile("mutation", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("default-without-deadline")
+
+# A shell starts a job in the background with Ctrl-C ignored, and so would the processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `pytest -n` starts a worker per core, so each worker gets one thread. The processes that a test
 # starts need the same number of threads, or their runs differ in the last bit.
