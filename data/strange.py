@@ -3,8 +3,8 @@
 A policy that is trained on prose alone can be wrong on tables, code, long numbers or an alphabet it
 hardly knows (`data.foreign`). These texts widen what it is trained on, without showing any of those
 kinds: their words are random. Words come in families. Those of one family look alike, because they
-are made in one way from one small stock of characters, so they must be read to be told apart. As in
-other texts, a few words of a family can be much more frequent than the rest.
+are made in one way from one small stock of characters or by one pattern, so they must be read to be
+told apart. As in other texts, a few words of a family can be much more frequent than the rest.
 
     python -m data.strange FOLDER      write documents of strange texts to FOLDER
 
@@ -35,13 +35,28 @@ SHARE = (0.2, 1.0)
 ZIPF = (0.0, 2.0)
 
 # The ways to make the words of a family, and how many of a hundred families are made in each.
-KINDS = {"script": 40, "code": 20, "run": 20, "compound": 20}
+KINDS = {
+    "script": 24,
+    "code": 12,
+    "run": 12,
+    "compound": 12,
+    "mark": 10,
+    "wrapped": 15,
+    "pattern": 15,
+}
 
 # How often a word of letters ends with a punctuation mark.
 MARKED = 0.1
 
 # Characters of ASCII without the space.
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation
+
+# What stands before and after a wrapped word.
+WRAPPINGS = [
+    *(("", ""), ("", ""), ("", ":"), ("", "()"), ("-", ""), ("--", ""), ("#", ""), ("@", "")),
+    *(("(", ")"), ("[", "]"), ("{", "}"), ("<", ">"), ('"', '"'), ("'", "'"), ("`", "`")),
+    *(("*", "*"), ("_", "_"), ("$", ";")),
+]
 
 # Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
 # among them. None of these characters changes under Unicode normalisation.
@@ -159,20 +174,61 @@ def compound(parts: Sequence[str], rng: random.Random) -> Maker:
     return make
 
 
+def mark(rng: random.Random) -> Maker:
+    """Return a maker of words that are marks alone, one to three characters long."""
+    stock = [
+        "".join(rng.choices(string.punctuation, k=length))
+        for length in rng.choices([1, 1, 1, 2, 2, 3], k=rng.randint(1, 6))
+    ]
+    return lambda: rng.choice(stock)
+
+
+def wrapped(parts: Sequence[str], rng: random.Random) -> Maker:
+    """Return a maker of `parts` in capitals or between marks, or both."""
+    change = rng.choice([str.upper, str.upper, str.upper, str.title, str.lower])
+    before, after = rng.choice(WRAPPINGS)
+    return lambda: f"{before}{change(rng.choice(parts))}{after}"
+
+
+def pattern(parts: Sequence[str], rng: random.Random) -> Maker:
+    """Return a maker of words of one pattern: some pieces are always the same, others vary."""
+
+    def piece() -> Maker:
+        kind = rng.choice(["digits", "digits", "hexadecimal", "part", "fixed part", "fixed marks"])
+        length = rng.randint(2, 8) if kind == "hexadecimal" else rng.randint(1, 5)
+        fixed_part = rng.choice(parts)
+        fixed_marks = "".join(rng.choices(string.punctuation, k=rng.choice([1, 1, 2, 3])))
+        makers: dict[str, Maker] = {
+            "digits": lambda: "".join(rng.choices(string.digits, k=length)),
+            "hexadecimal": lambda: "".join(rng.choices(string.hexdigits[:16], k=length)),
+            "part": lambda: rng.choice(parts),
+            "fixed part": lambda: fixed_part,
+            "fixed marks": lambda: fixed_marks,
+        }
+        return makers[kind]
+
+    pieces = [piece() for _ in range(rng.randint(2, 6))]
+    return lambda: "".join(make() for make in pieces)
+
+
 def family(
     parts: Sequence[str],
     rng: random.Random,
     script: Callable[[random.Random], Maker] = script,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> list[str]:
-    """Return `FAMILY` words that look alike, of one of `kinds`; compounds are made of `parts`."""
+    """Return `FAMILY` words that look alike, of one of `kinds`, made of `parts` or at random."""
     kind = rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
-    make = {
+    makers: dict[str, Callable[[], Maker]] = {
         "script": lambda: script(rng),
         "code": lambda: code(rng),
         "run": lambda: run(rng),
         "compound": lambda: compound(parts, rng),
-    }[kind]()
+        "mark": lambda: mark(rng),
+        "wrapped": lambda: wrapped(parts, rng),
+        "pattern": lambda: pattern(parts, rng),
+    }
+    make = makers[kind]()
     return [make() for _ in range(FAMILY)]
 
 
@@ -286,7 +342,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=",".join(KINDS),
         metavar="KIND,...",
         help="what strange words are: letters of a script, codes such as 7Fe0, runs of a "
-        "character, or compounds such as 17:42; default: %(default)s",
+        "character, compounds such as 17:42, marks alone, words in capitals or wrapped in marks, "
+        "or words of one pattern such as a17/owl and a30/tide; default: %(default)s",
     )
     parser.add_argument(
         "--share",

@@ -17,7 +17,7 @@ settings.register_profile("default-without-deadline", deadline=None)
 settings.register_profile("mutation", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("default-without-deadline")
 
-# A shell starts a job in the background with Ctrl-C ignored, and so would the processes of the tests.
+# A shell that starts the tests in the background makes them, and their processes, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `pytest -n` starts a worker per core, so each worker gets one thread. The processes that a test

@@ -13,6 +13,9 @@ from grpo.pretrain.words import Words
 # `chr(RAW + b)` stands for the byte b. These characters are for private use, so no text has them.
 RAW = 0xE000
 
+# The kinds of strange words in the lessons.
+LESSON_KINDS = ("script", "code", "run", "compound")
+
 # How many families of words there are to choose from.
 FAMILIES = 3000
 
@@ -23,7 +26,9 @@ class StrangeWords(Words):
     def __init__(self, rng: random.Random, pieces: Sequence[str]):
         super().__init__(rng, pieces)
         parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
-        self.families = [family(parts, rng, script=raw_script) for _ in range(FAMILIES)]
+        self.families = [
+            family(parts, rng, script=raw_script, kinds=LESSON_KINDS) for _ in range(FAMILIES)
+        ]
 
     def draw(self, n: int) -> list[str]:
         """Return `n` words: strange ones of a few families, among words as `Words` draws them."""

@@ -2,6 +2,7 @@
 
 import random
 import re
+import string
 import unicodedata
 from collections import Counter
 
@@ -56,7 +57,7 @@ def test_frequent_words_follow_zipfs_law():
     assert min(shares) < 0.1 and max(shares) > 0.3
 
 
-@pytest.mark.parametrize("make", [strange.script, strange.code, strange.run])
+@pytest.mark.parametrize("make", [strange.script, strange.code, strange.run, strange.mark])
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6))
 def test_words_are_printable_and_hold_no_space(make, seed):
@@ -73,6 +74,38 @@ def test_compounds_join_the_given_words_or_numbers():
         kinds["words"] += bool(re.fullmatch(rf"owl({mark}owl){{1,6}}", word))
         kinds["numbers"] += bool(re.fullmatch(rf"\d{{1,5}}({mark}\d{{1,5}}){{1,6}}", word))
     assert kinds.total() == 100 and min(kinds.values()) > 20  # 60 and 40 are to be expected
+
+
+def test_marks_alone_are_few_and_short():
+    for seed in range(100):
+        make = strange.mark(random.Random(seed))
+        words = {make() for _ in range(200)}
+        assert len(words) <= 6
+        assert all(len(word) <= 3 and set(word) <= set(string.punctuation) for word in words)
+
+
+def test_wrapped_words_are_the_given_ones_in_one_wrapping():
+    changes = Counter()
+    for seed in range(200):
+        make = strange.wrapped(["owl", "tide"], random.Random(seed))
+        words = [make() for _ in range(50)]
+        [wrapping] = {re.sub("owl|tide", "~", word.lower()) for word in words}
+        assert tuple(wrapping.split("~")) in strange.WRAPPINGS
+        [change] = {(word.isupper(), word.istitle()) for word in words}
+        changes[change] += 1
+    assert len(changes) == 3 and min(changes.values()) > 20  # 120, 40 and 40 are to be expected
+
+
+def test_words_of_a_pattern_have_its_pieces_in_common():
+    """What varies is digits and the given words; with those away, all words are the same."""
+    varied = 0
+    for seed in range(200):
+        make = strange.pattern(["owl"], random.Random(seed))
+        words = {make() for _ in range(30)}
+        assert len({len(word) for word in words}) == 1
+        assert len({re.sub("[0-9a-f]", "", word.replace("owl", "~")) for word in words}) == 1
+        varied += len(words) > 1
+    assert varied > 150
 
 
 def test_no_held_out_alphabet_has_a_letter_here():
@@ -117,7 +150,7 @@ def test_the_program_writes_documents(tmp_path, capsys):
     [
         (["--documents", "0"], "--documents 0: must be at least 1"),
         (["--words", "-1"], "--words -1"),
-        (["--kinds", "code,lists"], "'lists' is not one of script, code, run, compound"),
+        (["--kinds", "code,lists"], "'lists' is not one of script, code, run, compound, mark"),
         (["--kinds", "code,code"], "name each kind once"),
         (["--share", "0.3,0.2"], "--share 0.3,0.2: must be two numbers from 0 to 1"),
         (["--share", "half"], "--share half: must be"),
