@@ -45,6 +45,9 @@ TABLE = {
     ],
     ("data/strange.py", "data/test_strange.py"): [
         ("all compounds are numbers", "compound", "rng.random() < 0.4", "True"),
+        ("no word in capitals", "wrapped", "change(rng.choice(parts))", "rng.choice(parts)"),
+        ("patterns without digits", "pattern", "string.digits", "'7'"),
+        ("marks of any number", "mark", "rng.choice(stock)", "rng.choice(string.punctuation)"),
         (
             "every kind, whatever was asked for",
             "documents",
