@@ -51,11 +51,13 @@ MARKED = 0.1
 # Characters of ASCII without the space.
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation
 
-# What stands before and after a wrapped word.
+# What stands before and after a wrapped word W.
 WRAPPINGS = [
-    *(("", ""), ("", ""), ("", ":"), ("", "()"), ("-", ""), ("--", ""), ("#", ""), ("@", "")),
-    *(("(", ")"), ("[", "]"), ("{", "}"), ("<", ">"), ('"', '"'), ("'", "'"), ("`", "`")),
-    *(("*", "*"), ("_", "_"), ("$", ";")),
+    wrapping.split("W")
+    for wrapping in (
+        *("W", "W", "W:", "W()", "-W", "--W", "#W", "@W"),
+        *("(W)", "[W]", "{W}", "<W>", '"W"', "'W'", "`W`", "*W*", "_W_", "$W;"),
+    )
 ]
 
 # Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
