@@ -51,13 +51,10 @@ MARKED = 0.1
 # Characters of ASCII without the space.
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation
 
-# What stands before and after a wrapped word W.
+# What a wrapped word looks like; W stands for the word.
 WRAPPINGS = [
-    wrapping.split("W")
-    for wrapping in (
-        *("W", "W", "W:", "W()", "-W", "--W", "#W", "@W"),
-        *("(W)", "[W]", "{W}", "<W>", '"W"', "'W'", "`W`", "*W*", "_W_", "$W;"),
-    )
+    *("W", "W", "W:", "W()", "-W", "--W", "#W", "@W"),
+    *("(W)", "[W]", "{W}", "<W>", '"W"', "'W'", "`W`", "*W*", "_W_", "$W;"),
 ]
 
 # Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
@@ -188,7 +185,7 @@ def mark(rng: random.Random) -> Maker:
 def wrapped(parts: Sequence[str], rng: random.Random) -> Maker:
     """Return a maker of `parts` in capitals or between marks, or both."""
     change = rng.choice([str.upper, str.upper, str.upper, str.title, str.lower])
-    before, after = rng.choice(WRAPPINGS)
+    before, after = rng.choice(WRAPPINGS).split("W")
     return lambda: f"{before}{change(rng.choice(parts))}{after}"
 
 
