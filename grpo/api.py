@@ -37,8 +37,9 @@ from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of, config_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
-from grpo.tools.train import FromPython, load_parts, only_rank0_prints, start_run
-from grpo.tools.train import make_trainer as loaded_trainer
+from grpo.tools.train import only_rank0_prints
+from grpo.tools.train_run import FromPython, load_parts, start_run
+from grpo.tools.train_run import make_trainer as loaded_trainer
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
 from tasks.base import REWARD_FILE, UserError

@@ -19,18 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from grpo.torchrun import RANK, SIZE
 from tasks.base import UserError
-
-
-def _from_environment(name: str, default: int) -> int:
-    """Return a number that torchrun sets. Whatever else the variable holds, `join_ranks` names."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
-# Set by torchrun. A RANK without a WORLD_SIZE means nothing; another job may have left it.
-SIZE = _from_environment("WORLD_SIZE", 1)
-RANK = _from_environment("RANK", 0) if SIZE > 1 else 0
 
 # Seconds after which a rank says that it waits for the others.
 PATIENCE = 10.0

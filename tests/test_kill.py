@@ -19,7 +19,7 @@ from small_runs import BY_PLACE, FEW, whole_run
 from grpo.evaluate import summarise
 from grpo.run import interrupt
 from grpo.run.lock import locked
-from grpo.tools import export, train
+from grpo.tools import export, train, train_run
 from grpo.trainer import Trainer
 from tasks.base import UserError
 
@@ -277,8 +277,8 @@ def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(
         Path("runs/a/config.yaml").write_text("another run's")
         return load_policy(*arguments, **options)
 
-    load_policy = train.load_policy
-    monkeypatch.setattr(train, "load_policy", slow)
+    load_policy = train_run.load_policy
+    monkeypatch.setattr(train_run, "load_policy", slow)
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 2
     assert "runs/a: another run has been started there meanwhile" in capsys.readouterr().err
     assert [path.name for path in Path("runs/a").iterdir()] == ["config.yaml"]
@@ -294,8 +294,8 @@ def test_a_run_that_was_continued_meanwhile_keeps_its_steps(tmp_path, monkeypatc
         later.mkdir()
         return load_parts(*arguments)
 
-    load_parts = train.load_parts
-    monkeypatch.setattr(train, "load_parts", slow)
+    load_parts = train_run.load_parts
+    monkeypatch.setattr(train_run, "load_parts", slow)
     capsys.readouterr()
     assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 2
     assert "runs/a: another process has continued this run meanwhile" in capsys.readouterr().err

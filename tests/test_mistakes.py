@@ -178,7 +178,7 @@ def test_suggested_commands_can_be_pasted(run, capsys):
 # Gives the process 1 GB more than it has once the libraries are loaded, whatever these take.
 SHORT_OF_MEMORY = """
 import resource, runpy, sys
-import grpo.tools.train
+import grpo.tools.train_run
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + (1 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -228,3 +228,19 @@ def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
     flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
     line = refused(capsys, train.main, *flags)
     assert line.startswith("train.py: --device") and "mps" in line
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate"])
+@pytest.mark.parametrize("flags, status", [(["--temperature", "hot"], 2), (["--help"], 0)])
+def test_flags_are_read_before_torch_is_loaded(program, flags, status):
+    """Torch takes seconds to load."""
+    code = (
+        f"import sys, grpo.tools.commands as commands; sys.argv = ['', *{flags}]\n"
+        f"try: commands.{program}()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(TOP)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (status, "False")

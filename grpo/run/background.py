@@ -6,8 +6,6 @@ written at a time. If the process is killed meanwhile, all earlier checkpoints r
 start removes the partial folder.
 """
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,12 +19,10 @@ from torch import Tensor
 
 from grpo.model.memory import free_host_memory
 from grpo.run.checkpoint import prune, save_checkpoint, spacing_for
+from grpo.run.interrupt import WRITER
 
 # Share of the free host memory that copies may take, because training may need more later.
 SHARE_OF_FREE = 0.5
-
-# Name of the thread that writes.
-NAME = "checkpoint writer"
 
 
 class HostMemory:
@@ -195,7 +191,7 @@ class Writer:
         """Begin to write. The previous checkpoint must have been collected."""
         assert self._saved is None
         self._saved = Future()
-        threading.Thread(target=_write, args=(save, self._saved), name=NAME, daemon=True).start()
+        threading.Thread(target=_write, args=(save, self._saved), name=WRITER, daemon=True).start()
 
     def collect(self, *, wait: bool = False) -> Saved | None:
         """Return the checkpoint that was started last if it is complete, or raise its error.
@@ -215,17 +211,3 @@ def _write(save: Save, saved: Future[Saved]) -> None:
         saved.set_result(save())
     except BaseException as error:
         saved.set_exception(error)
-
-
-def end_process(status: int) -> None:
-    """End the program with this exit status.
-
-    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
-    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
-    the process (exit status 134).
-    """
-    if any(thread.name == NAME for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)

@@ -35,6 +35,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 HANGUP = getattr(signal, "SIGHUP", None)
 TIME_OVER = getattr(signal, "SIGUSR1", None)
 
+# Name of the thread that writes checkpoints.
+WRITER = "checkpoint writer"
+
 # A signal that follows the first one within so many seconds is the same request.
 SAME = 1.0
 
@@ -107,3 +110,17 @@ class Interrupt:
         """
         for number in STOPPING:
             signal.signal(number, self.earlier.pop(number))
+
+
+def end_process(status: int) -> None:
+    """End the program with this exit status.
+
+    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
+    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
+    the process (exit status 134).
+    """
+    if any(thread.name == WRITER for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

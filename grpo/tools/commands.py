@@ -28,11 +28,7 @@ def train() -> None:
     """Run `train.py`."""
     let_threads_sleep()
     with interrupts_end():
-        from grpo.flags import show_help
-    show_help(sys.argv[1:])  # before torch is loaded, which takes seconds
-
-    with interrupts_end():
-        from grpo.run.background import end_process
+        from grpo.run.interrupt import end_process
         from grpo.tools.train import main
     end_process(main(sys.argv[1:]))
 

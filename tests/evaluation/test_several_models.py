@@ -5,6 +5,7 @@ from pathlib import Path
 
 from small_evaluations import evaluated
 
+from grpo.tools.evaluation import evaluate
 from grpo.tools.evaluation import program as evaluation
 
 
@@ -12,7 +13,7 @@ def test_runs_of_different_problems_are_refused_before_one_is_loaded(run, capsys
     assert run("--words", "1", "--no-ramp") == 0
     assert run("--words", "2", "--no-ramp", "--name", "b") == 0
     capsys.readouterr()
-    monkeypatch.setattr(evaluation, "load_run_policy", None)
+    monkeypatch.setattr(evaluate, "load_run_policy", None)
     assert evaluation.main(["--model", "runs/a", "--model", "runs/b"]) == 2
     assert capsys.readouterr().err == (
         "eval.py: --model runs/b: would answer other problems (--task interleave --levels 2) than "

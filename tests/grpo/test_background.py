@@ -286,7 +286,8 @@ def test_a_program_that_ends_at_once_has_its_own_status(tmp_path):
     """The interpreter would abort where it ends while a thread writes from within Rust."""
     code = (
         "import time, torch; from safetensors.torch import save_file\n"
-        "from grpo.run.background import Save, Writer, end_process\n"
+        "from grpo.run.background import Save, Writer\n"
+        "from grpo.run.interrupt import end_process\n"
         "tensors = {'a': torch.zeros(100)}\n"
         "def write(folder):\n    while True: save_file(tensors, folder / 'a')\n"
         "Writer().start(Save('.', 1, write, [], 0.0, 1, (), None))\n"

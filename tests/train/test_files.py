@@ -13,6 +13,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
+from grpo.trainer import Trainer
 
 METRICS = {
     "reward",
@@ -89,12 +90,12 @@ def test_what_a_run_writes(tmp_path, capsys):
 def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
     tmp_path, monkeypatch
 ):
-    spared, step = [], train.Trainer.step
+    spared, step = [], Trainer.step
     monkeypatch.setattr(
-        train.Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer)
+        Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer)
     )
     assert train.main([*SMALL, "--steps", "1"]) == 0
-    monkeypatch.setattr(train.Trainer, "step", lambda trainer: 1 / 0)
+    monkeypatch.setattr(Trainer, "step", lambda trainer: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main([*SMALL, "--steps", "1", "--name", "other"])
     assert spared[0] > 50_000 > 10 * gc.get_freeze_count()

@@ -88,7 +88,7 @@ TABLE = {
         ),
     ],
     (
-        "grpo/tools/train.py",
+        "grpo/tools/train_run.py",
         "test_kill.py::test_a_library_that_takes_the_signals_over_does_not_keep_them",
     ): [
         ("signals are left to a library", "take_steps", "interrupt.renew()", "pass"),
