@@ -25,18 +25,27 @@ from data.errors import Parser, UserError, exit_status
 from data.files import json_kind, read_json, read_jsonl, read_text, write_whole
 
 TEXTS = Path(__file__).parent / "texts"
+
+# The fewest words of a text that `merge` adds.
 MIN_WORDS = 40
+
 # The salt is part of every split and must never change. Without one the 96 embedded documents fall
 # 79/6/11 (train, validation, test); with this one, the first that was tried, 75/10/11.
 SPLIT_SALT = "interleave"
-SHINGLE = 5  # words
-NEAR = 0.8  # share of a document's shingles from which on it repeats another that has them
-ROUNDING = 1e-6  # of NEAR times a number of shingles
-MAX_TEXT = (
-    20_000_000  # bytes that `load_texts` reads: to find repeats in them takes about 20 s and 1 GB
-)
-SNIFF = 8192  # bytes by which a file with another suffix than these two is judged to be text
+
+# Words of a shingle, and the share of a document's shingles from which on it repeats another
+# document that has them. The product of NEAR and a number of shingles is rounded by at most
+# ROUNDING.
+SHINGLE = 5
+NEAR = 0.8
+ROUNDING = 1e-6
+
+# The most bytes that `load_texts` reads. To find repeats in them takes about 20 s and 1 GB.
+MAX_TEXT = 20_000_000
+
+# Files with these suffixes must be text. Others are judged by so many bytes at their beginning.
 PLAIN = (".txt", ".md")
+SNIFF = 8192
 
 
 @dataclass(frozen=True)
@@ -161,35 +170,45 @@ def merge(
     """
     into = Path(into)
     shingles = _Shingles()
-    for document in load_documents(into, min_words=1) if any(into.glob("*.txt")) else []:
-        shingles.add(document)
+    if any(into.glob("*.txt")):
+        for document in load_documents(into, min_words=1):
+            shingles.add(document)
+
     refused = 0
     for file in [file for path in paths for file in _files_below(Path(path))]:
-        taken, faults = _sift(file, min_words)
-        refused += len(faults)
-        for fault in faults:
-            say(f"refused  {fault}")
-        for where, document in taken:
+        valid, errors = _valid_documents(file, min_words)
+        refused += len(errors)
+        for error in errors:
+            say(f"refused  {error}")
+        for where, document in valid:
             say(_add(where, document, into, shingles))
     return refused
 
 
-def _sift(file: Path, min_words: int) -> tuple[list[tuple[str, Document]], list[UserError]]:
+def _valid_documents(
+    file: Path, min_words: int
+) -> tuple[list[tuple[str, Document]], list[UserError]]:
+    """Return the documents of a file that can be added, with their places, and the errors of the
+    others.
+    """
     try:
         found = _read(file)
-    except UserError as fault:
-        return [], [fault]
-    taken, faults = [], []
+    except UserError as error:
+        return [], [error]
+
+    valid, errors = [], []
     for where, document in found:
         try:
             _check(where, document, min_words)
-            taken.append((where, document))
-        except UserError as fault:
-            faults.append(fault)
-    return taken, faults
+        except UserError as error:
+            errors.append(error)
+        else:
+            valid.append((where, document))
+    return valid, errors
 
 
 def _add(where: str, document: Document, into: Path, shingles: "_Shingles") -> str:
+    """Write a document to a new file, unless it repeats another; return a line that says which."""
     title, similarity = shingles.nearest(document)
     if similarity >= NEAR:
         return f"dropped  {where}: repeats {title} (similarity {similarity:.2f})"
@@ -301,6 +320,7 @@ def _is_text(file: Path) -> bool:
 
 
 def _free_name(folder: Path, title: str) -> Path:
+    """Return a path in `folder` that does not exist, named after a title."""
     # 48 characters of up to 4 bytes each: file systems allow names of 255 bytes.
     slug = re.sub(r"[\W_]+", "-", normalise(title).lower())[:48].strip("-") or "text"
     names = itertools.chain([slug], (f"{slug}-{number}" for number in itertools.count(2)))
@@ -349,6 +369,7 @@ def _document(where: str, value: Any) -> Document:
 
 
 def _check(where: str, document: Document, min_words: int) -> None:
+    """Raise UserError if a document is binary or has too few words."""
     # JSON can hold one half of a surrogate pair.
     if re.search("[\0\ud800-\udfff]", document.title + document.text):
         raise UserError(
@@ -362,15 +383,14 @@ def _check(where: str, document: Document, min_words: int) -> None:
 
 
 def _list(documents: list[Document]) -> None:
+    """Print title, words and split of each document, and their sums."""
     width = max(len(document.title) for document in documents)
     for document in documents:
         print(f"{document.title:{width}}  {len(document.words):>7,} words  {split_of(document)}")
     shares = Counter(map(split_of, documents))
-    print(
-        f"{len(documents)} documents, {sum(len(document.words) for document in documents):,} "
-        "words: "
-        + ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test"))
-    )
+    words = sum(len(document.words) for document in documents)
+    splits = ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test"))
+    print(f"{len(documents)} documents, {words:,} words: {splits}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -404,7 +424,7 @@ def _run(arguments: list[str] | None) -> int:
     elif options.min_words < 1:
         raise UserError(f"--min-words {options.min_words}: must be at least 1")
     elif refused := merge(options.paths, options.into, options.min_words):
-        raise UserError(f"{refused} refused, each named above; all else was merged")
+        raise UserError(f"refused {refused} of the texts, each named above; the others were merged")
     return 0
 
 

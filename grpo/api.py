@@ -38,8 +38,7 @@ from grpo.run.start import checkpoint_of, config_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import only_rank0_prints
-from grpo.tools.train_run import FromPython, load_parts, start_run
-from grpo.tools.train_run import make_trainer as loaded_trainer
+from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
 from tasks.base import REWARD_FILE, UserError
@@ -119,7 +118,7 @@ def make_trainer(
         warnings.warn(text, stacklevel=2)
     config, parts = load_parts(config, values)
     policy = load_policy(config.model, device=config.device, options=config.loading)
-    trainer = loaded_trainer(config, parts, policy)
+    trainer = build_trainer(config, parts, policy)
 
     def warn_of_problems(report: StepReport) -> None:
         for text in trainer.stream.take_warnings():

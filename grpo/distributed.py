@@ -165,9 +165,9 @@ def join_ranks(device: str) -> Ranks:
     if uses_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
-    # Once in a process: ranks that part and meet again can find each other's old addresses.
+    # Once in a process: a second rendezvous can find addresses of the first.
     if not dist.is_initialized():
-        with _meeting():
+        with _rendezvous():
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
@@ -198,7 +198,7 @@ def _check_environment(uses_gpu: bool) -> None:
 
 
 @contextmanager
-def _meeting() -> Iterator[None]:
+def _rendezvous() -> Iterator[None]:
     """Within this block the ranks wait for each other. Say so if that takes long, or fails."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     line = f"train.py, rank {RANK}: waits at {where} for the other ranks (WORLD_SIZE is {SIZE})"

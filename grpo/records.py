@@ -104,6 +104,11 @@ class Group:
         return sum(len(completion.tokens) for completion in self.completions)
 
 
+def level_name(level: int, unit: str) -> str:
+    """Return a level in words: "25 words", or "level 25" if the task's levels count nothing."""
+    return f"{level} {unit}" if unit else f"level {level}"
+
+
 def truncated_share(groups: Sequence[Group]) -> float:
     """Return the share of the groups' completions that the budget cut off."""
     return fmean(each.is_truncated for group in groups for each in group.completions)

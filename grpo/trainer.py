@@ -130,7 +130,7 @@ class Trainer:
         for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
 
-        learned = self.update_policy(step, kept)
+        learned = self.update_policy(kept, self.learning_rate(step))
         timer.lap("update")
 
         report = self.observe(step, problems, groups, learned, timer)
@@ -239,16 +239,15 @@ class Trainer:
             ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale, ranks=self.ranks)
 
-    def update_policy(self, step: int, kept: list[Group]) -> dict[str, float]:
-        """Run `epochs` updates on the kept groups. Without groups there is no update.
+    def update_policy(self, kept: list[Group], rate: float) -> dict[str, float]:
+        """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.
 
         Returns the last update's metrics with the first one's parity, which compares sampler and
         trainer before the weights change. Under ``truncated: mask`` truncated completions take no
         part, and without others there is no update either.
         """
-        assert self.config.learning_rate is not None, "the configuration is resolved"
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self.config.learning_rate * self.lr_factor(step)
+            parameters["lr"] = rate
         if not kept:
             return {}
 
@@ -283,6 +282,11 @@ class Trainer:
     def budget(self, group: Group) -> int:
         """Return the most new tokens that a completion of `group` may take."""
         return self.stream.budget(self.policy.encode(group.problem), group.problem)
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate at `step` (1, 2, ...)."""
+        assert self.config.learning_rate is not None, "the configuration is resolved"
+        return self.config.learning_rate * self.lr_factor(step)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor on the learning rate at `step` (1, 2, ...)."""

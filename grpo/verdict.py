@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.records import Group
+from grpo.records import Group, level_name
 from grpo.statistics import mean_interval
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
@@ -31,9 +31,10 @@ class Verdict:
     share of sampled tokens in groups that taught nothing, `truncated` the share of completions that
     reached the token budget. `stopped` says why the run was stopped; "" if it was not.
 
-    `solved_step` is the first step from which on each held-out evaluation of the level passed the
-    check that promotes; None without one. `mistake` is the most common mistake of the last held-out
-    evaluation, in words; "" without wrong answers. `next_command` is what to run next.
+    `solved_step` is the first step from which on each held-out evaluation had solved the level (see
+    `grpo.run.conclusion.is_solved`); None without one. `mistake` is the most common mistake of the
+    last held-out evaluation, in words; "" without wrong answers. `next_command` is what to run
+    next.
     """
 
     kind: Kind
@@ -72,14 +73,14 @@ class Verdict:
         )
         lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
         if self.solved_step is not None:
-            lines.append(f"solved from step {self.solved_step} on, by each held-out evaluation")
+            lines.append(f"every held-out evaluation from step {self.solved_step} on was solved")
         if self.mistake:
             lines.append(f"most common mistake: {self.mistake}")
         return lines
 
     def _comparison(self, metric: str, unit: str) -> str:
         """Return the scores before and after, and their difference, in words."""
-        level = f"{self.level} {unit}" if unit else f"level {self.level}"
+        level = level_name(self.level, unit)
         if not self.n:
             return f"no held-out problem at {level} was scored both before and after"
 

@@ -55,7 +55,8 @@ class Score:
 
     - `reward`: what the policy is trained on, within the task's `reward_range`, by default [0, 1];
     - `value`: what reports and evaluations show, in [0, 1]. Without one, `scores_of` maps the
-      reward from its range to [0, 1]; a task whose range is unknown must give it;
+      reward from its range to [0, 1]; a task whose range is unknown must give it. Give it again
+      with another reward: ``dataclasses.replace(score, reward=0.9)`` keeps the value;
     - `exact`: whether the answer is completely right;
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,

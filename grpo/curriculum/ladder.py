@@ -218,7 +218,10 @@ class Ladder:
     def _step_back(self, step: int, share: float) -> Decision:
         steps = self.collapsed
         self.steps_back[self.position] += 1
-        why = f"{steps} steps with {self.settings.collapse_at:.0%} of the level's groups collapsed"
+        why = (
+            f"at least {self.settings.collapse_at:.0%} of the level's groups collapsed in {steps} "
+            "steps in a row"
+        )
         return self._move(-1, step, "collapse", why, steps=steps, share=share)
 
     def _may_climb(self) -> bool:
@@ -278,7 +281,10 @@ class Ladder:
         if reaches_mark(line["mean"], line["ci_low"], mark):
             return self._climb(step, result, **figures)
 
-        why = f"{result}; promotion takes {mark:g} with a lower end from {mark - MARGIN:g} up"
+        why = (
+            f"{result}; promotion needs a mean of at least {mark:g} and an interval that begins at "
+            f"{mark - MARGIN:g} or above"
+        )
         if line["n"] < (needed := problems_needed(mark)):
             why += f", so at least {needed} problems"
         return [Decision(step, self.level, self.level, "stay", why, figures)]

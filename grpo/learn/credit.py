@@ -20,7 +20,8 @@ reward less the mean reward of all completions that had come exactly as far. It 
 
 - the first token has the advantage of the whole completion, as in GRPO;
 - a group of equal rewards has advantages of 0;
-- no advantage is larger than the differences between the group's rewards;
+- before it is divided by the standard deviation, no advantage is larger than the largest difference
+  between two rewards of the group;
 - after a mistake that allows no more earnings, every advantage is exactly 0.
 
 Why this baseline? It depends only on the text before the token, so it adds no bias, and it knows

@@ -34,6 +34,12 @@ MAX_LINES = 24  # of a prompt on the console
 MAX_CHARACTERS = 300  # of each of its lines
 PROBE = "probe of the {} turn"
 
+# What to do about a flag or a row that the chat template does not pass on.
+FLAG_FIX = "leave the flag out, or write it into the prompt with --wording"
+ROW_FIX = (
+    "give a conversation whose turns the template passes on, or write all of it into one user turn"
+)
+
 
 class Encoder(Protocol):
     """What encodes problems: a `grpo.model.policy.Policy`."""
@@ -157,12 +163,12 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
     ]
 
     if format.arguments:
-        _try(tokenizer, question, format.arguments, "--chat-template-kwargs")
+        _try(tokenizer, question, format.arguments, "--chat-template-kwargs", FLAG_FIX)
     if format.system:
-        _try(tokenizer, system + question, format.arguments, "--system")
+        _try(tokenizer, system + question, format.arguments, "--system", FLAG_FIX)
     if format.examples:
         before = system if format.system else []
-        _try(tokenizer, before + examples + question, format.arguments, "--shots")
+        _try(tokenizer, before + examples + question, format.arguments, "--shots", FLAG_FIX)
 
 
 def check_conversation(tokenizer: Tokenizer, format: PromptFormat, problem: Problem) -> None:
@@ -172,11 +178,16 @@ def check_conversation(tokenizer: Tokenizer, format: PromptFormat, problem: Prob
     """
     if tokenizer.chat_template is not None and len(problem.turns) > 1:
         where = f"problem {problem.data.get('where', problem.key)}"
-        _try(tokenizer, list(format.turns(problem)), format.arguments, where)
+        _try(tokenizer, list(format.turns(problem)), format.arguments, where, ROW_FIX)
 
 
-def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:
-    """Raise UserError, naming the `flag` at fault, unless the template passes on all `turns`."""
+def _try(
+    tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, where: str, fix: str
+) -> None:
+    """Raise UserError unless the template passes on all `turns`.
+
+    The error names the flag or problem at fault (`where`), and says what to do about it (`fix`).
+    """
     template = tokenizer.chat_template
     assert template is not None
     try:
@@ -185,14 +196,13 @@ def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, 
         cause = error.__cause__ or error
         reason = shortened(f"{type(cause).__name__}: {cause}", 200)
         raise UserError(
-            f"{flag}: the model's chat template refuses it ({reason}); leave it out"
+            f"{where}: the model's chat template refuses it ({reason}); {fix}"
         ) from error
 
     for role, said in turns:
         if said not in text:
             raise UserError(
-                f"{flag}: the model's chat template silently drops the {role} turn; leave the "
-                "flag out, or write it into the prompt with --wording"
+                f"{where}: the model's chat template silently drops the {role} turn; {fix}"
             )
 
 

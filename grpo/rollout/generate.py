@@ -189,7 +189,7 @@ def _make_decoder(policy: Policy, request: RolloutRequest, room: int) -> Decoder
 class _Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went.
 
-    - `longest`: the most tokens of a draft; `request`: the last drafts, None before any;
+    - `longest`: the most tokens of a draft; `request`: that of the last drafts, None before any;
     - `distinct`: rows that differ, which decide what a pass costs;
     - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
       and it says little about the rest: SmolLM2 begins its answers with a space that the guess does

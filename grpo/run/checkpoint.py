@@ -272,7 +272,8 @@ class CheckpointRules:
     """When to save a checkpoint.
 
     A step is saved every `every` steps, when the reward first reaches `threshold`, and when it
-    exceeds the best reward of the saved steps by more than `best_margin`.
+    exceeds the best reward so far (of the first step, or of the last save for a new best) by more
+    than `best_margin`.
 
     Saves that have a new best as their only reason are at least `spacing` steps apart. If `spacing`
     is None it is chosen from the cost of the first save (`spacing_for`); until then no further save
@@ -289,6 +290,7 @@ class CheckpointRules:
         self.best: float | None = None
         self.passed = False
         self.last: int | None = None  # the step from which the spacing counts
+        self.best_step: int | None = None  # the last one that this process saves as a new best
 
     def reasons(self, step: int, reward: float) -> list[str]:
         """Return the reasons to save after `step`, whose mean reward is `reward`; [] if none."""
@@ -303,7 +305,7 @@ class CheckpointRules:
             self.best = reward
         elif reward > self.best + self.margin and (reasons or self._is_spaced(step)):
             reasons.append(f"new best reward {reward:.3f} (was {self.best:.3f})")
-            self.best = reward
+            self.best, self.best_step = reward, step
 
         if reasons and (self.last is None or not is_regular):
             self.last = step

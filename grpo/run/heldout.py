@@ -17,7 +17,7 @@ from grpo.evaluate import (
     summarise,
     truncation_warning,
 )
-from grpo.records import Group, truncated_share
+from grpo.records import Group, level_name, truncated_share
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
@@ -101,8 +101,7 @@ class HeldOutEvaluator:
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        unit = getattr(task, "level_unit", "")
-        where = f"{level} {unit}" if unit else f"level {level}"
+        where = level_name(level, getattr(task, "level_unit", ""))
         settings = EvaluationSettings(sampling, seed=0 if seed == EVAL_SEED else seed)
         with self.console.working(f"evaluating at {where}") as progress:
             local = evaluate(

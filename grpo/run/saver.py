@@ -120,7 +120,7 @@ class Saver:
         started = time.perf_counter()
         self.collect(wait=True)
         self.saved = self.trainer.done
-        if any("best" in reason for reason in reasons):
+        if self.saved == self.rules.best_step:
             self.best = f"step-{self.saved:06d}"
 
         optimizer = self.trainer.optimizer.state_dict()  # all ranks take part

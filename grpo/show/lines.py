@@ -6,7 +6,7 @@ All functions here are pure. Text from a model or a file is escaped when it is p
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.records import StepReport
+from grpo.records import StepReport, level_name
 
 # The format of each metric. Widths are fixed, so that the lines of a run form columns. "{name}" is
 # the name of the score.
@@ -120,15 +120,14 @@ def evaluation_line(line: Evaluation) -> str:
     level that counts nothing).
     """
     split = "training" if line["split"] == "train" else "held-out"
-    unit = line.get("unit", "words")
-    level = f"{line['level']} {unit}" if unit else f"level {line['level']}"
+    level = level_name(line["level"], line.get("unit", "words"))
 
     sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
     details = f"{counted(line)}, {sampling}, {exact_rate(line)}"
     if line.get("truncated"):
         details += f", truncated {line['truncated']:.3g}"
     if line.get("dropped"):
-        details += f"; {line['dropped']} dropped: trained on"
+        details += f"; {line['dropped']} dropped: the policy was trained on them"
     if line.get("too_long"):
         details += f"; {line['too_long']} dropped: too long for the context or the budget"
 

@@ -48,7 +48,7 @@ def _problems(config: Config, task: Task) -> str:
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")
-    levels = "all levels in its order" if config.mixed else "only these levels"
+    levels = "all levels in its order" if config.mixed else "problems of the levels above"
     return f"{config.dataset}, {levels}{some}"
 
 
@@ -70,7 +70,7 @@ def _climb(config: Config, trainer: Trainer) -> str:
         return ""
     path = " → ".join(map(str, levels))
     kind = "held-out" if config.promote_by == "heldout" else "running"
-    return f" (by way of {path}, up at a {kind} mean of {config.promote_at:g})"
+    return f" (levels {path}, promoted at a {kind} mean of {config.promote_at:g})"
 
 
 def _model(config: Config, trainer: Trainer) -> str:

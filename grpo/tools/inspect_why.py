@@ -25,7 +25,7 @@ BY_TOKEN = ("dapo", "cispo")
 BY_COMPLETION = ("grpo", "gspo")
 
 # Of completions that no step sampled to train on.
-UNTRAINED = "none: it was not sampled to train on"
+UNTRAINED = "none: the completion was not sampled for training"
 
 
 def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:

@@ -76,7 +76,7 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
         "advantages": [group.advantages for group in groups],
     }
     repeated = {
-        **trainer.update_policy(step, groups),
+        **trainer.update_policy(groups, learning_rate(run, step)),
         **reward_metrics(first_tries(everything)),
         "texts": [trainer.policy.decode(completion.tokens) for completion in completions],
         "advantages": trainer.compute_advantages(groups),
@@ -132,8 +132,19 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     start = max(saved, default=0)
     trainer = _trainer(config, run, saved.get(start))
     for between in range(start + 1, step):
-        trainer.update_policy(between, kept_groups(run, between))
+        trainer.update_policy(kept_groups(run, between), learning_rate(run, between))
     return trainer, start
+
+
+def learning_rate(run: RunData, step: int) -> float:
+    """Return the learning rate of a step as it is stored.
+
+    With a schedule it depends on when the curriculum reached its last level.
+    """
+    rates = {line["step"]: line.get("learning_rate") for line in run.metrics}
+    if rates.get(step) is None:
+        raise UserError(f"{run.path}: metrics.jsonl has no learning_rate of step {step}")
+    return rates[step]
 
 
 def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:

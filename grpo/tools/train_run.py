@@ -103,7 +103,7 @@ def start_run(
                         weights=opened.checkpoint,
                         options=config.loading,
                     )
-                trainer = make_trainer(config, parts, policy, ranks)
+                trainer = build_trainer(config, parts, policy, ranks)
                 run = Run(opened, trainer, dependencies, Output(console, lost_streams), locks)
                 status = train(run, trainer, console, interrupt)
                 return RunResult(status, run.folder, trainer.policy)
@@ -131,7 +131,7 @@ def load_parts(config: Config, values: FromPython) -> tuple[Config, Parts]:
     return config, Parts(task, supply, own_loss, values.callbacks)
 
 
-def make_trainer(config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE) -> Trainer:
+def build_trainer(config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE) -> Trainer:
     """Return the trainer of a policy."""
     trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
     trainer.check_fit()
@@ -186,7 +186,7 @@ def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     """Make the remaining steps, and store each."""
     assert trainer.config.steps is not None, "the configuration is resolved"
     # Shown beside the first step of the process, which takes longer than the others.
-    reason = ", which prepares memory and kernels"
+    note = " (the first also allocates memory and compiles kernels)"
     while (
         trainer.done < trainer.config.steps
         and not trainer.ended
@@ -194,9 +194,9 @@ def take_steps(run: Run, trainer: Trainer, interrupt: Interrupt) -> None:
     ):
         interrupt.renew()
         try:
-            with run.console.working(f"step {trainer.done + 1}{reason}"):
+            with run.console.working(f"step {trainer.done + 1}{note}"):
                 report = trainer.step()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{run.save_failed()}") from error
-        reason = ""
+        note = ""
         run.after_step(report)

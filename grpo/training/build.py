@@ -26,8 +26,10 @@ BUILTIN_RATE = 2e-4
 class Parts:
     """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``.
 
-    What is None is built from the configuration. The `callbacks` are called after each step, in
-    order, on rank 0 alone.
+    Without a `supply`, problems come from the task's stream or fixed set, as `problems` of the
+    configuration says, and never from its `dataset`. Without an `own_loss`, `loss` of the
+    configuration names the loss. The `callbacks` are called after each step, in order, on rank 0
+    alone.
     """
 
     task: Task

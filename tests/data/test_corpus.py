@@ -411,7 +411,8 @@ def test_the_command_merges_and_says_2_when_it_refused(tmp_path, capsys):
     user, into = put(tmp_path / "user", new=numbered("b", 30)), tmp_path / "corpus"
     assert main(["merge", str(user), "--into", str(into)]) == 2
     assert (
-        capsys.readouterr().err == "data.corpus: 1 refused, each named above; all else was merged\n"
+        capsys.readouterr().err
+        == "data.corpus: refused 1 of the texts, each named above; the others were merged\n"
     )
     assert main(["merge", str(user), "--into", str(into), "--min-words", "0"]) == 2
     assert capsys.readouterr().err == "data.corpus: --min-words 0: must be at least 1\n"

@@ -125,15 +125,15 @@ def test_promotion_by_held_out_score_asks_for_evidence():
         and not ladder.wants_validation(6)
     )  # (0.84 + 0.88) / 2 = 0.86
     assert validate(ladder, 5, 0.899, 0.86) == [
-        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; promotion takes 0.9 "
-        "with a lower end from 0.85 up"
+        "step 5: level 10, held-out mean 0.899 [0.860, 1.000] of 64 problems; promotion needs a "
+        "mean of at least 0.9 and an interval that begins at 0.85 or above"
     ]
     assert (
         validate(ladder, 5, 0.91, 0.849)[0].startswith("step 5: level 10, ") and ladder.level == 10
     )
     few = {"mean": 1.0, "ci_low": 0.832, "ci_high": 1.0, "n": 20}
     assert ladder.observe_validation(5, few)[0].line.endswith(
-        "from 0.85 up, so at least 23 problems"
+        "begins at 0.85 or above, so at least 23 problems"
     )
     assert validate(ladder, 5, 0.9, 0.85) == [
         "step 5: level 10 → 25, held-out mean 0.900 [0.850, 1.000] of 64 problems"
@@ -165,7 +165,7 @@ def test_step_back_on_collapse():
     assert observe(ladder, 3, {25: [0.5]}, half) == []  # broken off: the count begins anew
     assert observe(ladder, 4, {25: [0.5]}, [True]) == []
     assert observe(ladder, 5, {25: [0.5]}, most) == [
-        "step 5: level 25 → 10, 2 steps with 90% of the level's groups collapsed"
+        "step 5: level 25 → 10, at least 90% of the level's groups collapsed in 2 steps in a row"
     ]
     for number in range(6, 12):
         observe(ladder, number, {10: [0.0]}, [True])
@@ -240,7 +240,7 @@ def test_a_budget_counts_all_steps_of_its_level_and_then_goes_on():
         "step 2: level 10 → 25, running mean 0.950 ["
     )
     assert observe(ladder, 3, {25: [0.3]}, [True], tokens=100)[0].startswith(
-        "step 3: level 25 → 10, 1 steps with"
+        "step 3: level 25 → 10, at least 90% of the level's groups collapsed in 1 steps in a row"
     )
     assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
         "step 4: level 10 → 25, the budget of the level is spent: 270 of 250 tokens, 3 steps; its "

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from small_runs import BY_PLACE
 
 from grpo import load_run
 from grpo.records import Completion, Group
@@ -362,6 +363,30 @@ def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
         "grad_norm",
         "advantages",
     }
+
+
+def test_replay_takes_the_learning_rate_that_a_ladder_led_to(
+    quick_flags, tmp_path, monkeypatch, capsys
+):
+    """The cosine begins when the ladder reaches its last level."""
+    monkeypatch.chdir(tmp_path)
+    ladder = [
+        "--curriculum",
+        "1,2",
+        "--promote-at",
+        "0",
+        "--config",
+        "{promote_every: 1, warmup: 0}",
+    ]
+    schedule = "--schedule cosine --learning-rate 1e-2".split()
+    sizes = "--steps 5 --prompts 2 --group-size 4 --preflight off --no-ramp".split()
+    assert train.main([*quick_flags, *ladder, *schedule, *sizes, "--name", "r"]) in (0, 3)
+    run = load_run("runs/r")
+    rates = [line["learning_rate"] for line in run.metrics]
+    assert rates[0] == 1e-2 and rates[-1] < rates[-2] < 1e-2
+    assert (
+        said(capsys, Path("runs/r"), "replay", 5, *BY_PLACE).out.count("identical to the last") == 1
+    )
 
 
 def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):

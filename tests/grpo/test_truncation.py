@@ -157,7 +157,7 @@ def test_masked_completions_count_in_the_groups_mean_and_not_in_the_update(tiny_
         )
         for group in kept
     ]
-    metrics = other.update_policy(1, without)
+    metrics = other.update_policy(without, other.learning_rate(1))
     assert metrics["loss"] == report.metrics["loss"] and metrics["grad_norm"] > 0
     assert all(
         torch.equal(a, b) for a, b in zip(weights(policies[0]), weights(policies[1]), strict=True)

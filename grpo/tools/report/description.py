@@ -9,6 +9,7 @@ from typing import Any
 
 from data.text import escape_control
 from grpo.config import Config
+from grpo.records import level_name
 from grpo.run.reader import RunData
 from grpo.show.lines import clock_time, counted, interval
 from grpo.tools.report.outcome import outcome
@@ -174,8 +175,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
         last = lines[-1]
         ends = [lines[0], last] if len(lines) > 1 else [last]
 
-        unit = last.get("unit")
-        at = f"{level} {unit}" if unit else f"level {level}"
+        at = level_name(level, last.get("unit") or "")
         what = f"{last.get('metric') or 'score'} at {at}"
         is_share = last.get("metric") == "exact match"
         sampling = f"temperature {temperature:g}" if temperature else "greedy"
