@@ -30,11 +30,18 @@ class EarlyStop:
         self.untrained = 0
         self.solved_steps = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
+        self.level: int | None = None  # that of the recent steps
         self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
         self.reward = 0.0  # mean of the last step
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Count a step; `groups` has every try."""
+    def observe(self, groups: Sequence[Group], level: int) -> None:
+        """Count a step at a level; `groups` has every try.
+
+        Solved steps of one level say nothing about the next.
+        """
+        if self.level != level:
+            self.recent.clear()
+            self.level = level
         first = first_tries(groups)
         solved = sum(group.class_name == "solved" for group in first)
         self.recent.append((solved, len(first)))
@@ -98,6 +105,7 @@ class EarlyStop:
             "untrained": self.untrained,
             "solved": self.solved_steps,
             "recent": [list(counts) for counts in self.recent],
+            "level": self.level,
             "classes": dict(self.classes),
             "reward": self.reward,
         }
@@ -108,5 +116,6 @@ class EarlyStop:
         self.solved_steps = state["solved"]
         self.recent.clear()
         self.recent.extend((solved, groups) for solved, groups in state.get("recent", []))
+        self.level = state.get("level")
         self.classes = Counter(state["classes"])
         self.reward = state["reward"]

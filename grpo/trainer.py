@@ -124,6 +124,8 @@ class Trainer:
         self.sampler.acceptance.begin()
 
         problems, groups = self.collect(step, timer)
+        acceptance = self.sampler.acceptance
+        acceptance.take_mean(self.ranks.gather([acceptance.counts]))
         kept = [group for group in groups if group.action == "keep"]
 
         by_group: Sequence[Any] = self.compute_advantages(kept)
@@ -311,10 +313,12 @@ class Trainer:
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
         events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
-        events += self.monitor.observe(groups, self.curriculum.level)
+        # In a mixed data set every group counts, on a ladder those of its level.
+        level = self.curriculum.level
+        events += self.monitor.observe(groups, None if self.config.mixed else level)
         metrics["events"] = events
 
-        self.early_stop.observe(groups)
+        self.early_stop.observe(groups, level)
         decisions = self.curriculum.observe(
             step_summary(step, groups, seconds=metrics["step_time"])
         )
@@ -385,7 +389,8 @@ class Trainer:
 
         solved = self.early_stop.solved_steps
         is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
-        return is_due and self.curriculum.level == self.curriculum.levels[-1]
+        level = self.curriculum.level  # a promotion may have changed it since the step
+        return is_due and self.early_stop.level == level == self.curriculum.levels[-1]
 
     @property
     def knows_answers(self) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -169,6 +170,19 @@ class AcceptanceModel:
             cost = seen.fixed_cost + seen.rows * (seen.draft_length + 1)
             slower = passes * (seen.fixed_cost + seen.rows) / cost
         self.plain_seconds += seen.seconds * slower
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """The recent counts of accepted and of rejected tokens."""
+        return self.matched, self.rejected
+
+    def take_mean(self, counts: Sequence[tuple[float, float]]) -> None:
+        """Go on from the mean `counts` of all ranks.
+
+        One checkpoint serves all ranks, so they must resume with the counts that they had: the
+        length of the drafts decides how sums are rounded.
+        """
+        self.matched, self.rejected = map(fmean, zip(*counts, strict=True))
 
     def metrics(self) -> dict[str, float]:
         """Return the step's figures. The time saved is an estimate, based on `length`."""

@@ -303,6 +303,8 @@ class EarlyStopState(TypedDict):
     solved: Count
     classes: dict[str, Count]
     reward: Number | None
+    recent: NotRequired[list[tuple[Count, Count]]]  # solved groups, groups
+    level: NotRequired[Count | None]
 
 
 class DraftingState(TypedDict):

@@ -25,9 +25,9 @@ def group(class_name="varied", action="keep", attempt=0, value=0.5):
     )
 
 
-def observe(stop, *steps):
+def observe(stop, *steps, level=1):
     for groups in steps:
-        stop.observe(groups)
+        stop.observe(groups, level)
     return stop
 
 
@@ -84,6 +84,15 @@ def test_solved_is_what_nineteen_of_twenty_groups_of_ten_steps_are():
         assert each.solved_steps == 2
         observe(each, nearly[1:])
         assert each.solved_steps == 0  # 94 of 99
+
+
+def test_solved_steps_of_one_level_say_nothing_about_the_next():
+    solved = [group("solved", "skip", value=1.0)]
+    stop = observe(EarlyStop(50), *[solved] * 12)
+    assert stop.solved_steps == 3
+    observe(stop, *[solved] * 9, level=2)
+    assert stop.solved_steps == 0
+    assert observe(stop, solved, level=2).solved_steps == 1
 
 
 def test_without_patience_a_run_makes_all_its_steps():

@@ -130,3 +130,23 @@ def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):
     assert asked == [False] * 9 + [True, False, True, False, True]
     trainer.curriculum.levels.append(2)
     assert not trainer.seems_solved
+
+
+def test_a_promotion_does_not_make_the_next_level_seem_solved(tiny_policy):
+    trainer = trainer_for(tiny_policy, patience=20, prompts=1)
+    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    for _ in range(10):
+        trainer.step()
+    assert trainer.seems_solved
+    trainer.curriculum.levels.append(2)
+    trainer.curriculum.position = 1
+    assert not trainer.seems_solved  # no step of level 2 has been made
+
+
+@pytest.mark.parametrize("mixed, level", [(True, None), (False, 1)])
+def test_every_group_of_a_mixed_data_set_is_watched(tiny_policy, mixed, level):
+    trainer = trainer_for(tiny_policy, mixed=mixed)
+    watched = []
+    trainer.monitor.observe = lambda groups, level: watched.append(level) or []
+    trainer.step()
+    assert watched == [level]
