@@ -3,9 +3,11 @@ leaves no half files.
 """
 
 import json
+import math
 import os
 import stat
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,9 @@ from data.errors import UserError
 MAX_BYTES = 1 << 30
 MAX_EXPANDED = 1 << 29
 
+# The most values in a YAML file. A run's config.yaml has a few hundred.
+MAX_NODES = 100_000
+
 # Bytes that are expanded at once; zstandard's best ratio makes 300 MB of them.
 _PIECE = 1 << 14
 
@@ -36,11 +41,51 @@ def read_json(path: str | Path) -> Any:
     return _parse(str(path), read_text(path))
 
 
+def load_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises yaml.YAMLError, also for a name that stands twice in a mapping, and for aliases that
+    stand for more than MAX_NODES values: a few lines of them can expand to gigabytes.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_size(node, {}) > MAX_NODES:
+            raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES:,} values")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """Return the number of values in a node, each alias counted as what it stands for.
+
+    `sizes` has those of the visited nodes, by id. A node that contains itself is infinite.
+    """
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = math.inf  # while its parts are being visited
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    elif isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise yaml.YAMLError(f"{name} stands twice in a mapping")
+
+    sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, unchecked. Raises UserError if there is none."""
     text = read_text(path)
     try:
-        values = yaml.safe_load(text)
+        values = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from error
 
@@ -49,11 +94,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
+def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str, dict]]:
     """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and
     line of damage.
+
+    The last line of a log (`is_log`) may be incomplete, because its writer was killed. It is left
+    out.
     """
-    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
+    lines = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines[:-1] if is_log else lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
             value = _parse(where, _decode(where, line))

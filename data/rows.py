@@ -42,7 +42,10 @@ def _read_named(name: str) -> list[Row]:
     if path.suffix in (".csv", ".tsv", ".xlsx") and path.exists():
         raise UserError(f"{name}: is a table of another format; give a .jsonl or .parquet file")
     if path.suffix in (".jsonl", ".json", ".ndjson") or path.exists():
-        return list(read_jsonl(path))
+        return [
+            (where, {name: _column(name, value, where) for name, value in row.items()})
+            for where, row in read_jsonl(path)
+        ]
     if path.suffix or path.is_absolute():
         raise UserError(
             f"{name}: no such file; give a .jsonl or .parquet file, or a dataset of the hub"
@@ -119,7 +122,7 @@ def _column(name: Any, value: Any, where: str) -> Any:
 def _plain(value: Any) -> Any:
     """Return a value as JSON holds it; None for a missing number.
 
-    Raises TypeError, whose text is the type, if JSON has no such value.
+    Raises TypeError if JSON has no such value; its text is the type, or the infinite number.
     """
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
@@ -127,6 +130,8 @@ def _plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
         return None
+    if isinstance(value, float) and math.isinf(value):
+        raise TypeError(str(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -128,7 +128,11 @@ class Config(Settings):
         yield "replay", 0 <= self.replay < 1, "give a share from 0 up to, not including, 1"
 
         rate = self.learning_rate
-        yield "learning_rate", rate is None or 0 <= rate < 1, "give a number from 0 up to 1"
+        yield (
+            "learning_rate",
+            rate is None or 0 <= rate < 1,
+            "give a number from 0 up to, not including, 1",
+        )
         limits = self.keep_difficulty
         fix = "give the lowest and the highest mean score, e.g. [0.2, 0.8]"
         yield "keep_difficulty", limits is None or is_score_range(limits), fix
@@ -140,7 +144,9 @@ class Config(Settings):
 
     def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:
         is_plain = self.name is None or (
-            re.fullmatch(r"[^/\\\0]+", self.name) is not None and self.name.strip(".") != ""
+            re.fullmatch(r"[^/\\\0]+", self.name) is not None
+            and all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in self.name)
+            and self.name.strip(".") != ""
         )
         yield "name", is_plain, "give the plain name of a folder in runs"
 

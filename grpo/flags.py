@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from data.files import read_yaml
+from data.files import load_yaml, read_yaml
 from grpo.config import Config
 from grpo.config_file import ELSEWHERE, checked
 from grpo.config_table import RUN
@@ -176,9 +176,11 @@ def read_settings(source: str) -> dict[str, Any]:
         values = read_yaml(Path(source))
     else:
         try:
-            values = yaml.safe_load(source)
-        except yaml.YAMLError as error:
+            values = load_yaml(source)
+        except yaml.MarkedYAMLError as error:
             raise UserError(f"{where}: not YAML; give '{{name: value, ...}}'") from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise UserError(f"--config: {str(error).splitlines()[0]}") from error
         where = "--config"
 
     if "facts" not in values:  # not the config.yaml of a run

@@ -133,6 +133,7 @@ class Trainer:
             group.advantages = values
 
         learned = self.update_policy(kept, self.learning_rate(step))
+        self._number_worst_tokens(learned, groups)
         timer.lap("update")
 
         report = self.observe(step, problems, groups, learned, timer)
@@ -280,6 +281,15 @@ class Trainer:
 
         parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
         return history[-1] | parity | masked
+
+    @staticmethod
+    def _number_worst_tokens(learned: dict[str, Any], groups: list[Group]) -> None:
+        """Name the group of each of "parity/worst" by its number in the step, not in the stream."""
+        numbers = {
+            group.index: number for number, group in enumerate(groups) if group.action == "keep"
+        }
+        for token in learned.get("parity/worst", ()):
+            token["group"] = numbers[token["group"]]
 
     def budget(self, group: Group) -> int:
         """Return the most new tokens that a completion of `group` may take."""

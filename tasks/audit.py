@@ -170,7 +170,7 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
     """Return the keys in seen.jsonl: by step (0 is the imitation), and those of earlier runs."""
     listed: dict[int, set[str]] = {}
     before: set[str] = set()
-    for _, line in read_jsonl(folder / "seen.jsonl"):
+    for _, line in read_jsonl(folder / "seen.jsonl", is_log=True):
         if line["step"] == 0 and not line.get("imitated"):
             before |= set(line["keys"])
         else:
@@ -216,8 +216,15 @@ def _wrong_lists(
     `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
     """
     found = []
-    logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl")}
-    for step in sorted(listed.keys() | by_step.keys() | logged):
+    logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl", is_log=True)}
+    saved = [
+        int(path.parent.name[5:]) for path in (folder / "checkpoints").glob("step-*/manifest.json")
+    ]
+    steps = sorted(listed.keys() | by_step.keys() | logged)
+    for step in steps:
+        # A killed run may have written a part of its last step, which a resumed one makes again.
+        if step == steps[-1] and step not in logged and step > max(saved, default=0):
+            continue
         found += _compare(
             f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
         )

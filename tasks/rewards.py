@@ -311,7 +311,7 @@ def _checked(result: Any, name: str, whose: str) -> _Result:
     for key, value in named.items():
         if not isinstance(key, str) or not key.isprintable() or not key.strip():
             raise UserError(
-                f"{whose}: returned a component called {key!r}; its name must be a text"
+                f"{whose}: returned a component called {key!r}; its name must be a printable text"
             )
         number = finite_number(value)
         if number is None or abs(number) > LARGEST:

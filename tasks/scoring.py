@@ -1,6 +1,6 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     """
     where = f"task {task.name}, problem {problem.key}: score()"
     with process_unchanged(where), data_unchanged(where, [problem]), calling(where):
-        scores = list(task.score(problem, list(completions)))
+        scores = task.score(problem, list(completions))
+        scores = list(scores) if isinstance(scores, Iterable) else scores
     return _all_checked(task, problem, completions, scores)
 
 
@@ -74,24 +75,37 @@ def scores_of_groups(
     where = f"task {task.name}: score_groups()"
     problems = [problem for problem, _ in groups]
     with process_unchanged(where), data_unchanged(where, problems), calling(where):
-        found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
+        found = score_groups([(problem, list(texts)) for problem, texts in groups])
+        found = list(found) if isinstance(found, Iterable) else found
+    if not isinstance(found, list):
+        raise UserError(
+            f"{where} returned {type(found).__name__}; it must return a list of scores for each "
+            "group"
+        )
     if len(found) != len(groups):
         raise UserError(
             f"task {task.name}: score_groups() returned {len(found)} lists for {len(groups)} "
             "groups; it must return one for each"
         )
     return [
-        _all_checked(task, problem, completions, list(scores))
+        _all_checked(
+            task, problem, completions, list(scores) if isinstance(scores, Iterable) else scores
+        )
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
 
 
 def _all_checked(
-    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
+    task: Task, problem: Problem, completions: Sequence[str], scores: Any
 ) -> list[Score]:
     """Return the `scores` of the completions, checked as `scores_of` says."""
     where = f"task {task.name}, problem {problem.key}"
     reward_range = range_of(task)
+    if not isinstance(scores, list):
+        raise UserError(
+            f"{where}: score() returned {type(scores).__name__}; it must return one Score for each "
+            "completion"
+        )
     if len(scores) != len(completions):
         raise UserError(
             f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
+from data.errors import UserError
 from tasks.checks import calling, check_problem
 from tasks.protocol import SPLITS, Problem, Task
 from tasks.wording import worded
@@ -23,6 +24,10 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     with calling(what):
         problem = task.make(level, split, rng)
     check_problem(problem, f"{what} returned a problem that")
+    if problem.level != level:
+        raise UserError(
+            f"{what} returned a problem of level {problem.level}; give it level {level}"
+        )
     return worded(task, problem)
 
 

@@ -199,6 +199,17 @@ def test_a_step_that_was_taken_away(run):
     )
 
 
+def test_a_run_that_was_killed_within_a_line_is_read(run):
+    """Its last step is in rollouts/, and not yet in metrics.jsonl."""
+    for name in ("metrics.jsonl", "seen.jsonl"):
+        lines = (run / name).read_bytes()
+        (run / name).write_bytes(lines[:-20])
+    last = max((run / "checkpoints").glob("step-*"))
+    assert audit(run)[0] != []  # the step has a checkpoint, so its lines have been lost
+    shutil.rmtree(last)
+    assert audit(run)[0] == []
+
+
 def test_what_is_no_run(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.strip().split("\n")

@@ -20,8 +20,8 @@ LIBRARIES = ("torch", "transformers", "peft")
 MAX_THREADS = 8
 
 
-def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return time, versions, device and commit, for config.yaml."""
+def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
+    """Return time, versions, device, commit and where the model comes from, for config.yaml."""
     if device.type == "cuda":
         device_name = torch.cuda.get_device_name(device)
     else:
@@ -37,6 +37,7 @@ def facts(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         "ranks": ranks.size,
         "threads": torch.get_num_threads(),
         "commit": commit(),
+        "is_local_model": Path(model).exists(),
     }
 
 

@@ -127,7 +127,7 @@ class RunData:
         path = file_of(self.path, kind, step)
         if not path.exists():
             there = self.steps(kind)
-            which = f"it has {there[0]} to {there[-1]}" if there else "it has none"
+            which = f"it has {_listed(there)}" if there else "it has none"
             raise UserError(f"{self.path}: no rollouts of {kind} {step} are stored; {which}")
         return groups_of(path)
 
@@ -211,3 +211,10 @@ def load_run(path: str | Path) -> RunData:
     if not isinstance(path, str | Path):
         raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
     return RunData(path)
+
+
+def _listed(steps: list[int]) -> str:
+    """Return steps in words: "1 to 5" if none is left out, else "0, 3, 4", at most ten of them."""
+    if steps[-1] - steps[0] == len(steps) - 1:
+        return f"{steps[0]} to {steps[-1]}"
+    return ", ".join(map(str, steps[:10])) + (", ..." if len(steps) > 10 else "")

@@ -50,6 +50,7 @@ class Facts(TypedDict, total=False):
     device: str
     ranks: Count
     threads: Count
+    is_local_model: bool
     fingerprints: dict[str, str]
     training_levels: list[Index]
     accepted_changes: list[dict[str, Any]]

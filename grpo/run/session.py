@@ -114,7 +114,7 @@ class Run:
             unlocked = locks.enter_context(locked(self.folder))
 
         done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
-        now = facts(self.trainer.policy.device, self.ranks)
+        now = facts(self.trainer.policy.device, self.ranks, self.config.model)
         versions = changed_versions(before, now)
         self.about = with_resumption(before, now, done) | self.dependencies.summary()
         self._save_config()

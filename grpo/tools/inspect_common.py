@@ -36,6 +36,8 @@ def chosen(
 def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
     """Return the chosen lines of the run's metrics; raises UserError if there are none."""
     lines = chosen(run.metrics, arguments)
+    if not run.metrics:
+        raise UserError(f"{run.path}: the run has made no step yet")
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
     return lines

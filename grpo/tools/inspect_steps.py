@@ -4,6 +4,7 @@ Each takes the run, the flags and the console.
 """
 
 import argparse
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ from grpo.show.tables import (
     trap_of,
 )
 from grpo.tools.inspect_common import Record, as_json, chosen, chosen_steps, show_next
+from tasks.base import UserError
 
 # The columns of `steps`, from a line of metrics.jsonl.
 STEP_FIGURES = {
@@ -86,6 +88,9 @@ COMPARED = {
 }
 COMPARED_STEPS = 10
 
+# The kinds of rollouts that were sampled for training.
+TRAINED_KINDS = ("step", "failed")
+
 # The settings that `compare` shows.
 COMPARED_SETTINGS = (
     "task",
@@ -132,12 +137,11 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
     if as_json(lines, arguments, console):
         return
 
-    words = {
-        "class": class_of,
-        "done": done_to,
-        "advantages": lambda line: line["advantages"],
-        "trap": trap_of,
-    }
+    words: dict[str, Callable[[Record], Any]] = {"trap": trap_of}
+    if arguments.kind in TRAINED_KINDS:
+        # Only groups that were sampled for training have a class, and something done with them.
+        advantages = lambda line: line["advantages"]  # noqa: E731
+        words = {"class": class_of, "done": done_to, "advantages": advantages, **words}
     show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
 
     widest = max(lines, key=lambda line: line["reward_std"])
@@ -151,6 +155,8 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     def is_degenerate(line: Record) -> bool:
         return line["class"] != "varied" and arguments.class_name in (None, line["class"])
 
+    if not run.group_index:
+        raise UserError(f"{run.path}: the run has made no step yet")
     lines = chosen(run.group_index, arguments, is_degenerate)
     if as_json(lines, arguments, console):
         return

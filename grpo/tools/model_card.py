@@ -178,7 +178,7 @@ def _start_of(config: Record) -> Path | None:
 def _is_hub_id(config: Record) -> bool:
     """Return whether the model is named by its id on the Hugging Face hub."""
     model = config["model"]
-    return _base_name(config) == model != "builtin" and not Path(model).exists()
+    return _base_name(config) == model != "builtin" and not _is_local(config)
 
 
 def _base_name(config: Record) -> str:
@@ -186,7 +186,18 @@ def _base_name(config: Record) -> str:
     model, start = config["model"], _start_of(config)
     if start is not None and model == str(start):
         return start.parent.parent.name
-    return Path(model).name if Path(model).exists() else model
+    return Path(model).name if _is_local(config) else model
+
+
+def _is_local(config: Record) -> bool:
+    """Return whether the model was a file or folder when training started.
+
+    Runs of older versions have not recorded that.
+    """
+    model, facts = config["model"], config.get("facts", {})
+    if "is_local_model" in facts:
+        return facts["is_local_model"]
+    return Path(model).exists() or Path(model).is_absolute()
 
 
 def _without_folders(task: str) -> str:

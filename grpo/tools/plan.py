@@ -134,10 +134,11 @@ def parse(argv: list[str]) -> tuple[Config, argparse.Namespace]:
     parser.add_argument(
         "--completion-tokens",
         type=int,
-        default=0,
         help="mean tokens of a completion (default: those of the right answers)",
     )
     own, others = parser.parse_known_args(argv)
+    if own.completion_tokens is not None and own.completion_tokens < 1:
+        raise UserError(f"--completion-tokens {own.completion_tokens}: give 1 or more")
     own.gpus = own.gpus or ("1" if torch.cuda.is_available() else "1xH200")
 
     config, _ = start_from(*parse_training(others))
@@ -172,7 +173,7 @@ def start(argv: list[str]) -> int:
     number, gpu, name = _gpus_of(own.gpus)
     with contextlib.redirect_stdout(sys.stderr):
         model = model_of(config)
-    work = work_of(config, model, own.completion_tokens)
+    work = work_of(config, model, own.completion_tokens or 0)
     memory, seconds = forecast(config, model, work, gpu, number)
 
     total = sum(memory.values())

@@ -3,11 +3,13 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import UserError
 from data.files import (
+    load_yaml,
     raw_json,
     read_json,
     read_jsonl,
@@ -116,3 +118,24 @@ def test_of_writers_at_once_the_last_one_wins(tmp_path):
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(write, contents))
     assert path.read_bytes() in contents and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_last_line_of_a_log_may_be_incomplete(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"x": 1}\n{"x": ')
+    assert [line for _, line in read_jsonl(path, is_log=True)] == [{"x": 1}]
+    with pytest.raises(UserError, match="line 2: is not JSON"):
+        list(read_jsonl(path))
+
+
+def test_aliases_of_yaml_may_not_expand_without_end():
+    assert load_yaml("{a: &x [1, 2], b: *x}") == {"a": [1, 2], "b": [1, 2]}
+    assert load_yaml("") is None
+    levels = "".join(
+        f"- &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdef", "bcdefg")
+    )
+    for text in (f"- &a [x]\n{levels}", "&a [*a]"):
+        with pytest.raises(yaml.YAMLError, match="aliases stand for more than 100,000 values"):
+            load_yaml(text)
+    with pytest.raises(yaml.YAMLError, match="a stands twice"):
+        load_yaml("{b: {a: 1, a: 2}}")

@@ -327,6 +327,7 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
         ("{temperature: .inf}", "temperature inf: give a finite number"),
         ("{clip_high: 1.0e+300}", "clip_high 1e+300: give a number above 0, up to 1,000,000,000"),
         ("{task_options: {operands: [2]}}", "task_options has operands: [2]; give it as on the"),
+        ("{seed: 1, seed: 2}", "--config: seed stands twice in a mapping"),
         ("{start: x}", "--config: start is filled in by the run; leave it out"),
         ("none.yaml", "none.yaml"),
     ],

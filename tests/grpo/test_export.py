@@ -230,6 +230,16 @@ def test_the_card_names_no_folder_of_this_machine(runs):
         assert f"`{shown}`" in text and "/home/me" not in text
 
 
+def test_the_card_of_a_run_whose_model_was_a_folder_names_no_hub_id(runs):
+    run = load_run(runs / "lora")
+    assert run.config["facts"]["is_local_model"]
+    run.config["model"] = "models/small"  # it is not there when the run is exported
+    text = card(run, 2, adapter=True)
+    assert "base_model" not in text and "models/" not in text and "`small` trained by" in text
+    run.config["facts"]["is_local_model"] = False
+    assert "base_model: models/small" in card(run, 2, adapter=True)
+
+
 # --- the hub ----------------------------------------------------------------------------------
 
 

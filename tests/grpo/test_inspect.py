@@ -365,6 +365,30 @@ def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     }
 
 
+def test_only_groups_of_training_have_a_class(run, capsys):
+    assert "kept" in said(capsys, run, "step", 1).out
+    assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
+
+
+def test_the_tokens_that_differ_most_are_in_groups_of_their_step(run):
+    for line in load_run(run).metrics[1:]:
+        assert {token["group"] for token in line["parity/worst"]} <= set(range(PROMPTS))
+
+
+def test_the_steps_of_other_rollouts_are_listed(run, capsys):
+    err = said(capsys, run, "step", 2, "--kind", "eval", status=2).err
+    assert err.endswith("no rollouts of eval 2 are stored; it has 0, 5\n")
+
+
+def test_a_run_without_steps_is_one_line(copied, capsys):
+    (copied / "metrics.jsonl").write_text("")
+    (copied / "groups.jsonl").write_text("")
+    shutil.rmtree(copied / "rollouts")
+    for command in (["steps"], ["degenerate"], ["compare", copied]):
+        err = said(capsys, copied, *command, status=2).err
+        assert err == f"grpo.inspect: {copied}: the run has made no step yet\n"
+
+
 def test_replay_takes_the_learning_rate_that_a_ladder_led_to(
     quick_flags, tmp_path, monkeypatch, capsys
 ):

@@ -193,6 +193,7 @@ def test_keys_and_values_are_freed_before_a_run_does_not_fit(llama, small_gpu, m
         (["--gpus", "H200"], "--gpus H200: give a number of GPUs like the one here, or a number"),
         (["--gpus", "0xH200"], "--gpus 0xH200: give a number"),
         (["--gpus", "0"], "--gpus 0: give a number"),
+        (["--completion-tokens", "0"], "--completion-tokens 0: give 1 or more"),
         (["--gpus", "2xTPU"], "one of H200"),
         (
             ["--model", "builtin", "--words", "900", "--no-ramp"],

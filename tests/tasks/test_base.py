@@ -35,6 +35,14 @@ class Dice:
         return Problem(self.name, level, "Throw.", "", key_of(rng.getrandbits(64)))
 
 
+def test_a_problem_of_another_level_is_refused():
+    task = Dice()
+    make = task.make
+    task.make = lambda level, split, rng: make(level + 1, split, rng)
+    with pytest.raises(UserError, match="make\\(2, 'train', rng\\) returned a problem of level 3"):
+        problem_at(task, seed=0, split="train", level=2, index=0)
+
+
 @given(st.integers(0, 10**9), st.sampled_from(SPLITS), st.integers(1, 30), st.integers(0, 10**6))
 def test_a_problem_is_a_pure_function(seed, split, level, index):
     def problem(task):

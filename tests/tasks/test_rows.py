@@ -222,6 +222,16 @@ def test_a_file_of_rows_and_a_reward_file_make_the_task(tmp_path, monkeypatch):
     refused("--reward-file", lambda: load_task("data", options={"data": "rows.jsonl"}))
 
 
+def test_numbers_that_json_does_not_have_are_alike_in_every_source(tmp_path):
+    missing, endless = tmp_path / "missing.jsonl", tmp_path / "endless.jsonl"
+    missing.write_text('{"prompt": "a", "x": [NaN]}')
+    for source in (missing, [{"prompt": "a", "x": [float("nan")]}]):
+        assert [row for _, row in read_rows(source)] == [{"prompt": "a", "x": [None]}]
+    endless.write_text('{"prompt": "a", "x": Infinity}')
+    for source in (endless, [{"prompt": "a", "x": float("inf")}]):
+        refused("column 'x' holds inf", lambda source=source: read_rows(source))
+
+
 def test_parquet_and_data_frames(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")

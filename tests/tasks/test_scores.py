@@ -51,6 +51,12 @@ def refused(*scores, **options) -> str:
     return line.partition(" returned ")[2]
 
 
+def test_a_forgotten_return_is_named():
+    for scores, type_name in ((None, "NoneType"), (0.5, "float")):
+        with pytest.raises(UserError, match=f"returned {type_name}; it must return one Score for"):
+            scores_of(Given(scores), PROBLEM, ["text"])
+
+
 def test_a_task_that_declares_no_range_earns_from_0_to_1():
     assert range_of(Given([])) == (0.0, 1.0)
     assert [score.value for score in checked(Score(0), Score(0.25), Score(1))] == [0, 0.25, 1]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from grpo.tools.evaluation.request import (
 from grpo.tools.evaluation.samples import write_samples
 from grpo.tools.evaluation.table import show
 from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
-from tasks.base import Task, foreign_of
+from tasks.base import Task, UserError, foreign_of
 from tasks.dataset import read_problems
 
 
@@ -35,9 +36,13 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
 
     `others` are words that may be flags of the task.
     """
+    outputs: dict[str, str] = {}
     for name in ("json", "out", "answers"):
         if path := getattr(flags, name):
             check_output(path, f"--{name}")
+            earlier = outputs.setdefault(os.path.realpath(path), name)
+            if earlier != name:
+                raise UserError(f"--{name} {path}: --{earlier} is the same file; give another")
 
     prepared = [prepare(flags, name, others) for name in flags.models]
     require_same_problems([one.request for one in prepared])

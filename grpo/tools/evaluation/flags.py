@@ -181,7 +181,7 @@ def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(flags: argparse.Namespace) -> None:
-    """Raise UserError for a value out of range; read the text of --system."""
+    """Raise UserError for a wrong value; read the text of --system."""
     for name, (least, most) in LIMITS.items():
         value = getattr(flags, name)
         if value is None or least <= value <= most:
@@ -193,6 +193,9 @@ def _check(flags: argparse.Namespace) -> None:
         if getattr(flags, name) and not flags.endpoint:
             raise UserError(f"--{name}: only with --endpoint")
     flags.price = _prices(flags.price)
+
+    if flags.greedy and flags.temperature:
+        raise UserError(f"--greedy: is --temperature 0, not {flags.temperature:g}; leave one out")
 
     top_p = flags.top_p
     if top_p is not None and not 0 < top_p <= 1:
