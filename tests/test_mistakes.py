@@ -131,7 +131,7 @@ def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):
 
 def test_an_adapter_is_described_alike_in_each_process(run, tiny_model):
     written = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):  # two orders of a set
         code = (
             "from pathlib import Path; from grpo.model.load import load_policy\n"
             "from grpo.model.options import AdapterSettings, LoadOptions\n"

@@ -6,15 +6,23 @@ import time
 
 import pytest
 
-from grpo import distributed
+from grpo import distributed, torchrun
 from tasks.base import UserError
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 
 
+def loaded_again(module):
+    """Return a second copy of a module, which has read the environment of now."""
+    spec = importlib.util.spec_from_file_location("started_anew", module.__file__)
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    return again
+
+
 @pytest.fixture()
 def started_in(monkeypatch):
-    """Return a function that loads `grpo.distributed` again with other environment variables."""
+    """Return a function that gives `grpo.distributed` other environment variables."""
 
     def start(environment):
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -22,10 +30,9 @@ def started_in(monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
 
-        spec = importlib.util.spec_from_file_location("started_anew", distributed.__file__)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        monkeypatch.setattr(distributed, "SIZE", loaded_again(torchrun).SIZE)
+        monkeypatch.setattr(distributed, "RANK", loaded_again(torchrun).RANK)
+        return distributed
 
     return start
 
