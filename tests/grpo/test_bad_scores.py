@@ -30,7 +30,7 @@ from tasks.base import Problem, Score, UserError, scores_of
             lambda texts: [Score(0.5)],
             r"score\(\) returned 1 scores for 3 completions; it must return one for each",
         ),
-        (lambda texts: None, r"score\(\) raised TypeError: 'NoneType' object is not iterable"),
+        (lambda texts: None, r"score\(\) returned NoneType; it must return one Score for each"),
         (
             lambda texts: [0.5 for _ in texts],
             r"score\(\) returned float for completion 1; it must return a Score for each",

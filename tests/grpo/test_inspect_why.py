@@ -99,7 +99,7 @@ def test_what_was_not_trained_on(tmp_path, capsys):
     skipped = why(capsys, run, 1, 2, 0)
     assert skipped["advantage"].startswith("none: the group was skipped (solved: all right)")
     assert skipped["training"] == "no: the group taught nothing"
-    assert "not sampled to train on" in why(capsys, run, 1, 0, 0, "--kind", "eval")["training"]
+    assert "not sampled for training" in why(capsys, run, 1, 0, 0, "--kind", "eval")["training"]
 
 
 def test_a_truncated_completion_that_the_loss_leaves_out(tmp_path, capsys):

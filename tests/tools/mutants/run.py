@@ -101,6 +101,12 @@ TABLE = {
             "stored_figures['texts']",
         ),
         (
+            "a step is repeated at the rate that its number has",
+            "replay",
+            "learning_rate(run, step)",
+            "trainer.learning_rate(step)",
+        ),
+        (
             "means of rewards are not looked at",
             "replay",
             "reward_metrics(first_tries(everything))",
@@ -228,6 +234,14 @@ TABLE = {
         ),
     ],
     ("data/files.py", "data/test_files.py"): [
+        (
+            "aliases expand without end",
+            "load_yaml",
+            "_expanded_size(node, {}) > MAX_NODES",
+            "False",
+        ),
+        ("names stand twice", "_expanded_size", "count > 1", "False"),
+        ("a log ends with half a line", "read_jsonl", "lines[:-1] if is_log else lines", "lines"),
         ("infinities become null", "raw_json", "b'null' not in content", "True"),
         ("writers share a name", "replacing", "threading.get_native_id()", "0"),
     ],

@@ -122,6 +122,12 @@ TABLE = {
     ],
     ("grpo/early_stop.py", "grpo/test_early_stop.py"): [
         (
+            "solved steps of an earlier level count",
+            "EarlyStop.observe",
+            "self.level != level",
+            "False",
+        ),
+        (
             "kept groups count as trained",
             "EarlyStop.observe",
             "group.class_name == 'varied'",
@@ -154,6 +160,18 @@ TABLE = {
             "Trainer.restore",
             "state.get('kept_share', 1.0)",
             "1.0",
+        ),
+        (
+            "a promotion solves the next level",
+            "Trainer.seems_solved",
+            "self.early_stop.level == level == self.curriculum.levels[-1]",
+            "level == self.curriculum.levels[-1]",
+        ),
+        (
+            "a mixed data set is watched at its highest level",
+            "Trainer.observe",
+            "None if self.config.mixed else level",
+            "level",
         ),
         (
             "a control run ends as solved",
