@@ -73,7 +73,7 @@ class Verdict:
         )
         lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
         if self.solved_step is not None:
-            lines.append(f"every held-out evaluation from step {self.solved_step} on was solved")
+            lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
         if self.mistake:
             lines.append(f"most common mistake: {self.mistake}")
         return lines

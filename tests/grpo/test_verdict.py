@@ -135,7 +135,7 @@ def test_a_verdict_is_read_back_also_without_the_keys_that_older_versions_lack()
 
     said = verdict.lines("similarity", "words")
     assert said[2:] == [
-        "every held-out evaluation from step 40 on was solved",
+        "solved in every held-out evaluation from step 40 on",
         "most common mistake: a wrong word (2 of 3 wrong answers)",
     ]
 
