@@ -102,9 +102,9 @@ TABLE = {
         ),
         (
             "a step is repeated at the rate that its number has",
-            "replay",
-            "learning_rate(run, step)",
-            "trainer.learning_rate(step)",
+            "trainer_before",
+            "learning_rate(run, between)",
+            "trainer.learning_rate(between)",
         ),
         (
             "means of rewards are not looked at",
