@@ -62,7 +62,8 @@ def load_yaml(text: str) -> Any:
 def _expanded_size(node: yaml.Node, sizes: dict[int, float]) -> float:
     """Return the number of values in a node, each alias counted as what it stands for.
 
-    `sizes` has those of the visited nodes, by id. A node that contains itself is infinite.
+    `sizes` has those of the visited nodes, by id. A node that contains itself is infinite. Raises
+    yaml.YAMLError for a name that stands twice in a mapping.
     """
     if id(node) in sizes:
         return sizes[id(node)]

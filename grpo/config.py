@@ -143,6 +143,8 @@ class Config(Settings):
         yield "draft", is_draft_mode(self.draft), fix
 
     def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:
+        # A name that is not UTF-8 holds halves of surrogate pairs. `open_run` refuses it, and says
+        # why.
         is_plain = self.name is None or (
             re.fullmatch(r"[^/\\\0]+", self.name) is not None
             and all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in self.name)

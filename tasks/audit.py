@@ -217,13 +217,15 @@ def _wrong_lists(
     """
     found = []
     logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl", is_log=True)}
-    saved = [
-        int(path.parent.name[5:]) for path in (folder / "checkpoints").glob("step-*/manifest.json")
-    ]
+    trainers = {
+        path: read_json(path)["trainer"]
+        for path in sorted((folder / "checkpoints").glob("step-*/trainer.json"))
+    }
+    last_saved = max((trainer["done"] for trainer in trainers.values()), default=0)
     steps = sorted(listed.keys() | by_step.keys() | logged)
     for step in steps:
         # A killed run may have written a part of its last step, which a resumed one makes again.
-        if step == steps[-1] and step not in logged and step > max(saved, default=0):
+        if step == steps[-1] and step not in logged and step > last_saved:
             continue
         found += _compare(
             f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
@@ -233,8 +235,7 @@ def _wrong_lists(
                 f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only"
             )
 
-    for path in sorted((folder / "checkpoints").glob("step-*/trainer.json")):
-        trainer = read_json(path)["trainer"]
+    for path, trainer in trainers.items():
         expected = before.union(
             *(keys for step, keys in by_step.items() if step <= trainer["done"])
         )

@@ -55,8 +55,7 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     """
     where = f"task {task.name}, problem {problem.key}: score()"
     with process_unchanged(where), data_unchanged(where, [problem]), calling(where):
-        scores = task.score(problem, list(completions))
-        scores = list(scores) if isinstance(scores, Iterable) else scores
+        scores = _as_list(task.score(problem, list(completions)))
     return _all_checked(task, problem, completions, scores)
 
 
@@ -75,8 +74,7 @@ def scores_of_groups(
     where = f"task {task.name}: score_groups()"
     problems = [problem for problem, _ in groups]
     with process_unchanged(where), data_unchanged(where, problems), calling(where):
-        found = score_groups([(problem, list(texts)) for problem, texts in groups])
-        found = list(found) if isinstance(found, Iterable) else found
+        found = _as_list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if not isinstance(found, list):
         raise UserError(
             f"{where} returned {type(found).__name__}; it must return a list of scores for each "
@@ -88,11 +86,14 @@ def scores_of_groups(
             "groups; it must return one for each"
         )
     return [
-        _all_checked(
-            task, problem, completions, list(scores) if isinstance(scores, Iterable) else scores
-        )
+        _all_checked(task, problem, completions, _as_list(scores))
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
+
+
+def _as_list(scores: Any) -> Any:
+    """Return what a task returned as a list; if it is no iterable, as it is, to be refused."""
+    return list(scores) if isinstance(scores, Iterable) else scores
 
 
 def _all_checked(

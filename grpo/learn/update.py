@@ -276,8 +276,8 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
         largest = max(largest, difference_RT.abs().max().item())
         worst = _worst_three(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
 
-        # k3 is unbiased for the policy that sampled the tokens. At padding
-        # log-probabilities and masks are 0, and so is each of these figures.
+        # k3 is unbiased for the policy that sampled the tokens. At padding log-probabilities and
+        # masks are 0, and so is each of these figures.
         sums["sampler_kl"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
 
     return _Figures(total, sums, largest, worst)

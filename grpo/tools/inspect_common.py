@@ -36,11 +36,16 @@ def chosen(
 def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
     """Return the chosen lines of the run's metrics; raises UserError if there are none."""
     lines = chosen(run.metrics, arguments)
-    if not run.metrics:
-        raise UserError(f"{run.path}: the run has made no step yet")
+    require_steps(run, run.metrics)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
     return lines
+
+
+def require_steps(run: RunData, stored: Sequence[Record]) -> None:
+    """Raise UserError if nothing is `stored` of any step of the run."""
+    if not stored:
+        raise UserError(f"{run.path}: the run has made no step yet")
 
 
 def check_sample(run: RunData, group: Group, sample: int) -> None:

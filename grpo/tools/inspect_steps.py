@@ -5,6 +5,7 @@ Each takes the run, the flags and the console.
 
 import argparse
 from collections.abc import Callable
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -24,8 +25,14 @@ from grpo.show.tables import (
     show_table,
     trap_of,
 )
-from grpo.tools.inspect_common import Record, as_json, chosen, chosen_steps, show_next
-from tasks.base import UserError
+from grpo.tools.inspect_common import (
+    Record,
+    as_json,
+    chosen,
+    chosen_steps,
+    require_steps,
+    show_next,
+)
 
 # The columns of `steps`, from a line of metrics.jsonl.
 STEP_FIGURES = {
@@ -137,11 +144,11 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
     if as_json(lines, arguments, console):
         return
 
-    words: dict[str, Callable[[Record], Any]] = {"trap": trap_of}
+    # Only groups that were sampled for training have a class, and something done with them.
+    words: dict[str, Callable[[Record], Any]] = {}
     if arguments.kind in TRAINED_KINDS:
-        # Only groups that were sampled for training have a class, and something done with them.
-        advantages = lambda line: line["advantages"]  # noqa: E731
-        words = {"class": class_of, "done": done_to, "advantages": advantages, **words}
+        words = {"class": class_of, "done": done_to, "advantages": itemgetter("advantages")}
+    words["trap"] = trap_of
     show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
 
     widest = max(lines, key=lambda line: line["reward_std"])
@@ -155,8 +162,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     def is_degenerate(line: Record) -> bool:
         return line["class"] != "varied" and arguments.class_name in (None, line["class"])
 
-    if not run.group_index:
-        raise UserError(f"{run.path}: the run has made no step yet")
+    require_steps(run, run.group_index)
     lines = chosen(run.group_index, arguments, is_degenerate)
     if as_json(lines, arguments, console):
         return

@@ -61,12 +61,7 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     Raises UserError if the step, or one that leads to it, is not stored, and if the run's task,
     reward or loss is a program that is not `allowed`.
     """
-    stored = next((line for line in run.metrics if line["step"] == step), None)
-    if stored is None:
-        raise UserError(
-            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
-        )
-
+    stored = stored_metrics(run, step)
     trainer, start = trainer_before(run, step, allowed)
     everything, groups = run.groups(step), kept_groups(run, step)
     completions = [completion for group in everything for completion in group.completions]
@@ -141,10 +136,20 @@ def learning_rate(run: RunData, step: int) -> float:
 
     With a schedule it depends on when the curriculum reached its last level.
     """
-    rates = {line["step"]: line.get("learning_rate") for line in run.metrics}
-    if rates.get(step) is None:
+    rate = stored_metrics(run, step).get("learning_rate")
+    if rate is None:
         raise UserError(f"{run.path}: metrics.jsonl has no learning_rate of step {step}")
-    return rates[step]
+    return rate
+
+
+def stored_metrics(run: RunData, step: int) -> dict[str, Any]:
+    """Return the line of a step in metrics.jsonl; raises UserError if there is none."""
+    stored = next((line for line in run.metrics if line["step"] == step), None)
+    if stored is None:
+        raise UserError(
+            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
+        )
+    return stored
 
 
 def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:

@@ -30,8 +30,9 @@ def started_in(monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
 
-        monkeypatch.setattr(distributed, "SIZE", loaded_again(torchrun).SIZE)
-        monkeypatch.setattr(distributed, "RANK", loaded_again(torchrun).RANK)
+        told = loaded_again(torchrun)
+        monkeypatch.setattr(distributed, "SIZE", told.SIZE)
+        monkeypatch.setattr(distributed, "RANK", told.RANK)
         return distributed
 
     return start
