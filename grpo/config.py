@@ -172,6 +172,13 @@ class Config(Settings):
         can_shard = not (self.shard and self.optimizer == "adamw8bit")
         yield "shard", can_shard, "give one of --shard and --optimizer adamw8bit"
 
+        is_cut = self.demonstrate and (self.top_k > 0 or self.top_p < 1)
+        fix = "top_k and top_p leave out what a right answer may need; leave out one or the other"
+        yield "demonstrate", not is_cut, fix
+        is_control = self.demonstrate and self.control != "none"
+        fix = "a control experiment must not be shown right answers; leave out one or the other"
+        yield "demonstrate", not is_control, fix
+
         if self.promote_by == "heldout" and self.promote_at is not None:
             needed = problems_needed(min(self.promote_at, 1))
             fix = (

@@ -468,6 +468,11 @@ class Settings:
         group=DEGENERATE,
         least=0,
     )
+    demonstrate: bool = setting(
+        False,
+        "where no completion of a group is right, replace the last one by the right answer",
+        group=DEGENERATE,
+    )
     variance_threshold: float = setting(
         1e-6,
         "a group is degenerate if its rewards span no more than this",

@@ -42,6 +42,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "groups/kept": actions["keep"],
         "groups/resampled": actions["resample"],
         "groups/skipped": actions["skip"],
+        "groups/demonstrated": actions["demonstrate"],
         **{f"groups/class/{name}": classes[name] for name in CLASSES},
         "groups/trapped": sum(group.trap is not None for group in first),
         **{f"traps/{name}": count / completions for name, count in traps.most_common()},

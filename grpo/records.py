@@ -23,8 +23,9 @@ GroupClass = Literal["varied", "identical", "solved", "failed", "tied", "masked"
 CLASSES: tuple[GroupClass, ...] = get_args(GroupClass)
 
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,
-# or imitate it (a right answer, before the first step).
-Action = Literal["keep", "skip", "resample", "imitate"]
+# learn from a copy that shows the right answer instead, or imitate it (a right answer, before the
+# first step).
+Action = Literal["keep", "skip", "resample", "demonstrate", "imitate"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Completion:
     the decoded answer (`Policy.decode`), without that end token and with every other control token
     by its name.
 
-    `is_demonstration` marks a right answer of the task, for imitation: it was not sampled, and its
+    `is_demonstration` marks a right answer of the task: it was not sampled, and its
     log-probabilities are 0.
     """
 
@@ -68,7 +69,7 @@ class Group:
     prompt: tuple[int, ...]  # token ids, chat template included
     temperature: float
     completions: list[Completion]
-    attempt: int = 0  # 0 for the first try, 1, 2, ... if it was sampled again
+    attempt: int = 0  # 0 for the first try, 1, 2, ... if it was sampled again or is shown an answer
     scores: list[Score] = field(default_factory=list)
     class_name: GroupClass = "varied"
     action: Action = "keep"
@@ -98,7 +99,10 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """The number of sampled tokens, end tokens included; 0 for a group that is imitated."""
+        """The number of newly sampled tokens, end tokens included.
+
+        It is 0 for a group with a demonstration: it is imitated, or a copy of a sampled group.
+        """
         if any(completion.is_demonstration for completion in self.completions):
             return 0
         return sum(len(completion.tokens) for completion in self.completions)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from grpo.config import Config
+from grpo.curriculum.demonstrations import demonstrate
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.distributed import SINGLE, Ranks
 from grpo.early_stop import EarlyStop
@@ -55,7 +56,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupRequest, GroupSampler
 from grpo.training.truncation import add_soft_penalty
-from tasks.base import credits_of, range_of, scores_of_groups
+from tasks.base import UserError, credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
@@ -112,10 +113,17 @@ class Trainer:
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
 
     def check_fit(self) -> None:
-        """Raise UserError if a level of the run does not fit the context or the budget."""
+        """Raise UserError if a level of the run does not fit the context or the budget, or if
+        right answers are to be shown and the task has none.
+        """
         assert self.config.level is not None, "the configuration is resolved"
         for level in sorted({*self.curriculum.levels, self.config.level}):
             self.stream.check_fit(level)
+        if self.config.demonstrate and not self.knows_answers:
+            raise UserError(
+                f"--config: demonstrate: task {self.config.task} does not score the target of its "
+                "problems as right, so there is nothing to show; leave it out"
+            )
 
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""
@@ -191,6 +199,7 @@ class Trainer:
         """Return the groups of these problems, sampled, scored and classified, every try.
 
         The monitor decides which degenerate groups are sampled again, and at which temperature.
+        With `demonstrate`, copies follow that show the right answer where no completion is right.
         """
         groups: list[Group] = []
         attempt = 0
@@ -224,6 +233,8 @@ class Trainer:
                 for group in tried
                 if group.action == "resample"
             ]
+        if self.config.demonstrate:
+            groups += demonstrate(self.policy, self.task, groups)
         return groups
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:

@@ -435,4 +435,4 @@ def _trap_figures(scores: Sequence[Score]) -> dict[str, TrapFigures]:
 
 def _wasted(groups: Sequence[Group]) -> int:
     """Return the tokens of the groups that were not learned from."""
-    return sum(group.tokens for group in groups if group.action != "keep")
+    return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))

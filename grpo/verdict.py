@@ -29,7 +29,8 @@ class Verdict:
     `difference` is what reinforcement added: to `imitated`, or else to `before`. `low` and `high`
     are its 95 % interval. `updated` is the number of steps that changed the weights, `untaught` the
     share of sampled tokens in groups that taught nothing, `truncated` the share of completions that
-    reached the token budget. `stopped` says why the run was stopped; "" if it was not.
+    reached the token budget, `demonstrated` the share of the groups trained on that showed the
+    right answer. `stopped` says why the run was stopped; "" if it was not.
 
     `solved_step` is the first step from which on each held-out evaluation had solved the level (see
     `grpo.run.conclusion.is_solved`); None without one. `mistake` is the most common mistake of the
@@ -54,6 +55,7 @@ class Verdict:
     solved_step: int | None = None
     mistake: str = ""
     next_command: str = ""
+    demonstrated: float = 0.0
 
     @property
     def exit_status(self) -> int:
@@ -71,6 +73,8 @@ class Verdict:
             f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
             "completions were truncated"
         )
+        if self.demonstrated:
+            spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
         lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
         if self.solved_step is not None:
             lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
@@ -202,9 +206,14 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
     # Weighted by groups: dynamic sampling and a token budget take more or fewer in a step.
     groups = [max(1, line.get("groups/count") or 1) for line in metrics]
+    kept, demonstrated = (
+        sum(line.get(f"groups/{done}") or 0 for line in metrics)
+        for done in ("kept", "demonstrated")
+    )
     return {
         "steps": len(metrics),
         "updated": sum("loss" in line for line in metrics),
         "untaught": last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
         "truncated": fmean(truncated, groups) if truncated else 0.0,
+        "demonstrated": demonstrated / kept if kept else 0.0,
     }

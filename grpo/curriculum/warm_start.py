@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from grpo.curriculum.demonstrations import demonstration
 from grpo.model.policy import Policy
-from grpo.records import Completion, Group
+from grpo.records import Group
 from tasks.base import Problem, Task, scores_of
 
 # Right answers in an update. SmolLM2-135M then needs 18 to 22 updates, or 12 seconds, for 10 words
@@ -60,16 +61,14 @@ class WarmStart:
 
 def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
     """Return the right answer of a problem as a group of one completion, with advantage 1."""
-    tokens = (*policy.target_tokens(problem.target), policy.end)
-    text = policy.decode(tokens)
-    completion = Completion(tokens, (0.0,) * len(tokens), text, "stop", is_demonstration=True)
+    completion = demonstration(policy, problem)
     return Group(
         index,
         problem,
         policy.encode(problem),
         1.0,
         [completion],
-        scores=scores_of(task, problem, [text]),
+        scores=scores_of(task, problem, [completion.text]),
         action="imitate",
         advantages=[1.0],
         shots=policy.shots(problem),

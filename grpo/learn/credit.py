@@ -31,7 +31,8 @@ after a mistake, just as the completion's own reward does.
 
 The mean includes the completion itself, as in GRPO. So in a state that k completions share, what is
 learned is scaled by (k - 1) / k; in a state that only one has visited there is nothing to compare
-with, and A_t = 0.
+with, and A_t = 0. A demonstration (`grpo.curriculum.demonstrations`) is alone from its group's
+mistake on, and is there to be learned: each of its tokens has the advantage of the whole answer.
 
 Shapes: T tokens of a completion.
 """
@@ -86,10 +87,16 @@ def token_advantages(
                 visitors[state].append(reward)
         means = {state: mean_of(tuple(visiting)) for state, visiting in visitors.items()}
 
+        # A demonstration goes where no completion has been, so its tokens have its own advantage.
+        whole = mean_of(tuple(group_rewards))
+        baselines = [
+            [whole if completion.is_demonstration else means[state] for state in row]
+            for completion, row in zip(group.completions, states)
+        ]
         by_group.append(
             [
-                [(reward - means[state]) / divisor for state in row]
-                for reward, row in zip(group_rewards, states)
+                [(reward - baseline) / divisor for baseline in row]
+                for reward, row in zip(group_rewards, baselines)
             ]
         )
     return ranks.gather(by_group)

@@ -10,7 +10,7 @@ after leaving out what rows have in common (see `Packing.distinct`).
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -142,6 +142,7 @@ def update(
     trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
     which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
     holds the log-probabilities of p: the first pass fills an empty one, later passes read it.
+    It is also needed if there are demonstrations, whose ratio is always taken to p.
 
     Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
     `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
@@ -208,12 +209,20 @@ def _backward(
 
     logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
 
-    # With importance weights, the ratio is taken to the first pass instead of the sampler.
     old_RT, importance_RT = batch.old_RT, None
-    if settings.importance_limit:
+    if settings.importance_limit or batch.demonstrated_R is not None:
         assert first_pass is not None
-        old_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
-        importance_RT = (old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)
+        first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
+
+        # What nobody sampled has the log-probabilities of the first pass.
+        if batch.demonstrated_R is not None:
+            old_RT = torch.where(batch.demonstrated_R[:, None], first_RT, old_RT)
+            batch = replace(batch, old_RT=old_RT)
+
+        # With importance weights, the ratio is taken to the first pass instead of the sampler.
+        if settings.importance_limit:
+            importance_RT = (first_RT - old_RT).exp().clamp(max=settings.importance_limit)
+            old_RT = first_RT
 
     inputs = LossInputs(
         logp_RT=logp_RT,

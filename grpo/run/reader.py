@@ -192,6 +192,7 @@ def rollout_record(group: Group, sample: int) -> dict[str, Any]:
         "target": group.problem.target,
         "text": completion.text,
         "finish": completion.finish,
+        "is_demonstration": completion.is_demonstration,
         "num_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),
         "logprobs": list(completion.logprobs),

@@ -125,6 +125,7 @@ class Evaluation(TypedDict):
     exact_low: NotRequired[Number]
     exact_high: NotRequired[Number]
     truncated: NotRequired[Number]
+    demonstrated: NotRequired[Number]
     verdict: NotRequired[str]
     before: NotRequired[Number | None]
     after: NotRequired[Number | None]

@@ -155,7 +155,8 @@ def _loss(config: Config) -> str:
     truncated = ""
     if config.truncated != "learn":
         truncated = f"; truncated completions: {config.truncated}"
+    shown = "; right answers shown where no completion is right" if config.demonstrate else ""
     return (
         f"{config.loss}, advantages by {config.scale}{credit}, {kl}; groups without variance: "
-        f"{config.on_degenerate}{alarms}{truncated}"
+        f"{config.on_degenerate}{alarms}{truncated}{shown}"
     )

@@ -183,7 +183,12 @@ def class_of(line: Record) -> Text:
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    names = {"keep": "kept", "skip": "skipped", "resample": "resampled"}
+    names = {
+        "keep": "kept",
+        "skip": "skipped",
+        "resample": "resampled",
+        "demonstrate": "shown the right answer",
+    }
     return names.get(line["action"], str(line["action"])) + tries
 
 
@@ -220,8 +225,13 @@ def said_of(parts: Record) -> str:
     return f"; {', '.join(shown)}" if shown else ""
 
 
-def tint(logprob: float) -> str:
-    """Return the colour of a token by its probability: none above 0.9, then by 0.5 and 0.1."""
+def tint(logprob: float | None) -> str:
+    """Return the colour of a token by its probability: none above 0.9, then by 0.5 and 0.1.
+
+    A token that was not sampled (None) has none.
+    """
+    if logprob is None:
+        return ""
     for least, colour in ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow")):
         if logprob > least:
             return colour

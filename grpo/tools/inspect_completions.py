@@ -89,6 +89,8 @@ def _show_completions(
     title = f"completion{plural} {', '.join(map(str, samples))}"
     reward = f" ({run.config['reward']})" if run.config.get("reward") else ""
     end = "complete" if completion.finish == "stop" else "truncated"
+    if completion.is_demonstration:
+        end = "the right answer, which was shown"
     figures = (
         f"  reward {score.reward:.3f}{reward}, score {score.value:.3f}, advantage "
         f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {end}"
@@ -138,7 +140,7 @@ def _token_lines(run: RunData, group: Group, sample: int) -> list[dict[str, Any]
             "position": position,
             "token": token,
             "text": texts[position],
-            "logprob": completion.logprobs[position],
+            "logprob": None if completion.is_demonstration else completion.logprobs[position],
             "advantage": advantage[position] if isinstance(advantage, list) else advantage,
         }
         for position, token in enumerate(completion.tokens)
@@ -152,7 +154,8 @@ def _add_policy(lines: list[dict[str, Any]], run: RunData, arguments: argparse.N
     allowed = (arguments.task, arguments.reward_file, arguments.loss)
     figures = token_figures(run, arguments.step, arguments.group, arguments.sample, allowed)
     for line, entropy, logprob in zip(lines, *figures):
-        line |= {"entropy": entropy, "parity": line["logprob"] - logprob}
+        sampled = line["logprob"]
+        line |= {"entropy": entropy, "parity": None if sampled is None else sampled - logprob}
 
 
 def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:

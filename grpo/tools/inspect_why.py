@@ -139,4 +139,9 @@ def _effect(advantage: float | list[float]) -> str:
 
 def _done_to(group: Group) -> str:
     """Return what was done with a group that was not trained on."""
-    return {"skip": "skipped", "resample": "sampled again"}.get(group.action, "not trained on")
+    done = {
+        "skip": "skipped",
+        "resample": "sampled again",
+        "demonstrate": "not trained on; a copy that shows the right answer was, see its next try",
+    }
+    return done.get(group.action, "not trained on")

@@ -114,9 +114,23 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     assert "41 of 60 steps updated the weights; 80% of the sampled tokens" in said[1]
     assert "25% of the completions were truncated" in said[1]
 
+    assert "right answer" not in said[1]
+
     written = json.loads(json.dumps(verdict.to_json()))
     assert written["verdict"] == "learned" and written["purpose"] == "verdict"
     assert (written["step"], written["level"], written["n"]) == (60, 25, 100)
+
+
+def test_a_verdict_says_how_often_right_answers_were_shown():
+    """In 3 of the 12 groups that two steps trained on."""
+    lines = metrics(2)
+    lines[0] |= {"groups/kept": 4, "groups/demonstrated": 3}
+    lines[1] |= {"groups/kept": 8, "groups/demonstrated": 0}
+    verdict = reach_verdict(25, HeldOutScores({}, {}), lines, was_solved=False)
+    assert verdict.demonstrated == 0.25
+    spent = verdict.lines("similarity", "words")[1]
+    assert spent.endswith("; 25% of the groups trained on showed the right answer")
+    assert json.loads(json.dumps(verdict.to_json()))["demonstrated"] == 0.25
 
 
 def test_a_verdict_is_read_back_also_without_the_keys_that_older_versions_lack():

@@ -67,6 +67,9 @@ def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
         ("sampled tokens that taught nothing", f"{counted.untaught:.0%}", None),
         ("completions truncated", f"{counted.truncated:.0%}", None),
     ]
+    if counted.demonstrated:
+        shown = f"{counted.demonstrated:.0%} of the groups trained on"
+        found.append(("right answers shown", shown, None))
 
     if line.get("verdict") == "learned":
         began = learning_began(run.metrics)

@@ -13,7 +13,7 @@ function passes(group, sample) {
   return (
     (low === "" || reward >= Number(low)) &&
     (high === "" || reward <= Number(high)) &&
-    (!truncated || group.rows.finish[sample] !== "stop")
+    (!truncated || group.rows.finish[sample] === "length")
   );
 }
 

@@ -1,6 +1,9 @@
 "use strict";
 // The samples of the page: steps, groups, and the completions of a group.
 
+// What the page says of a completion's end. One that was shown was not sampled.
+const ENDS = { stop: "complete", length: "truncated", shown: "the right answer, which was shown" };
+
 const parsed = new Map();
 
 /** Return the steps of a run that are here: step -> { count, groups }; parsed on first use. */
@@ -281,7 +284,7 @@ function rowOf(group, sample, place, most, order) {
     const said = [
       `score ${fixed(value, 3)}`,
       exact ? "✓ exact" : stored.divergence || toTheEnd,
-      `${tokens} tokens, ${finish === "stop" ? "complete" : "truncated"}`,
+      `${tokens} tokens, ${ENDS[finish]}`,
     ].filter(Boolean);
     const parts = Object.entries(stored.parts).map(([name, part]) =>
       el("span", {}, el("b", {}, name), ` ${part}`),

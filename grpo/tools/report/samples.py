@@ -179,7 +179,7 @@ def _packed_row(group: Group, sample: int, text: int, numbers: list[int] | None)
         "reward": rounded(score.reward),
         "value": rounded(score.value),
         "exact": int(score.exact),
-        "finish": completion.finish,
+        "finish": "shown" if completion.is_demonstration else completion.finish,
         "tokens": len(completion.tokens),
         "advantage": rounded(fmean(advantage) if isinstance(advantage, list) else advantage),
     }

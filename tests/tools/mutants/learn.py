@@ -237,8 +237,8 @@ TABLE = {
         (
             "importance not truncated",
             "_backward",
-            "(old_RT - batch.old_RT).exp().clamp(max=settings.importance_limit)",
-            "(old_RT - batch.old_RT).exp()",
+            "(first_RT - old_RT).exp().clamp(max=settings.importance_limit)",
+            "(first_RT - old_RT).exp()",
         ),
     ],
     ("grpo/learn/batch.py", "grpo/test_batch.py"): [
@@ -324,6 +324,34 @@ TABLE = {
             "Optimizer.collect",
             "if max_norm:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
             "if False:\n    torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)",
+        ),
+    ],
+    ("grpo/learn/update.py", "grpo/test_demonstrations.py"): [
+        (
+            "a demonstration keeps log-probabilities of 0",
+            "_backward",
+            "torch.where(batch.demonstrated_R[:, None], first_RT, old_RT)",
+            "old_RT",
+        ),
+        (
+            "what was sampled is taken for shown",
+            "_backward",
+            "batch.demonstrated_R[:, None]",
+            "batch.demonstrated_R.any()",
+        ),
+        (
+            "each pass has a ratio of 1",
+            "_backward",
+            "_logprobs_of_first_pass(first_pass, batch, logp_RT.detach())",
+            "logp_RT.detach()",
+        ),
+    ],
+    ("grpo/learn/credit.py", "grpo/test_demonstrations.py"): [
+        (
+            "a demonstration's tokens are compared with none",
+            "token_advantages",
+            "whole if completion.is_demonstration else means[state]",
+            "means[state]",
         ),
     ],
     ("grpo/learn/credit.py", "grpo/test_credit.py"): [

@@ -15,6 +15,64 @@ TABLE = {
             "False",
         ),
     ],
+    ("grpo/curriculum/demonstrations.py", "grpo/test_demonstrations.py"): [
+        (
+            "an answer is shown before the last try",
+            "demonstrate",
+            "group.action == 'resample' or any(map(is_right, group.scores))",
+            "any(map(is_right, group.scores))",
+        ),
+        (
+            "an answer is shown beside a right one",
+            "demonstrate",
+            "group.action == 'resample' or any(map(is_right, group.scores))",
+            "group.action == 'resample'",
+        ),
+        (
+            "a target that is not right is shown",
+            "demonstrate",
+            "is_right(score) and score.reward > max(group.rewards)",
+            "score.reward > max(group.rewards)",
+        ),
+        (
+            "an answer that earns no more is shown",
+            "demonstrate",
+            "is_right(score) and score.reward > max(group.rewards)",
+            "is_right(score)",
+        ),
+        (
+            "the sampled group is still skipped or kept",
+            "demonstrate",
+            "group.action = 'demonstrate'",
+            "pass",
+        ),
+        (
+            "the right answer counts as sampled",
+            "demonstration",
+            "Completion(tokens, zeros, policy.decode(tokens), 'stop', is_demonstration=True)",
+            "Completion(tokens, zeros, policy.decode(tokens), 'stop')",
+        ),
+        (
+            "the right answer does not end",
+            "demonstration",
+            "(*policy.target_tokens(problem.target), policy.end)",
+            "policy.target_tokens(problem.target)",
+        ),
+    ],
+    ("grpo/trainer.py", "grpo/test_demonstrations.py"): [
+        (
+            "answers are shown unasked",
+            "Trainer.rollout",
+            "self.config.demonstrate",
+            "True",
+        ),
+        (
+            "a task without answers may show them",
+            "Trainer.check_fit",
+            "self.config.demonstrate and not self.knows_answers",
+            "False",
+        ),
+    ],
     ("grpo/distributed.py", "test_ranks.py"): [
         ("every rank samples everything", "Ranks.share", "items[self.rank::self.size]", "items"),
     ],
@@ -94,8 +152,8 @@ TABLE = {
         (
             "kept tokens are the wasted ones",
             "_wasted",
-            "group.action != 'keep'",
-            "group.action == 'keep'",
+            "group.action not in ('keep', 'demonstrate')",
+            "group.action in ('keep', 'demonstrate')",
         ),
         (
             "half a group is no common trap",
@@ -318,12 +376,6 @@ TABLE = {
         ),
     ],
     ("grpo/curriculum/warm_start.py", "grpo/test_ways.py"): [
-        (
-            "the right answer does not end",
-            "right_answer",
-            "(*policy.target_tokens(problem.target), policy.end)",
-            "policy.target_tokens(problem.target)",
-        ),
         (
             "imitation goes on when it is enough",
             "warm_start",

@@ -1,0 +1,60 @@
+"""Demonstrations: right answers of the task that stand among sampled completions or alone.
+
+A policy that is sure of a mistake never samples the right answer: all completions of the group make
+the same mistake, and no difference between them says what would be right. So with `demonstrate` the
+last completion of such a group is replaced by the right answer (LUFFY, arXiv:2504.14945). The group
+then has variance, and its advantages point to what none of its completions wrote.
+
+Departures from the paper:
+
+- Its demonstrations are those of a stronger model, in every group. These are the task's own, only
+  where no completion is right.
+- The paper's loss shapes the policy's probability p of a token as p / (p + 0.1), whose slope
+  vanishes with p. A policy that is sure of a mistake gives the right token 1e-5 or less
+  (runs/LOG.md, 2026-11-27), and so would not learn it. Here the ratio is taken to the policy
+  itself, as if it had sampled the answer: the gradient of a token is its advantage times that of
+  log p.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from grpo.model.policy import Policy
+from grpo.records import Completion, Group
+from tasks.base import Problem, Task, is_right, scores_of
+
+
+def demonstration(policy: Policy, problem: Problem) -> Completion:
+    """Return the right answer of a problem as a completion."""
+    tokens = (*policy.target_tokens(problem.target), policy.end)
+    zeros = (0.0,) * len(tokens)
+    return Completion(tokens, zeros, policy.decode(tokens), "stop", is_demonstration=True)
+
+
+def demonstrate(policy: Policy, task: Task, groups: Sequence[Group]) -> list[Group]:
+    """Return a copy of each group without a right completion that shows the right answer.
+
+    The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
+    be sampled again is left alone, and so is one whose problem's target is not scored as right, or
+    earns no more than the best completion.
+    """
+    shown = []
+    for group in groups:
+        if group.action == "resample" or any(map(is_right, group.scores)):
+            continue
+        completion = demonstration(policy, group.problem)
+        (score,) = scores_of(task, group.problem, [completion.text])
+        if is_right(score) and score.reward > max(group.rewards):
+            shown.append(
+                replace(
+                    group,
+                    completions=[*group.completions[:-1], completion],
+                    scores=[*group.scores[:-1], score],
+                    attempt=group.attempt + 1,
+                    class_name="varied",
+                    action="keep",
+                    advantages=[],
+                )
+            )
+            group.action = "demonstrate"
+    return shown
