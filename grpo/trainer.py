@@ -234,7 +234,7 @@ class Trainer:
                 if group.action == "resample"
             ]
         if self.config.demonstrate:
-            groups += demonstrate(self.policy, self.task, groups)
+            groups += demonstrate(self.policy, self.task, groups, self.ranks)
         return groups
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:

@@ -195,6 +195,22 @@ def test_two_ranks_give_each_token_the_advantage_that_one_gives(flags, tmp_path,
     assert any(advantage != 0 for _, advantages, _ in one for advantage in advantages)
 
 
+def test_two_ranks_show_the_answers_that_one_shows(tiny_flags, tmp_path, monkeypatch):
+    """Each of them scores some of the answers."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--words 3 --no-ramp --steps 2 --prompts 3 --group-size 4 --preflight off".split()
+    flags += "--eval-problems 3 --device cpu --dtype float32 --warm-start off".split()
+    flags += [*tiny_flags, "--config", "{demonstrate: true}"]
+    assert train.main([*flags, "--name", "one"]) == 0
+    with_ranks(2, *flags, "--name", "two")
+    one, two = (drawn(Path(f"runs/{name}")) for name in ("one", "two"))
+    assert one == two and [line[4] for line in one].count("demonstrate") == 6
+    assert [line[2:5] for line in one].count((1, "varied", "keep")) == 6
+    torch.testing.assert_close(
+        weights(Path("runs/two")), weights(Path("runs/one")), atol=2e-5, rtol=0
+    )
+
+
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]

@@ -19,9 +19,10 @@ Departures from the paper:
 from collections.abc import Sequence
 from dataclasses import replace
 
+from grpo.distributed import SINGLE, Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group
-from tasks.base import Problem, Task, is_right, scores_of
+from tasks.base import Problem, Score, Task, is_right, scores_of
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -31,20 +32,26 @@ def demonstration(policy: Policy, problem: Problem) -> Completion:
     return Completion(tokens, zeros, policy.decode(tokens), "stop", is_demonstration=True)
 
 
-def demonstrate(policy: Policy, task: Task, groups: Sequence[Group]) -> list[Group]:
+def demonstrate(
+    policy: Policy, task: Task, groups: Sequence[Group], ranks: Ranks = SINGLE
+) -> list[Group]:
     """Return a copy of each group without a right completion that shows the right answer.
 
     The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
     be sampled again is left alone, and so is one whose problem's target is not scored as right, or
-    earns no more than the best completion.
+    earns no more than the best completion. Each of several `ranks` scores some of the answers.
     """
+    stuck = [
+        group
+        for group in groups
+        if group.action != "resample" and not any(map(is_right, group.scores))
+    ]
+    local = [_better_answer(policy, task, group) for group in ranks.share(stuck)]
+
     shown = []
-    for group in groups:
-        if group.action == "resample" or any(map(is_right, group.scores)):
-            continue
-        completion = demonstration(policy, group.problem)
-        (score,) = scores_of(task, group.problem, [completion.text])
-        if is_right(score) and score.reward > max(group.rewards):
+    for group, answer in zip(stuck, ranks.gather(local), strict=True):
+        if answer is not None:
+            completion, score = answer
             shown.append(
                 replace(
                     group,
@@ -58,3 +65,11 @@ def demonstrate(policy: Policy, task: Task, groups: Sequence[Group]) -> list[Gro
             )
             group.action = "demonstrate"
     return shown
+
+
+def _better_answer(policy: Policy, task: Task, group: Group) -> tuple[Completion, Score] | None:
+    """Return the right answer with its score; None if it is not right, or earns no more."""
+    completion = demonstration(policy, group.problem)
+    (score,) = scores_of(task, group.problem, [completion.text])
+    is_better = is_right(score) and score.reward > max(group.rewards)
+    return (completion, score) if is_better else None
