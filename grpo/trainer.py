@@ -45,7 +45,7 @@ from grpo.training.build import (
 from grpo.training.callbacks import run_callback
 from grpo.training.control import apply_control
 from grpo.training.host_memory import keep_freed_memory
-from grpo.training.imitation import draw_answers, has_right_targets
+from grpo.training.imitation import draw_answers, has_right_targets, no_answers
 from grpo.training.metrics import (
     StepTimer,
     length_metrics,
@@ -56,7 +56,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupRequest, GroupSampler
 from grpo.training.truncation import add_soft_penalty
-from tasks.base import UserError, credits_of, range_of, scores_of_groups
+from tasks.base import credits_of, range_of, scores_of_groups
 from tasks.supply import Supply
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
@@ -120,10 +120,7 @@ class Trainer:
         for level in sorted({*self.curriculum.levels, self.config.level}):
             self.stream.check_fit(level)
         if self.config.demonstrate and not self.knows_answers:
-            raise UserError(
-                f"--config: demonstrate: task {self.config.task} does not score the target of its "
-                "problems as right, so there is nothing to show; leave it out"
-            )
+            raise no_answers("--config: demonstrate", self.config.task, "show; leave it out")
 
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""

@@ -50,20 +50,20 @@ def demonstrate(
 
     shown = []
     for group, answer in zip(stuck, ranks.gather(local), strict=True):
-        if answer is not None:
-            completion, score = answer
-            shown.append(
-                replace(
-                    group,
-                    completions=[*group.completions[:-1], completion],
-                    scores=[*group.scores[:-1], score],
-                    attempt=group.attempt + 1,
-                    class_name="varied",
-                    action="keep",
-                    advantages=[],
-                )
-            )
-            group.action = "demonstrate"
+        if answer is None:
+            continue
+        completion, score = answer
+        copy = replace(
+            group,
+            completions=[*group.completions[:-1], completion],
+            scores=[*group.scores[:-1], score],
+            attempt=group.attempt + 1,
+            class_name="varied",
+            action="keep",
+            advantages=[],
+        )
+        shown.append(copy)
+        group.action = "demonstrate"
     return shown
 
 

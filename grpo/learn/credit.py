@@ -87,16 +87,15 @@ def token_advantages(
                 visitors[state].append(reward)
         means = {state: mean_of(tuple(visiting)) for state, visiting in visitors.items()}
 
-        # A demonstration goes where no completion has been, so its tokens have its own advantage.
-        whole = mean_of(tuple(group_rewards))
-        baselines = [
-            [whole if completion.is_demonstration else means[state] for state in row]
-            for completion, row in zip(group.completions, states)
-        ]
+        # A demonstration goes where no completion has been, so it is compared with the others at
+        # its first token, where all of them are in one state.
         by_group.append(
             [
-                [(reward - baseline) / divisor for baseline in row]
-                for reward, row in zip(group_rewards, baselines)
+                [
+                    (reward - means[row[0] if completion.is_demonstration else state]) / divisor
+                    for state in row
+                ]
+                for reward, completion, row in zip(group_rewards, group.completions, states)
             ]
         )
     return ranks.gather(by_group)

@@ -25,7 +25,8 @@ from grpo.records import Decision, Group
 from grpo.run.context import RunContext
 from grpo.run.heldout import EVAL_SEED, WARM_START_SEED
 from grpo.training.build import build_curriculum
-from tasks.base import UserError, plain_texts_of
+from grpo.training.imitation import no_answers
+from tasks.base import plain_texts_of
 
 # How many held-out problems decide when the imitation ends.
 WARM_START_PROBLEMS = 32
@@ -116,10 +117,8 @@ def wants_imitation(run: RunContext, start: Start | None) -> bool:
         return False
 
     if way == "imitation" and not run.trainer.knows_answers:
-        raise UserError(
-            f"--warm-start imitation: task {run.config.task} does not score the target of its "
-            "problems as right, so there is nothing to imitate; give --warm-start off"
-        )
+        remedy = "imitate; give --warm-start off"
+        raise no_answers("--warm-start imitation", run.config.task, remedy)
     is_needed = way == "imitation" or (start is not None and start.level is None)
     return is_needed and run.trainer.knows_answers
 

@@ -3,7 +3,7 @@
 from grpo.curriculum.warm_start import right_answer
 from grpo.records import Group
 from grpo.training.problems import ProblemStream
-from tasks.base import is_right, scores_of
+from tasks.base import UserError, is_right, scores_of
 
 
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
@@ -14,6 +14,17 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     _, problem = stream.at(stream.next_index, level)
     (score,) = scores_of(stream.task, problem, [problem.target])
     return is_right(score)
+
+
+def no_answers(setting: str, task: str, remedy: str) -> UserError:
+    """Return the error of a `setting` that needs right answers, for a task whose targets are not.
+
+    The `remedy` says what is done with them, and what to do instead.
+    """
+    return UserError(
+        f"{setting}: task {task} does not score the target of its problems as right, so there is "
+        f"nothing to {remedy}"
+    )
 
 
 def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:

@@ -61,7 +61,7 @@ def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(ti
     assert shown.text.split() == ["one", "owl", "two", "rain"] and score.reward == 1.0
     assert shown.tokens[-1] == tiny_policy.end
     assert (copy.action, copy.class_name, copy.attempt, copy.index) == ("keep", "varied", 1, 3)
-    # The sampled group is as it was, but for what is done with it; its tokens count once.
+    # Nothing but the action of the sampled group has changed, and its tokens are counted once.
     assert wrong.action == "demonstrate" and wrong.attempt == 0
     assert [each.text.split()[-1] for each in wrong.completions] == ["two", "owl", "rain"]
     assert copy.tokens == 0 < wrong.tokens

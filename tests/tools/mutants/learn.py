@@ -350,15 +350,15 @@ TABLE = {
         (
             "a demonstration's tokens are compared with none",
             "token_advantages",
-            "whole if completion.is_demonstration else means[state]",
-            "means[state]",
+            "row[0] if completion.is_demonstration else state",
+            "state",
         ),
     ],
     ("grpo/learn/credit.py", "grpo/test_credit.py"): [
         (
             "baseline of the group, not of the state",
             "token_advantages",
-            "means[state]",
+            "means[row[0] if completion.is_demonstration else state]",
             "mean(group_rewards)",
         ),
         (
