@@ -1,6 +1,7 @@
 """The exception for errors that the user can correct, and how a program ends on one."""
 
 import argparse
+import difflib
 import re
 import signal
 import sys
@@ -28,6 +29,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""
         raise UserError(f"{message}; {self.prog} --help lists the flags")
+
+    def nearest(self, word: str) -> str:
+        """Return the flags that an unknown `word` may mean, e.g. "--learning-rate or --lora-rank"
+        for "--lr"; "" if none is like it.
+
+        They are those that it abbreviates by their initials, or else the one spelled most alike.
+        """
+        known = [option for action in self._actions for option in action.option_strings]
+        letters = word.lstrip("-")
+        initials = {
+            option: "".join(part[:1] for part in option.lstrip("-").split("-")) for option in known
+        }
+        abbreviated = [option for option in sorted(known) if initials[option] == letters]
+        return " or ".join(abbreviated or difflib.get_close_matches(word, known, 1, cutoff=0.7))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Nothing here imports torch, so that `--help` is quick.
 
 import argparse
 import dataclasses
-import difflib
 import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
@@ -222,21 +221,6 @@ def _no_such_flag(given: str, parser: Parser) -> str:
         flag = "--" + ELSEWHERE[name].replace("_", "-")
         near = flag if flag in known else f"--config '{{{ELSEWHERE[name]}: ...}}'"
     else:
-        near = " or ".join(_nearest(word, known))
+        near = parser.nearest(word)
     hint = f"did you mean {near}?" if near else "python train.py --help-all lists all"
     return f"{given}: no such flag; {hint}"
-
-
-def _nearest(word: str, known: Sequence[str]) -> list[str]:
-    """Return the flags that `word` abbreviates by their initials, or else the one spelled most
-    alike.
-
-    >>> _nearest("--lr", ["--loss", "--learning-rate", "--lora-rank"])
-    ['--learning-rate', '--lora-rank']
-    """
-    letters = word.lstrip("-")
-    initials = {
-        option: "".join(part[:1] for part in option.lstrip("-").split("-")) for option in known
-    }
-    abbreviated = [option for option in sorted(known) if initials[option] == letters]
-    return abbreviated or difflib.get_close_matches(word, known, 1)

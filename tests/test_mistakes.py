@@ -231,7 +231,9 @@ def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])
-@pytest.mark.parametrize("flags, status", [(["--temperature", "hot"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(
+    "flags, status", [(["--temperature", "hot"], 2), (["--colour", "red"], 2), (["--help"], 0)]
+)
 def test_flags_are_read_before_torch_is_loaded(program, flags, status):
     """Torch takes seconds to load."""
     code = (

@@ -121,5 +121,6 @@ def test_bad_evaluations(capsys):
     assert "--top-p 0.0: give a number above 0 and up to 1" in said("--top-p", "0")
     assert "--max-new-tokens -3: give 0 or more" in said("--max-new-tokens", "-3")
     assert "--max-new-tokens 3: the right answer takes" in said("--max-new-tokens", "3")
-    assert "unrecognized arguments: --colour" in said("--colour", "red")
+    assert "--colour: no such flag; python eval.py --help lists" in said("--colour", "red")
+    assert "--problem=9: no such flag; did you mean --problems?" in said("--problem=9")
     assert "--task juggling: no such task" in said("--task", "juggling")

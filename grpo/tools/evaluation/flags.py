@@ -2,11 +2,13 @@
 
 import argparse
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from grpo.choices import MAX_SHOTS
-from grpo.config import MAX_NUMBER
+from grpo.config import MAX_NUMBER, Config
 from grpo.model.prompts import system_text, template_arguments
-from tasks.base import Parser, UserError, flags_of_tasks
+from tasks.base import Parser, UserError, flags_of_tasks, implied_task, split_options
 
 # The smallest and the largest value of each number.
 LIMITS = {
@@ -24,8 +26,33 @@ LIMITS = {
 def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[str]]:
     """Return the flags, and the words that may be flags of the task.
 
-    A flag that is None takes the value of the run. Raises UserError for a value out of range.
+    A flag that is None takes the value of the run. Raises UserError for a value out of range, and
+    for an unknown flag if the task is known before a run is read.
     """
+    parser = make_parser(description)
+    flags, others = parser.parse_known_args(argv)
+    flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
+    flags.model = flags.models[0]
+    _check(flags)
+
+    spec = implied_task(others) if flags.task is None else flags.task
+    if spec is not None or not any(Path(model).exists() for model in flags.models):
+        task_options(spec or Config.task, others)
+    return flags, others
+
+
+def task_options(spec: str, words: Sequence[str]) -> dict[str, str]:
+    """Return the options of a task that the command line gives; UserError for any other word."""
+    options, unknown = split_options(spec, words)
+    if unknown:
+        near = make_parser().nearest(unknown[0].split("=")[0])
+        hint = f"did you mean {near}?" if near else "python eval.py --help lists the flags"
+        raise UserError(f"{unknown[0]}: no such flag; {hint}")
+    return options
+
+
+def make_parser(description: str = "") -> Parser:
+    """Return the parser."""
     parser = Parser(
         prog="python eval.py",
         description=description,
@@ -63,12 +90,7 @@ def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[s
         metavar="KINDS",
         help="base: evaluate an adapter although its base model has changed since the checkpoint",
     )
-
-    flags, others = parser.parse_known_args(argv)
-    flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
-    flags.model = flags.models[0]
-    _check(flags)
-    return flags, others
+    return parser
 
 
 def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from grpo.config import Config, names_in
 from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
 from grpo.run.start import checkpoint_of, config_of
+from grpo.tools.evaluation.flags import task_options
 from tasks.base import (
     REWARD_FILE,
     Task,
@@ -21,7 +22,6 @@ from tasks.base import (
     implied_task,
     load_task,
     require_trusted_task,
-    split_options,
 )
 from tasks.levels import parse_levels
 
@@ -95,11 +95,7 @@ def make_request(
     where = Path(flags.model)
     if is_runs_task:
         require_trusted_task(spec, {}, (flags.task,), where)
-    given, others = split_options(spec, others)
-    if others:
-        raise UserError(
-            f"unrecognized arguments: {' '.join(others)}; python eval.py --help lists the flags"
-        )
+    given = task_options(spec, others)
     options = {**(config.task_options if is_runs_task else {}), **given}
     require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
     prompt = _prompt_flags(flags, config, spec, is_runs_task)
