@@ -36,7 +36,9 @@ class MicroBatch:
     places_M: Tensor
 
     old_RT: Tensor  # log-probabilities under the policy that sampled
-    demonstrated_R: Tensor | None  # True at rows that nobody sampled; None if there are none
+    sampled_R: (
+        Tensor | None
+    )  # False at demonstrations, which nobody sampled; None if there are none
     advantages: Tensor  # (R,), or (R, T) with 0 at padding if each token has its own
     temperatures_R: Tensor
     weights_R: Tensor  # of each token of a row, float64
@@ -199,7 +201,7 @@ def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     old_RT = _padded([row.completion.logprobs for row in rows], mask_RT)
     temperatures = [part.group.temperature for part in bundle for _ in part.rows]
     weights = [row.weight for row in rows]
-    demonstrated = [row.completion.is_demonstration for row in rows]
+    sampled = [not row.completion.is_demonstration for row in rows]
 
     return MicroBatch(
         prompts=[part.group.prompt for part in bundle],
@@ -209,7 +211,7 @@ def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
         old_RT=to_device(old_RT, device),
-        demonstrated_R=to_device(torch.tensor(demonstrated), device) if any(demonstrated) else None,
+        sampled_R=None if all(sampled) else to_device(torch.tensor(sampled), device),
         advantages=to_device(_advantages(rows, mask_RT), device),
         temperatures_R=to_device(torch.tensor(temperatures), device),
         weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),

@@ -166,12 +166,17 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     return difference_RT.expm1() - difference_RT
 
 
-def step_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(
+    inputs: LossInputs, settings: LossSettings, sampled_R: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     Losses, gradients and sums of all micro-batches add up to those of the step. The sums are
     float64 scalars on the device, without gradient: "tokens", "clipped_low" and "clipped_high"
     (counts); "kl" if there are `ref_RT`, and "entropy" if there are `entropy_RT` (nats).
+
+    `sampled_R` is False at rows that the policy did not sample. They have no KL term, whose
+    estimate is for sampled tokens, and no sum counts them.
     """
     mask_RT = inputs.mask_RT
     assert settings.beta == 0 or inputs.ref_RT is not None
@@ -187,6 +192,9 @@ def step_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
         terms["kl"] = kl_k3(logp_RT, zero_padding(inputs.ref_RT, mask_RT))
     if inputs.entropy_RT is not None:
         terms["entropy"] = zero_padding(inputs.entropy_RT, mask_RT)
+
+    if sampled_R is not None:
+        terms = {name: zero_padding(term_RT, sampled_R[:, None]) for name, term_RT in terms.items()}
 
     # The ratio on the KL term keeps its gradient: that is what turns k3's into the KL's.
     if settings.beta:

@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo.distributed import Ranks
 from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
 from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
-from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss
+from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.own_loss import OwnLoss
 from grpo.model.finite import check_step
@@ -188,7 +188,7 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
         "grad_norm": grad_norm,
         "sampling/sampling_logp_difference/max": figures.difference,
         "parity/worst": figures.worst,
-        **{metric: sums[name] / sums["tokens"] for name, metric in means.items()},
+        **{metric: sums[name] / max(sums["tokens"], 1) for name, metric in means.items()},
     }
 
 
@@ -210,13 +210,13 @@ def _backward(
     logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
 
     old_RT, importance_RT = batch.old_RT, None
-    if settings.importance_limit or batch.demonstrated_R is not None:
+    if settings.importance_limit or batch.sampled_R is not None:
         assert first_pass is not None
         first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
 
         # What nobody sampled has the log-probabilities of the first pass.
-        if batch.demonstrated_R is not None:
-            old_RT = torch.where(batch.demonstrated_R[:, None], first_RT, old_RT)
+        if batch.sampled_R is not None:
+            old_RT = torch.where(batch.sampled_R[:, None], old_RT, first_RT)
             batch = replace(batch, old_RT=old_RT)
 
         # With importance weights, the ratio is taken to the first pass instead of the sampler.
@@ -234,7 +234,7 @@ def _backward(
         entropy_RT=entropy_RT,
         importance_RT=importance_RT,
     )
-    loss, sums = step_loss(inputs, settings.loss)
+    loss, sums = step_loss(inputs, settings.loss, batch.sampled_R)
     with low_precision_backward(policy.low_precision_backward):
         optimizer.backward(loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
@@ -287,7 +287,10 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
 
         # k3 is unbiased for the policy that sampled the tokens. At padding log-probabilities and
         # masks are 0, and so is each of these figures.
-        sums["sampler_kl"] += kl_k3(each.batch.old_RT, each.logp_RT).sum().item()
+        kl_RT = kl_k3(each.batch.old_RT, each.logp_RT)
+        if each.batch.sampled_R is not None:
+            kl_RT = zero_padding(kl_RT, each.batch.sampled_R[:, None])
+        sums["sampler_kl"] += kl_RT.sum().item()
 
     return _Figures(total, sums, largest, worst)
 

@@ -252,6 +252,32 @@ def test_advantages_of_tokens_by_hand(kind, expected):
     assert sums["clipped_high"] == 1 and sums["clipped_low"] == (1 if kind == "cispo" else 0)
 
 
+def test_a_row_that_nobody_sampled_has_no_kl_and_counts_in_no_sum():
+    # Of the first row as below: -1 + 0.5 * 0.3068528; of the second, whose ratio of 2 is clipped,
+    # -1.2. Each has half of the weight.
+    logp_RT = table([[0.25], [0.5]]).log().requires_grad_()
+    loss, sums = step_loss(
+        "dapo",
+        logp_RT,
+        table([[0.25], [0.25]]).log(),
+        table([1.0, 1.0]),
+        torch.tensor([[True], [True]]),
+        table([0.5, 0.5]),
+        clip_low=0.2,
+        clip_high=0.2,
+        beta=0.5,
+        ref_RT=table([[0.5], [0.1]]).log(),
+        entropy_RT=table([[0.7], [0.9]]),
+        sampled_R=torch.tensor([True, False]),
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5 * (-1 + 0.5 * 0.3068528) - 0.5 * 1.2, abs=1e-6)
+    assert logp_RT.grad[1] == 0  # clipped, and without a KL
+    assert sums.pop("kl").item() == pytest.approx(0.3068528, abs=1e-6)
+    assert sums.pop("entropy").item() == pytest.approx(0.7)
+    assert sums == {"tokens": 1, "clipped_low": 0, "clipped_high": 0}
+
+
 def test_importance_weighs_the_policy_term_and_not_the_kl():
     # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 -
     # log 2 - 1 = 0.3068528 a token.

@@ -330,14 +330,26 @@ TABLE = {
         (
             "a demonstration keeps log-probabilities of 0",
             "_backward",
-            "torch.where(batch.demonstrated_R[:, None], first_RT, old_RT)",
+            "torch.where(batch.sampled_R[:, None], old_RT, first_RT)",
             "old_RT",
         ),
         (
             "what was sampled is taken for shown",
             "_backward",
-            "batch.demonstrated_R[:, None]",
-            "batch.demonstrated_R.any()",
+            "torch.where(batch.sampled_R[:, None], old_RT, first_RT)",
+            "first_RT",
+        ),
+        (
+            "the tokens of a demonstration are counted",
+            "_backward",
+            "step_loss(inputs, settings.loss, batch.sampled_R)",
+            "step_loss(inputs, settings.loss)",
+        ),
+        (
+            "the KL counts the tokens of a demonstration",
+            "_figures",
+            "each.batch.sampled_R is not None",
+            "False",
         ),
         (
             "each pass has a ratio of 1",
