@@ -30,6 +30,14 @@ CLASS_STYLES = {
     "masked": "yellow",
 }
 
+# What was done with a group, by its action.
+DONE_TO = {
+    "keep": "kept",
+    "skip": "skipped",
+    "resample": "resampled",
+    "demonstrate": "shown the right answer",
+}
+
 # The columns of the table of a pre-flight: heading, (key of the number, format).
 SURVEY = {
     "level": ("level", "g"),
@@ -183,13 +191,7 @@ def class_of(line: Record) -> Text:
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    names = {
-        "keep": "kept",
-        "skip": "skipped",
-        "resample": "resampled",
-        "demonstrate": "shown the right answer",
-    }
-    return names.get(line["action"], str(line["action"])) + tries
+    return DONE_TO.get(line["action"], str(line["action"])) + tries
 
 
 def trap_of(line: Record) -> str:

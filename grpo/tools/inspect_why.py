@@ -16,7 +16,7 @@ from data.text import escape_control
 from grpo.learn.advantages import EPS, divisors, floats
 from grpo.records import Group
 from grpo.run.reader import RunData
-from grpo.show.tables import WHY, advantage_of
+from grpo.show.tables import DONE_TO, WHY, advantage_of
 from grpo.tools.inspect_common import as_json, check_sample, show_next
 from grpo.tools.reward_words import reward_in_words
 
@@ -70,8 +70,11 @@ def advantage_in_words(
     mean = fmean(rewards)
     if not group.advantages:
         why = WHY.get(group.class_name, "its rewards vary")
+        done = DONE_TO.get(group.action, "not trained on")
+        if group.action in ("resample", "demonstrate"):
+            done += ", see its next try"
         return (
-            f"none: the group was {_done_to(group)} ({group.class_name}: {why}); the mean of its "
+            f"none: the group was {done} ({group.class_name}: {why}); the mean of its "
             f"{len(rewards)} rewards is {mean:.3f}"
         )
 
@@ -135,13 +138,3 @@ def _effect(advantage: float | list[float]) -> str:
     verb = "raises" if advantage > 0 else "lowers"
     sign = "positive" if advantage > 0 else "negative"
     return f"; its advantage is {sign}, so the update {verb} its probability"
-
-
-def _done_to(group: Group) -> str:
-    """Return what was done with a group that was not trained on."""
-    done = {
-        "skip": "skipped",
-        "resample": "sampled again",
-        "demonstrate": "not trained on; a copy that shows the right answer was, see its next try",
-    }
-    return done.get(group.action, "not trained on")

@@ -302,7 +302,7 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
         True
     ) == 1
     assert "shown the right answer" in out and "kept (try 2)" in out
-    assert "not trained on; a copy that shows the right answer was, see its next try" in out
+    assert "none: the group was shown the right answer, see its next try" in out
     assert inspect.main(["runs/whole", "replay", "2"]) == 0
     assert "identical to the last bit" in capsys.readouterr().out
     assert audit.main(["runs/whole"]) == 0
